@@ -1,0 +1,103 @@
+"""The exception tree. Every error a user can cause is a `MeshwrightError` and prints as one message.
+
+    MeshwrightError            exit code 2 unless a subclass says otherwise
+    ├── InputError             what the user wrote is wrong: what, got, allowed, hint
+    │   ├── RunFileError       ... in a run file, with file, line and key
+    │   └── UnknownNameError   ... a name that no catalogue holds, with the nearest known one
+    ├── InfeasibleError        the answer is no (does not fit, check failed): exit code 1
+    └── MissingDependencyError an optional package or device is absent: exit code 3, names the install command
+
+Inside the search infeasible is a value (`specs.estimate.Shortfall`), never one of these.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MeshwrightError(Exception):
+    """Base of all errors that a user sees. `hint` is printed on its own line."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+
+
+class InputError(MeshwrightError):
+    """Something the user wrote cannot be used.
+
+    >>> print(InputError("micro-batch must be positive", got=0, allowed=">= 1"))
+    micro-batch must be positive: got 0, allowed: >= 1
+    """
+
+    def __init__(
+        self, message: str, *, got: object = None, allowed: object = None, hint: str | None = None
+    ) -> None:
+        parts = [message]
+        if got is not None:
+            parts.append(f": got {got!r}")
+        if allowed is not None:
+            parts.append(f"{',' if got is not None else ':'} allowed: {allowed}")
+        super().__init__("".join(parts), hint=hint)
+
+
+class RunFileError(InputError):
+    """A run file has an error; the message begins with `file:line: key`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str,
+        line: int | None = None,
+        key: str | None = None,
+        got: object = None,
+        allowed: object = None,
+        hint: str | None = None,
+    ) -> None:
+        where = file if line is None else f"{file}:{line}"
+        super().__init__(
+            f"{where}: {key + ': ' if key else ''}{message}", got=got, allowed=allowed, hint=hint
+        )
+        self.file, self.line, self.key = file, line, key
+
+
+class UnknownNameError(InputError):
+    """A name that is not in the catalogue.
+
+    >>> print(UnknownNameError("model", "lama3-8b", known=["llama3-8b", "mixtral-8x7b"]))
+    unknown model: got 'lama3-8b'
+    hint: did you mean 'llama3-8b'?
+    """
+
+    def __init__(self, kind: str, name: str, *, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = nearest(name, known)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known[:12])}"
+        super().__init__(f"unknown {kind}", got=name, hint=hint)
+
+
+class InfeasibleError(MeshwrightError):
+    """The request is well formed and the answer is no."""
+
+    exit_code = 1
+
+
+class MissingDependencyError(MeshwrightError):
+    """An optional package or device is absent; `hint` holds the command that installs it."""
+
+    exit_code = 3
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name nearest to `name`, or None when nothing is near."""
+    lowered = {k.lower(): k for k in known}
+    found = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    return lowered[found[0]] if found else None

@@ -1,0 +1,82 @@
+"""What the cost model says: a value, its interval, and how good its worst input is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class Tier(IntEnum):
+    """Where a number comes from, best first. An estimate has the tier of its worst input."""
+
+    MEASURED = 0  # on this very device, software and shape
+    INTERPOLATED = 1  # between measurements of this device or stack
+    DATASHEET = 2  # vendor's figure with a calibrated efficiency of a similar device
+    GUESSED = 3  # an assumption, stated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A value with an 80 % interval and the tier of its worst input. `unit` is as in `units`."""
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    tier: Tier
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "value": self.value, "low": self.low, "high": self.high,
+            "unit": self.unit, "tier": self.tier.name.lower(),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortfall:
+    """Why something is infeasible: what was needed and what was there."""
+
+    what: str
+    needed: float
+    available: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: needs {self.needed:g} {self.unit}, there is {self.available:g} {self.unit}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes per device on the fullest pipeline stage. `allocated` is what the allocator handed out at its peak,
+    `reserved` what it took from the device (with fragmentation, communication buffers and the driver context)."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    workspace_bytes: float
+    allocated_bytes: float
+    reserved_bytes: float
+    capacity_bytes: float
+    stage: int = 0
+
+    @property
+    def fits(self) -> bool:
+        return self.reserved_bytes <= self.capacity_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEstimate:
+    """One training step of one plan.
+
+    `components_s` adds up to `step` (seconds): compute by kernel family, exposed communication by axis, bubble,
+    optimizer, host overhead, stragglers.
+    """
+
+    step: Estimate  # s
+    tokens_per_s_per_device: Estimate
+    mfu: Estimate  # ratio; model FLOPs, causal attention, dense peak of the matmul format
+    model_flops_per_token: float
+    components_s: dict[str, float]
+    memory: MemoryEstimate
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,78 @@
+"""What exists: accelerator, fabric, cluster, software stack. Datasheet values; calibration lives elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One device as a scheduler counts it (one GPU, one TPU chip, one CPU socket).
+
+    Peaks are dense, without sparsity. `peak_flops_per_s` maps a number format (fp32, bf16, fp8, fp4) to FLOP/s;
+    a format that is absent is not supported.
+    """
+
+    name: str
+    vendor: str
+    architecture: str
+    peak_flops_per_s: dict[str, float]
+    memory_bytes: int
+    memory_bytes_per_s: float
+    num_compute_units: int  # streaming multiprocessors, compute units, cores
+    tdp_w: float | None = None
+    host_bytes_per_s: float = 32e9  # host link, one direction
+    scale_up_domain: int = 8  # devices joined by the scale-up link of the usual system
+    scale_up_bytes_per_s: float = 0.0  # one direction per device, all links together
+    scale_up_peer_bytes_per_s: float = 0.0  # one direction to one peer; smaller than all links on a mesh
+    scale_out_bytes_per_s: float = 0.0  # usual network rate per device, one direction
+    aliases: tuple[str, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)  # field name -> where its value comes from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """How devices are joined: a scale-up tier inside a domain and a scale-out tier between domains.
+
+    Rates are one direction per device. `oversubscription` 1.0 is a full fat tree; 2.0 has half the uplinks.
+    """
+
+    name: str
+    scale_up_domain: int  # devices per domain: 8 for a node, 72 for an NVL72 rack
+    scale_up_bytes_per_s: float
+    scale_up_peer_bytes_per_s: float  # to one peer: equal to scale_up on a switch, 1/7 of it on an 8-GPU mesh
+    scale_up_latency_s: float
+    scale_out_bytes_per_s: float
+    scale_out_latency_s: float
+    devices_per_nic: float = 1.0  # 2.0: two devices share one network card
+    rail_optimized: bool = True  # device i of every node hangs on leaf switch i
+    nodes_per_pod: int = 32  # nodes below one pair of leaf switches (one scalable unit)
+    oversubscription: float = 1.0  # above the leaves
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """`num_nodes` nodes of `devices_per_node` accelerators on one fabric."""
+
+    name: str
+    accelerator: Accelerator
+    fabric: Fabric
+    devices_per_node: int
+    num_nodes: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.devices_per_node * self.num_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The software that runs the step: rates moved 1.8x in nine months on one machine, so it is an input.
+
+    `framework` is a key of the stack catalogue; `vintage` is the date of the software as a decimal year
+    (2025.5 is the middle of 2025). None: the newest the catalogue knows.
+    """
+
+    framework: str
+    vintage: float | None = None

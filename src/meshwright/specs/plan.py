@@ -1,0 +1,125 @@
+"""A plan: how one training step is divided over devices.
+
+Degrees obey   data_replicate * data_shard * context * tensor * pipeline = number of devices,
+and expert layers re-use the same ranks:  expert * expert_tensor divides tensor * context * data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+
+class Sharding(IntEnum):
+    """What the data-parallel ranks share out (ZeRO stages). HSDP is PARAMETERS with data_replicate > 1."""
+
+    NONE = 0  # every rank holds everything (DDP)
+    OPTIMIZER = 1  # ZeRO-1, Megatron's distributed optimizer
+    GRADIENTS = 2  # ZeRO-2
+    PARAMETERS = 3  # ZeRO-3, FSDP
+
+
+class Schedule(StrEnum):
+    """Order of forward and backward passes in the pipeline."""
+
+    GPIPE = "gpipe"  # all forward, then all backward
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"  # virtual stages, Megatron-LM (Narayanan et al. 2021)
+    ZERO_BUBBLE = "zero_bubble"  # ZB-H1 (Qi et al. 2023): weight gradients fill the bubble
+    ZBV = "zbv"  # two chunks per rank in a V
+    DUALPIPE = "dualpipe"  # bidirectional, DeepSeek-V3: needs twice the weights
+
+
+class Recompute(StrEnum):
+    """What the backward pass computes again instead of keeping."""
+
+    NONE = "none"
+    SELECTIVE = "selective"  # the modules named in Plan.recompute_modules
+    FULL = "full"  # whole layers; only their inputs are kept
+
+
+RECOMPUTE_MODULES = (
+    "core_attention",
+    "norm",
+    "activation",
+    "mla_up_projection",
+    "mlp",
+    "moe",
+    "shared_experts",
+)
+"""Modules selective recomputation may name; the words of Megatron-Core where it has one."""
+
+
+class Offload(StrEnum):
+    """What is kept in host memory."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One point of the planner's space."""
+
+    tensor: int = 1
+    sequence_parallel: bool = True  # norms and residuals split along the sequence when tensor > 1
+    context: int = 1
+    pipeline: int = 1
+    virtual_pipeline: int = 1  # model chunks per pipeline rank
+    expert: int = 1
+    expert_tensor: int = 1
+    data_shard: int = 1
+    data_replicate: int = 1
+    sharding: Sharding = Sharding.OPTIMIZER
+    micro_batch: int = 1  # sequences per model replica and micro-batch
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    recompute: Recompute = Recompute.NONE
+    recompute_modules: tuple[str, ...] = ()
+    recompute_layers: int | None = None  # FULL: layers per pipeline rank that are recomputed; None: all
+    layers_per_stage: tuple[int, ...] | None = None  # None: as even as can be
+    offload: Offload = Offload.NONE
+
+    @property
+    def data(self) -> int:
+        """Data-parallel width: how many different micro-batches run at once."""
+        return self.data_shard * self.data_replicate
+
+    @property
+    def num_devices(self) -> int:
+        return self.data * self.context * self.tensor * self.pipeline
+
+    @property
+    def expert_data(self) -> int:
+        """Ranks that hold a copy (or shard) of the same experts."""
+        return self.num_devices // (self.expert * self.expert_tensor * self.pipeline)
+
+    def num_micro_batches(self, global_batch: int) -> int:
+        """Micro-batches per step for a global batch in sequences; divisibility is the caller's check."""
+        return global_batch // (self.micro_batch * self.data)
+
+    def describe(self) -> str:
+        """Short form for tables.
+
+        >>> Plan(tensor=4, pipeline=8, virtual_pipeline=5, data_shard=16, schedule=Schedule.INTERLEAVED).describe()
+        'TP4 PP8 VPP5 DP16 zero1 mbs1 interleaved'
+        """
+        degrees = [
+            (self.tensor, "TP"),
+            (self.context, "CP"),
+            (self.expert, "EP"),
+            (self.expert_tensor, "ETP"),
+            (self.pipeline, "PP"),
+            (self.virtual_pipeline, "VPP"),
+        ]
+        words = [f"{name}{width}" for width, name in degrees if width > 1]
+        if self.sharding is Sharding.PARAMETERS:
+            words.append(f"FSDP{self.data_shard}")
+            words += [f"DP{self.data_replicate}"] if self.data_replicate > 1 else []
+        else:
+            words += [f"DP{self.data}", ("ddp", "zero1", "zero2")[self.sharding]]
+        words.append(f"mbs{self.micro_batch}")
+        if self.pipeline > 1:
+            words.append(self.schedule.value)
+        if self.recompute is not Recompute.NONE:
+            words.append(f"recompute={self.recompute.value}")
+        return " ".join(words)

@@ -1,0 +1,56 @@
+"""Named number-format recipes and the bytes each tensor class takes under them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Which format multiplies, and how many bytes a parameter, gradient and optimizer state take.
+
+    `matmul` is the format of the linear layers' GEMMs (a key of `Accelerator.peak_flops_per_s`); attention
+    and everything else stay in 16 bits. `weight_cache_bytes` is a quantised copy beside the 16-bit weight.
+    """
+
+    name: str
+    matmul: str
+    weight_bytes: float = 2.0
+    weight_cache_bytes: float = 0.0
+    grad_bytes: float = 4.0  # main gradients, as they are accumulated and reduced
+    master_bytes: float = 4.0
+    moment_bytes: float = 8.0  # both Adam moments together
+    gather_bytes: float = 2.0  # per parameter on the wire in an FSDP or ZeRO gather
+    reduce_bytes: float = 4.0  # per gradient on the wire
+    dispatch_bytes: float = 2.0  # per element of a token sent to an expert
+    linear_input_bytes: float = 2.0  # per element of a linear layer's saved input
+    cast_passes: float = 0.0  # extra reads and writes of each linear's operands to quantise them
+
+
+def _recipe(name: str, matmul: str, **changes: float) -> Precision:
+    return Precision(name=name, matmul=matmul, **changes)
+
+
+PRECISIONS: dict[str, Precision] = {
+    p.name: p
+    for p in (
+        _recipe(
+            "fp32",
+            "fp32",
+            weight_bytes=4,
+            master_bytes=0,
+            gather_bytes=4,
+            linear_input_bytes=4,
+            dispatch_bytes=4,
+        ),
+        _recipe("bf16", "bf16"),
+        _recipe("fp16", "bf16"),  # the same units and rate on every catalogued accelerator
+        _recipe("fp8", "fp8", linear_input_bytes=1, cast_passes=1.0),  # per-tensor scaling
+        _recipe("fp8_blockwise", "fp8", linear_input_bytes=1, cast_passes=1.5),  # 1x128 and 128x128 blocks
+        _recipe("mxfp8", "fp8", linear_input_bytes=1, cast_passes=1.5),  # 1x32 blocks, OCP MX
+        _recipe("nvfp4", "fp4", linear_input_bytes=0.5625, cast_passes=2.0),  # 1x16 blocks, fp8 scales
+        _recipe("mxfp4", "fp4", linear_input_bytes=0.53125, cast_passes=2.0),
+    )
+}
+"""All recipes by name. Byte counts follow the Megatron-Core mixed-precision layout (16-bit weights, fp32 main
+gradients, fp32 master and moments); other layouts are made with `dataclasses.replace`."""

@@ -1,0 +1,74 @@
+"""SI inside; this is the only module that converts or formats.
+
+Inside the program every quantity is in seconds, bytes, FLOP, watt, joule or tokens and its name ends in
+the unit (`_s`, `_bytes`, `_flops`, `_flops_per_s`, `_bytes_per_s`, `_ratio`). Decimal prefixes are powers
+of 1000 (GB), binary ones powers of 1024 (GiB). One multiply-add is 2 FLOP.
+"""
+
+from __future__ import annotations
+
+import math
+
+KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+TERA, PETA = 1e12, 1e15
+MINUTE_S, HOUR_S, DAY_S, YEAR_S = 60.0, 3600.0, 86_400.0, 365.25 * 86_400.0
+JOULE_PER_KWH = 3.6e6
+
+
+def gib(num_bytes: float) -> float:
+    """Bytes to GiB."""
+    return num_bytes / GIB
+
+
+def ms(seconds: float) -> float:
+    """Seconds to milliseconds."""
+    return seconds * 1e3
+
+
+def gbit_per_s_to_bytes_per_s(gbit_per_s: float) -> float:
+    """Network rates are sold in Gbit/s: 400 Gbit/s is 50e9 bytes/s."""
+    return gbit_per_s * 1e9 / 8
+
+
+def format_bytes(num_bytes: float) -> str:
+    """
+    >>> format_bytes(80 * GIB)
+    '80.0 GiB'
+    """
+    for unit, size in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """
+    >>> [format_seconds(x) for x in (2e-6, 0.0123, 4.5, 600, 7200, 200_000)]
+    ['2.0 µs', '12.3 ms', '4.50 s', '10.0 min', '2.0 h', '2.3 days']
+    """
+    if seconds != seconds or math.isinf(seconds):
+        return str(seconds)
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 2 * MINUTE_S:
+        return f"{seconds:.2f} s"
+    if seconds < 2 * HOUR_S:
+        return f"{seconds / MINUTE_S:.1f} min"
+    if seconds < 2 * DAY_S:
+        return f"{seconds / HOUR_S:.1f} h"
+    return f"{seconds / DAY_S:.1f} days"
+
+
+def format_count(count: float) -> str:
+    """Parameters, tokens and devices with a decimal prefix.
+
+    >>> [format_count(x) for x in (950, 12_300, 8.03e9, 2.0e12)]
+    ['950', '12.3K', '8.03B', '2T']
+    """
+    for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(count) >= size:
+            return f"{count / size:.3g}{suffix}"
+    return f"{count:.0f}"
