@@ -1,0 +1,47 @@
+"""Look-up of what Meshwright knows: models, accelerators, fabrics, clusters, claims, prices.
+
+Every value has its source beside it in `data/`; `entry` returns both.
+"""
+
+from meshwright.catalog.accelerators import (
+    accelerator,
+    accelerator_names,
+    default_fabric_name,
+    usual_devices_per_node,
+)
+from meshwright.catalog.claims import Claim, claim, claims
+from meshwright.catalog.clusters import NAMING_RULE, cluster, fabric, fabric_names, placed_fabric
+from meshwright.catalog.entries import Entry, Kind, entry
+from meshwright.catalog.models import model, model_names
+from meshwright.catalog.prices import (
+    PowerAssumptions,
+    Price,
+    power_assumptions,
+    price_per_device_hour,
+    prices,
+)
+
+__all__ = [
+    "NAMING_RULE",
+    "Claim",
+    "Entry",
+    "Kind",
+    "PowerAssumptions",
+    "Price",
+    "accelerator",
+    "accelerator_names",
+    "claim",
+    "claims",
+    "cluster",
+    "default_fabric_name",
+    "entry",
+    "fabric",
+    "fabric_names",
+    "model",
+    "model_names",
+    "placed_fabric",
+    "power_assumptions",
+    "price_per_device_hour",
+    "prices",
+    "usual_devices_per_node",
+]

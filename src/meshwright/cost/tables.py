@@ -33,15 +33,21 @@ class Table:
 
     @classmethod
     def stack(cls, rows: Sequence[Self]) -> Self:
-        """One table with an array of len(rows) per field."""
-        return cls(**{f.name: np.array([getattr(r, f.name) for r in rows]) for f in fields(cls)})
+        """One table with an array of len(rows) per field; tables inside tables are stacked too."""
+        columns: dict[str, Any] = {}
+        for f in fields(cls):
+            values = [getattr(r, f.name) for r in rows]
+            columns[f.name] = type(values[0]).stack(values) if isinstance(values[0], Table) else np.array(values)
+        return cls(**columns)
 
     def take(self, index: NDArray[np.intp] | int) -> Self:
         """The rows at `index`; fields that are numbers stay as they are."""
         changes = {}
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, np.ndarray) and value.ndim:
+            if isinstance(value, Table):
+                changes[f.name] = value.take(index)
+            elif isinstance(value, np.ndarray) and value.ndim:
                 changes[f.name] = value[index]
         return replace(self, **changes)
 

@@ -1,0 +1,94 @@
+"""Documents that run: every code block of README.md and docs/ is an example that pytest executes.
+
+    ```python    is evaluated; `>>>` lines are compared as doctests
+    ```bash      is run by bash and must exit with 0
+    ```console   `$ command` lines are run and their output compared with what follows; `...` is anything
+
+A block that must not run has `<!--- skip: next "the reason" -->` in front of it. Commands run in a temporary
+folder that sees the repository's `examples`; the blocks of one document share it, in order.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+
+ROOT = Path(__file__).parent
+COMPARISON = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+ENVIRONMENT_SETUP = re.compile(r"python3 -m venv \S+ && \S+/pip install [^&\n]+ && \.venv/bin/")
+"""Set-up that a README command needs on a fresh machine; the tests already run inside such an environment."""
+
+
+def _run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "110",
+        "NO_COLOR": "1",
+    }
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", ENVIRONMENT_SETUP.sub("", command)],
+        cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
+    )  # fmt: skip
+
+
+def _evaluate_bash(example: Example) -> str | None:
+    done = _run(example.parsed, example.namespace["folder"])
+    return f"exit code {done.returncode}\n{done.stdout}" if done.returncode else None
+
+
+def _evaluate_console(example: Example) -> str | None:
+    for block in re.split(r"^\$ ", example.parsed, flags=re.MULTILINE)[1:]:
+        command, expected = _split_at_output(block)
+        printed = _run(command, example.namespace["folder"]).stdout
+        if not doctest.OutputChecker().check_output(expected, printed, COMPARISON):
+            return f"$ {command}\nexpected:\n{expected}\nprinted:\n{printed}"
+    return None
+
+
+def _split_at_output(block: str) -> tuple[str, str]:
+    """The command, which goes on after a backslash at the end of a line, and the output that follows it."""
+    lines = block.splitlines(keepends=True)
+    num_command_lines = 1 + next(i for i, line in enumerate(lines) if not line.endswith("\\\n"))
+    return "".join(lines[:num_command_lines]), "".join(lines[num_command_lines:])
+
+
+def _open_folder(namespace: dict[str, Any]) -> None:
+    namespace["_temporary"] = temporary = tempfile.TemporaryDirectory()
+    namespace["folder"] = folder = Path(temporary.name)
+    if (ROOT / "examples").is_dir():
+        (folder / "examples").symlink_to(ROOT / "examples")
+
+
+def _close_folder(namespace: dict[str, Any]) -> None:
+    namespace["_temporary"].cleanup()
+
+
+pytest_collect_file = Sybil(
+    parsers=[
+        SkipParser(),
+        PythonCodeBlockParser(doctest_optionflags=COMPARISON),
+        CodeBlockParser(language="bash", evaluator=_evaluate_bash),
+        CodeBlockParser(language="console", evaluator=_evaluate_console),
+    ],
+    patterns=["*.md"],
+    setup=_open_folder,
+    teardown=_close_folder,
+).pytest()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Blocks of one document share state, so that pytest-xdist must keep them in one process."""
+    for item in items:
+        if item.path.suffix == ".md":
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))

@@ -1,0 +1,108 @@
+"""CSV files of published runs: strict reading into typed cells. Empty means unknown and stays so."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a file of published runs. Empty cells read as None."""
+
+    file: str
+    line: int
+    cells: dict[str, str]
+
+    def text(self, column: str) -> str:
+        """The cell without blanks around it; "" when it is empty or the file has no such column."""
+        return self.cells.get(column, "")
+
+    def number(self, column: str) -> float | None:
+        """The cell as a positive number, None when empty.
+
+        Raises InputError when it is something else.
+        """
+        text = self.text(column)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not 0 <= value < float("inf"):
+            raise self._error(column, "is not a number", allowed="a finite number, not negative, or empty")
+        return value
+
+    def count(self, column: str) -> int | None:
+        """The cell as a count of at least 1, None when empty (0 also means that there are none).
+
+        Raises InputError when it has a fraction.
+        """
+        value = self.number(column)
+        if value is None:
+            return None
+        if value != int(value):
+            raise self._error(column, "is not a whole number", allowed="a whole number or empty")
+        return int(value) or None
+
+    def _error(self, column: str, what: str, *, allowed: str) -> InputError:
+        return InputError(f"{self.file}:{self.line}: {column} {what}", got=self.text(column), allowed=allowed)
+
+
+def read_table(path: str | Path, *, required: tuple[str, ...]) -> list[Row]:
+    """All rows of a CSV file (UTF-8, comma separated, one header line).
+
+    Raises InputError when the file cannot be read, is empty, lacks a required column, names a column twice or
+    has a row that is longer or shorter than its header. Further columns are fine.
+    """
+    name = str(path)
+    reader = csv.reader(io.StringIO(_text(Path(path)), newline=""), strict=True)
+    try:
+        header = next(reader, None)
+        if not header or header == [""]:
+            raise InputError(f"{name} is empty", allowed="a CSV file with a header line")
+        header = [column.strip() for column in header]
+        _check_header(name, header, required)
+        return list(_rows(name, header, reader))
+    except csv.Error as error:
+        raise InputError(f"{name}:{reader.line_num}: not a CSV line ({error})") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 (byte {error.start})", hint="save the file as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _check_header(name: str, header: list[str], required: tuple[str, ...]) -> None:
+    missing = [column for column in required if column not in header]
+    if missing:
+        raise InputError(
+            f"{name}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
+            hint="the file needs the columns of the shipped measured runs; further columns are fine",
+        )
+    twice = sorted({column for column in header if column and header.count(column) > 1})
+    if twice:
+        raise InputError(f"{name}: column named twice: {', '.join(twice)}")
+
+
+def _rows(name: str, header: list[str], reader: Any) -> Iterator[Row]:  # csv has no public reader type
+    for cells in reader:
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(header):
+            raise InputError(
+                f"{name}:{reader.line_num}: row has {len(cells)} cells, the header has {len(header)}",
+                hint="quote cells that hold commas",
+            )
+        yield Row(name, reader.line_num, {c: v.strip() for c, v in zip(header, cells, strict=True)})

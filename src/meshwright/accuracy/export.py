@@ -1,0 +1,45 @@
+"""The rows of an accuracy report as CSV, for spreadsheets and further analysis."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+from meshwright.accuracy.report import AccuracyReport, RowReport
+from meshwright.errors import InputError
+
+COLUMNS: tuple[str, ...] = (
+    "id", "source", "model", "accelerator", "num_devices", "plan", "predicted", "low", "high", "measured",
+    "signed_error", "memory_predicted_bytes", "memory_measured_bytes", "memory_definition", "fits", "assumed",
+    "reason", "reason_detail",
+)  # fmt: skip
+"""Columns of the file. Rates in tokens/s per device; empty where not known."""
+
+
+def write_rows(report: AccuracyReport, path: Path) -> None:
+    """Write one line per published row. Raises InputError when the file cannot be written."""
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(COLUMNS), extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(_line(row) for row in report.rows)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _line(row: RowReport) -> dict[str, object]:
+    conditions = row.run.conditions
+    values = row.as_json() | {
+        "model": row.run.model_name,
+        "accelerator": row.run.accelerator_name,
+        "num_devices": conditions.num_devices if conditions else "",
+        "assumed": "; ".join(row.run.assumed),
+    }
+    return {key: _cell(value) for key, value in values.items()}
+
+
+def _cell(value: object) -> object:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -1,0 +1,302 @@
+"""How a published row divided its step: degrees, sharding, micro-batch, schedule and recomputation.
+
+    devices = TP PP CP DP          DP excludes CP; experts re-use these ranks
+    G = b DP (accumulation steps)  G global batch in sequences, b micro-batch of one model replica
+
+What the row leaves open is derived from these two identities where they decide it, then from the framework's
+stated default; each such step is noted. What contradicts them is not predicted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.reasons import CannotPredictError, Reason
+from meshwright.accuracy.software import Software
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A plan, the global batch in sequences, and what had to be assumed for them."""
+
+    plan: Plan
+    global_batch: int
+    assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Degrees:
+    tensor: int
+    pipeline: int
+    context: int
+    data: int
+
+
+def read_layout(row: Row, model: Model, *, num_devices: int, seq_len: int, software: Software) -> Layout:
+    """The plan of `row`. Raises CannotPredictError when degrees or batch are not stated or contradict."""
+    notes: list[str] = []
+    sharding = _sharding(row, software, notes)
+    degrees = _degrees(row, num_devices, sharding, notes)
+    micro_batch, global_batch = _batch(row, degrees, seq_len, notes, per_device=software.batch_per_device)
+    data_shard, data_replicate = _hybrid_split(row, degrees.data, sharding, notes)
+    virtual = row.count("vpp")
+    if virtual is None and degrees.pipeline > 1:
+        notes.append("no virtual stages")
+    recompute, modules, layers = _recompute(row, notes)
+    expert, expert_tensor = _experts(row, model, degrees, notes)
+    plan = Plan(
+        tensor=degrees.tensor,
+        sequence_parallel=_sequence_parallel(row, degrees.tensor, software, notes),
+        context=degrees.context,
+        pipeline=degrees.pipeline,
+        virtual_pipeline=(virtual or 1) if degrees.pipeline > 1 else 1,
+        expert=expert,
+        expert_tensor=expert_tensor,
+        data_shard=data_shard,
+        data_replicate=data_replicate,
+        sharding=sharding,
+        micro_batch=micro_batch,
+        schedule=_schedule(row, degrees.pipeline, virtual or 1),
+        recompute=recompute,
+        recompute_modules=modules,
+        recompute_layers=layers,
+    )
+    if "offload" in row.text("notes").lower() or "offload" in row.text("recompute").lower():
+        notes.append("offloading of activations is not modelled")
+    return Layout(plan=plan, global_batch=global_batch, assumed=tuple(notes))
+
+
+# --- degrees ---
+
+
+def _degrees(row: Row, num_devices: int, sharding: Sharding, notes: list[str]) -> _Degrees:
+    tensor, pipeline, context, data = (row.count(c) for c in ("tp", "pp", "cp", "dp"))
+    if tensor is None and pipeline is None and not _is_data_parallel(row, num_devices, sharding, notes):
+        raise CannotPredictError(Reason.NO_PARALLELISM)
+    width = (tensor or 1) * (pipeline or 1) * (context or 1)
+    if num_devices % width:
+        raise CannotPredictError(
+            Reason.INCONSISTENT, f"{num_devices} devices are not a multiple of TP x PP x CP = {width}"
+        )
+    if data is not None and data * width != num_devices:
+        raise CannotPredictError(
+            Reason.INCONSISTENT, f"TP x PP x CP x DP = {data * width} but {num_devices} devices"
+        )
+    return _Degrees(
+        tensor=tensor or 1, pipeline=pipeline or 1, context=context or 1, data=num_devices // width
+    )
+
+
+def _is_data_parallel(row: Row, num_devices: int, sharding: Sharding, notes: list[str]) -> bool:
+    """Whether a row without tensor and pipeline degrees can only mean data parallelism, with the note why."""
+    micro, batch = row.count("mbs"), row.count("gbs")
+    if num_devices == 1:
+        return True
+    if row.count("dp") == num_devices:
+        why = "as many data-parallel ranks as devices"
+    elif sharding is Sharding.PARAMETERS and (batch or micro) and (batch or 0) % num_devices == 0:
+        why = "fully sharded data parallelism"
+    elif micro and batch == micro * num_devices:
+        why = "the batch is micro-batch x devices"
+    else:
+        return False
+    notes.append(f"no tensor or pipeline parallelism: {why}")
+    return True
+
+
+def _experts(row: Row, model: Model, degrees: _Degrees, notes: list[str]) -> tuple[int, int]:
+    if model.experts is None:
+        return 1, 1
+    expert, expert_tensor = row.count("ep"), row.count("etp") or 1
+    if expert is None:
+        expert = 1
+        notes.append("no expert parallelism")
+    ranks = degrees.data * degrees.context * degrees.tensor
+    if ranks % (expert * expert_tensor) or model.experts.num_experts % expert:
+        raise CannotPredictError(
+            Reason.INCONSISTENT,
+            f"EP {expert} does not divide {model.experts.num_experts} experts over {ranks} ranks",
+        )
+    return expert, expert_tensor
+
+
+# --- batch ---
+
+
+def _batch(
+    row: Row, degrees: _Degrees, seq_len: int, notes: list[str], *, per_device: bool
+) -> tuple[int, int]:
+    """Micro-batch of a replica and global batch, in sequences."""
+    micro, steps = row.count("mbs"), row.count("grad_accum")
+    batch = row.count("gbs") or _sequences(row, seq_len)
+    if micro and per_device and degrees.tensor > 1:
+        micro *= degrees.tensor
+        notes.append("micro-batch given per device")
+    if batch is None:
+        if micro is None or (degrees.pipeline > 1 and steps is None):
+            raise CannotPredictError(Reason.NO_BATCH)
+        batch = micro * degrees.data * (steps or 1)
+        if steps is None:
+            notes.append("no gradient accumulation")
+    if batch % degrees.data:
+        raise CannotPredictError(
+            Reason.INCONSISTENT, f"batch {batch} over {degrees.data} data-parallel ranks"
+        )
+    if micro is None:
+        micro = _missing_micro_batch(batch // degrees.data, steps, degrees.pipeline, notes)
+    if batch % (micro * degrees.data):
+        raise CannotPredictError(
+            Reason.INCONSISTENT, f"batch {batch} is not a multiple of micro-batch {micro} x DP {degrees.data}"
+        )
+    return micro, batch
+
+
+def _sequences(row: Row, seq_len: int) -> int | None:
+    tokens = row.count("gbs_tokens")
+    return tokens // seq_len if tokens and tokens % seq_len == 0 else None
+
+
+def _missing_micro_batch(per_replica: int, steps: int | None, pipeline: int, notes: list[str]) -> int:
+    if steps and per_replica % steps == 0:
+        return per_replica // steps
+    if pipeline > 1:
+        notes.append("micro-batch 1")
+        return 1
+    notes.append("no gradient accumulation")
+    return per_replica
+
+
+# --- sharding ---
+
+_SHARDINGS = (
+    (r"zero-?0|^ddp$|^dp$", Sharding.NONE),
+    (r"fsdp|zero-?3|fully.?shard", Sharding.PARAMETERS),
+    (r"zero-?2", Sharding.GRADIENTS),
+    (r"zero-?1|distopt|distributed optimizer", Sharding.OPTIMIZER),
+)
+"""What the words of `dp_type` mean; the first match decides."""
+
+
+def _sharding(row: Row, software: Software, notes: list[str]) -> Sharding:
+    text = row.text("dp_type")
+    for pattern, sharding in _SHARDINGS:
+        if text and re.search(pattern, text, re.IGNORECASE):
+            return sharding
+    notes.append(f"sharding {software.sharding.name.lower()}, the default of {software.stack.framework}")
+    return software.sharding
+
+
+_SHARD = re.compile(r"fsdp (\d+)", re.IGNORECASE)
+_REPLICATE = re.compile(r"dcn_data (\d+)|ici_data_parallelism=(\d+)|(?<!\d)(\d+) slice(?:\(s\)|s)")
+
+
+def _hybrid_split(row: Row, data: int, sharding: Sharding, notes: list[str]) -> tuple[int, int]:
+    """Ranks that share parameters out and ranks that repeat them (HSDP): data = shard x replicate."""
+    if sharding is not Sharding.PARAMETERS:
+        return data, 1
+    text = row.text("dp_type")
+    shard = _SHARD.search(text)
+    replicas = _REPLICATE.search(text) or _REPLICATE.search(row.text("notes"))
+    if shard:
+        width = min(int(shard[1]), data)
+    elif replicas:
+        width = max(1, data // int(next(g for g in replicas.groups() if g)))
+    else:
+        if "hsdp" in text.lower():
+            notes.append("sharded over all data-parallel ranks: the width is not stated")
+        return data, 1
+    if data % width:
+        notes.append(f"sharded over all data-parallel ranks: {width} does not divide {data}")
+        return data, 1
+    return width, data // width
+
+
+# --- schedule, recomputation, sequence parallelism ---
+
+_SCHEDULES = (
+    (r"interleaved.{0,3}zero.?bubble|zbv|zb-v|v-?schedule", Schedule.ZBV),
+    (r"dual.?pipe", Schedule.DUALPIPE),
+    (r"zero.?bubble|zb-?h1", Schedule.ZERO_BUBBLE),
+    (r"interleaved", Schedule.INTERLEAVED),
+    (r"gpipe", Schedule.GPIPE),
+)
+"""Schedules that notes name; the first match decides."""
+
+
+def _schedule(row: Row, pipeline: int, virtual: int) -> Schedule:
+    if pipeline > 1:
+        for pattern, schedule in _SCHEDULES:
+            if re.search(pattern, row.text("notes"), re.IGNORECASE):
+                return schedule
+        if virtual > 1:
+            return Schedule.INTERLEAVED
+    return Schedule.ONE_F_ONE_B
+
+
+_MODULES = (
+    (r"core_?attn|core_?attention", "core_attention"),
+    (r"layer_?norm|\bnorm\b", "norm"),
+    (r"moe_act|\bact\b|\bactivation\b", "activation"),
+    (r"mla_up_proj", "mla_up_projection"),
+    (r"\bmlp\b|except_mlp", "mlp"),
+    (r"\bmoe\b", "moe"),
+    (r"shared_experts?", "shared_experts"),
+)
+"""Words for the modules that selective recomputation names."""
+
+_POLICIES = (
+    (r"per-op sac|toml default", ("norm", "activation", "mlp"), "every second matrix product recomputed"),
+    (r"minimal", ("norm", "activation"), "keeps every matrix product"),
+)
+"""Named policies, the modules nearest to them, and what they are."""
+
+
+def _recompute(row: Row, notes: list[str]) -> tuple[Recompute, tuple[str, ...], int | None]:
+    """Kind, modules and layers per pipeline rank of recomputation."""
+    text = row.text("recompute").lower()
+    if not text:
+        notes.append("no recomputation")
+        return Recompute.NONE, (), None
+    if text.startswith("none"):
+        return Recompute.NONE, (), None
+    if re.match(r"custom|full|qkv_proj_offloaded|recompute_|selective layer", text):
+        return Recompute.FULL, (), _recomputed_layers(row, text, notes)
+    for pattern, modules, meaning in _POLICIES:
+        if re.search(pattern, text):
+            notes.append(f"recomputation '{text}' ({meaning}) read as {', '.join(modules)}")
+            return Recompute.SELECTIVE, modules, None
+    modules = tuple(module for pattern, module in _MODULES if re.search(pattern, text))
+    if not modules:
+        modules = ("core_attention",)
+        notes.append(f"recomputation '{text}' read as core_attention")
+    return Recompute.SELECTIVE, modules, None
+
+
+def _recomputed_layers(row: Row, text: str, notes: list[str]) -> int | None:
+    """Layers per pipeline rank that full recomputation covers; None: all of them."""
+    if count := re.search(r"layers=(\d+)", text):
+        return int(count[1])
+    if text.startswith("selective layer"):  # torchtitan: every second layer
+        notes.append("every second layer recomputed")
+        return max(1, (row.count("layers") or 2) // (2 * (row.count("pp") or 1)))
+    if ids := re.search(r"layer_ids \[([\d, -]+)\]", text):
+        listed = [part.split("-") for part in ids[1].replace(" ", "").split(",") if part]
+        notes.append("recomputed layers spread evenly over the pipeline")
+        return max(1, sum(int(p[-1]) - int(p[0]) + 1 for p in listed) // (row.count("pp") or 1))
+    if not text.startswith("full"):
+        notes.append(f"recomputation '{text}' read as full")
+    return None
+
+
+def _sequence_parallel(row: Row, tensor: int, software: Software, notes: list[str]) -> bool:
+    text = row.text("seq_parallel").lower()
+    if text:
+        return text.startswith(("yes", "true", "1"))
+    if tensor > 1:
+        state = "on" if software.sequence_parallel else "off"
+        notes.append(f"sequence parallelism {state}, the default of {software.stack.framework}")
+    return software.sequence_parallel

@@ -1,0 +1,189 @@
+"""The accuracy report: every published row beside its prediction, and errors by group.
+
+runs -> predict (injected) -> one line a row, metrics of all rows, of each group, of the named subsets
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.accuracy.failed import FailedReport, judge
+from meshwright.accuracy.metrics import Metrics, Predictions, measure, memory_errors
+from meshwright.accuracy.rows import PublishedRun
+
+Predict = Callable[[Sequence[PublishedRun]], Predictions]
+"""Predicts runs that have conditions, in their order."""
+
+GROUP_KINDS = (
+    "subset", "source", "accelerator", "architecture", "size", "precision", "framework", "task", "quality",
+)  # fmt: skip
+"""Kinds of groups that the report gives metrics for."""
+
+HEADLINE = "quality A, GPU, no sweep"
+"""The subset that the claims of the documentation are about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowReport:
+    """One published row: rates in tokens/s per device, memory in bytes per device. NaN: not known."""
+
+    run: PublishedRun
+    predicted: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
+    memory_predicted_bytes: float = float("nan")
+    fits: bool | None = None
+
+    @property
+    def measured(self) -> float:
+        return self.run.tokens_per_s_per_device or float("nan")
+
+    @property
+    def signed_error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    def as_json(self) -> dict[str, Any]:
+        run = self.run
+        row: dict[str, Any] = {
+            "id": run.id,
+            "line": run.line,
+            "source": run.source_key,
+            "predicted": self.predicted,
+            "low": self.low,
+            "high": self.high,
+            "measured": self.measured,
+            "signed_error": self.signed_error,
+            "fits": self.fits,
+            "assumed": run.assumed,
+        }
+        if run.memory_bytes:
+            row["memory_measured_bytes"] = run.memory_bytes
+            row["memory_predicted_bytes"] = self.memory_predicted_bytes
+            row["memory_definition"] = run.memory_definition
+        if run.conditions:
+            row["plan"] = run.conditions.plan.describe()
+        if run.reason:
+            row["reason"] = run.reason.value
+            row["reason_detail"] = run.reason_detail
+        return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyReport:
+    """Everything `meshwright accuracy` says."""
+
+    summary: Metrics
+    groups: dict[str, dict[str, Metrics]]  # kind of group -> group -> metrics
+    rows: list[RowReport]
+    unpredicted: dict[str, int]  # reason -> rows
+    memory: dict[str, dict[str, float]]  # what the source counts -> errors
+    failed: FailedReport | None
+
+    @property
+    def headline(self) -> Metrics | None:
+        return self.groups["subset"].get(HEADLINE)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "summary": self.summary,
+            "headline": self.headline,
+            "groups": self.groups,
+            "memory": self.memory,
+            "unpredicted": self.unpredicted,
+            "failed": self.failed,
+            "units": {"predicted": "tokens/s per device", "memory": "bytes per device", "errors": "ratio"},
+            "rows": self.rows,
+        }
+
+
+def compare(
+    runs: Sequence[PublishedRun], *, predict: Predict, failed: Sequence[PublishedRun] | None = None
+) -> AccuracyReport:
+    """Predict all `runs` (and `failed` configurations) that have conditions and compare."""
+    known = [run for run in runs if run.conditions is not None]
+    predictions = predict(known)
+    return AccuracyReport(
+        summary=measure(known, predictions, num_rows=len(runs)),
+        groups=_groups(runs, known, predictions),
+        rows=_row_reports(runs, predictions),
+        unpredicted=dict(Counter(run.reason.value for run in runs if run.reason).most_common()),
+        memory=_memory(known, predictions),
+        failed=None if failed is None else _judge(failed, known, predictions, predict),
+    )
+
+
+def _row_reports(runs: Sequence[PublishedRun], predictions: Predictions) -> list[RowReport]:
+    reports, i = [], 0
+    for run in runs:
+        if run.conditions is None:
+            reports.append(RowReport(run=run))
+            continue
+        reserved = run.memory_definition == "reserved"
+        memory = predictions.memory_reserved_bytes if reserved else predictions.memory_allocated_bytes
+        reports.append(
+            RowReport(
+                run=run,
+                predicted=float(predictions.tokens_per_s_per_device[i]),
+                low=float(predictions.low[i]),
+                high=float(predictions.high[i]),
+                memory_predicted_bytes=float(memory[i]),
+                fits=bool(predictions.fits[i]),
+            )
+        )
+        i += 1
+    return reports
+
+
+def _groups(
+    runs: Sequence[PublishedRun], known: Sequence[PublishedRun], predictions: Predictions
+) -> dict[str, dict[str, Metrics]]:
+    """Metrics of every group that holds a row, by kind of group."""
+    num_rows = Counter(pair for run in runs for pair in _memberships(run))
+    members: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, run in enumerate(known):
+        for pair in _memberships(run):
+            members[pair].append(i)
+    groups: dict[str, dict[str, Metrics]] = {kind: {} for kind in GROUP_KINDS}
+    for kind, group in sorted(num_rows):
+        index = np.array(members[kind, group], dtype=np.intp)
+        groups[kind][group] = measure(
+            [known[i] for i in index], predictions.take(index), num_rows=num_rows[kind, group]
+        )
+    return groups
+
+
+def _memberships(run: PublishedRun) -> list[tuple[str, str]]:
+    return [*run.groups.items(), ("subset", _subset(run))]
+
+
+def _subset(run: PublishedRun) -> str:
+    if run.is_sweep:
+        return f"sweep {run.source_key}"
+    if not run.is_gpu:
+        return "other accelerators"
+    return HEADLINE if run.quality_letter == "A" else "other quality, GPU, no sweep"
+
+
+def _memory(known: Sequence[PublishedRun], predictions: Predictions) -> dict[str, dict[str, float]]:
+    return {
+        definition: {
+            "num_rows": len(errors),
+            "median_abs_error": float(np.median(np.abs(errors))),
+            "p90_abs_error": float(np.quantile(np.abs(errors), 0.9)),
+            "bias": float(np.median(errors)),
+        }
+        for definition, errors in memory_errors(known, predictions).items()
+    }
+
+
+def _judge(
+    failed: Sequence[PublishedRun], known: Sequence[PublishedRun], predictions: Predictions, predict: Predict
+) -> FailedReport:
+    predictable = [run for run in failed if run.reason is None and run.conditions is not None]
+    excluded = Counter(run.reason.value for run in failed if run.reason)
+    return judge(predictable, predict(predictable), known, predictions, excluded=excluded)

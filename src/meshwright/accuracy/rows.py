@@ -1,0 +1,297 @@
+"""Published runs: what a row of the CSV ran, what it measured, or why it cannot be predicted.
+
+The schema is that of the shipped `measured_runs.csv`. Nothing is guessed silently: every value that a row
+leaves open and a stated rule fills is named in `assumed`; a row that leaves too much open carries a reason
+instead of conditions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from meshwright import catalog
+from meshwright.accuracy.csvfile import Row, read_table
+from meshwright.accuracy.layout import read_layout
+from meshwright.accuracy.reasons import CannotPredictError, Reason
+from meshwright.accuracy.shapes import read_model
+from meshwright.accuracy.shipped import frameworks
+from meshwright.accuracy.software import Software, read_software
+from meshwright.accuracy.twins import TWIN_NOTE, with_twins_layout
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.errors import UnknownNameError
+from meshwright.specs.hardware import Accelerator, Stack
+from meshwright.specs.model import Lora, Model
+from meshwright.specs.plan import Plan
+from meshwright.specs.precision import PRECISIONS
+
+_CONDITIONS = (
+    "source_key", "task", "model", "gpu", "num_gpus", "seq_len", "mbs", "gbs", "tp", "pp", "dp",
+    "layers", "hidden", "heads", "precision", "framework", "date",
+)  # fmt: skip
+GPU_VENDORS = ("nvidia", "amd")
+
+MEASURED_COLUMNS = ("id", *_CONDITIONS, "tok_s_gpu_best", "metric_kind", "quality")
+"""Columns that a file of measured runs must have."""
+FAILED_COLUMNS = (*_CONDITIONS, "metric_kind")
+"""Columns that a file of failed configurations must have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """Everything a prediction needs."""
+
+    model: Model
+    lora: Lora | None  # None: every weight is trained
+    accelerator: Accelerator
+    devices_per_node: int
+    num_nodes: int
+    fabric_hint: str  # the source's words about links and network
+    seq_len: int
+    global_batch: int  # sequences
+    plan: Plan
+    precision: str  # a key of specs.precision.PRECISIONS
+    stack: Stack
+    unfused_attention: bool | None = None  # scores written to memory; None: as the stack does
+
+    @property
+    def num_devices(self) -> int:
+        return self.devices_per_node * self.num_nodes
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.seq_len
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRun:
+    """One row: what was run (`conditions`) or why that is not known (`reason`), and what was measured.
+
+    A row may have conditions and a reason: without a rate its memory can still be compared.
+    """
+
+    line: int
+    id: str
+    source_key: str
+    source: str
+    task: str
+    model_name: str
+    arch: str
+    accelerator_name: str
+    framework_name: str
+    metric_kind: str
+    quality: str  # as printed: letter and kind
+    date: str
+    notes: str
+    conditions: Conditions | None
+    reason: Reason | None
+    reason_detail: str = ""
+    assumed: tuple[str, ...] = ()
+    tokens_per_s_per_device: float | None = None
+    step_time_s: float | None = None
+    memory_bytes: float | None = None
+    memory_definition: str = "unknown"  # allocated, reserved, unknown
+
+    @property
+    def quality_letter(self) -> str:
+        """A: printed table, raw log or file; B: transcribed, figure or rounded; C: approximate."""
+        return self.quality[:1]
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether the row is one of a grid of mostly poor plans."""
+        words = f"{self.quality} {self.metric_kind}"
+        return "sweep" in words or self.source_key in frameworks()["sweeps"]["sources"]
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the accelerator is a catalogued GPU."""
+        found = _catalogued(self.accelerator_name)
+        return found is not None and found.vendor.lower() in GPU_VENDORS
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """The groups of the report that this row belongs to: kind of group -> group."""
+        c, accelerator = self.conditions, _catalogued(self.accelerator_name)
+        groups = {
+            "source": self.source_key,
+            "accelerator": accelerator.name if accelerator else self.accelerator_name or "not stated",
+            "architecture": "moe" if "moe" in self.arch else "dense",
+            "task": self.task,
+            "quality": self.quality_letter,
+        }
+        if c is not None:
+            groups |= {
+                "architecture": "dense" if c.model.experts is None else "moe",
+                "framework": c.stack.framework,
+                "size": size_class(c.model),
+                "precision": c.precision,
+            }
+        return groups
+
+
+def size_class(model: Model) -> str:
+    """The size class of a model by its active parameters."""
+    active = float(count_parameters(model_row(model)).active)
+    for limit, name in ((3e9, "under 3B active"), (20e9, "3B to 20B active"), (100e9, "20B to 100B active")):
+        if active < limit:
+            return name
+    return "over 100B active"
+
+
+def read_runs(path: str | Path) -> list[PublishedRun]:
+    """Every row of a CSV of measured runs.
+
+    Raises InputError for a file that cannot be read or lacks columns, and for a cell that is not a number.
+    """
+    return [_run(row) for row in with_twins_layout(read_table(path, required=MEASURED_COLUMNS))]
+
+
+def read_failed(path: str | Path) -> list[PublishedRun]:
+    """Every row of a CSV of configurations that did not run.
+
+    Only those that ran out of memory have no reason. Raises InputError as `read_runs` does.
+    """
+    runs = []
+    for row in read_table(path, required=FAILED_COLUMNS):
+        run = _run(row, failed=True)
+        if run.reason is None and "oom" not in run.metric_kind:
+            run = replace(run, reason=Reason.NOT_MEMORY, reason_detail=run.metric_kind)
+        runs.append(run)
+    return runs
+
+
+def _run(row: Row, *, failed: bool = False) -> PublishedRun:
+    rate, memory = row.number("tok_s_gpu_best") or None, row.number("mem_gb_per_gpu") or None
+    run = PublishedRun(
+        line=row.line,
+        id=row.text("id") or f"line-{row.line}",
+        source_key=row.text("source_key"),
+        source=row.text("source"),
+        task=row.text("task"),
+        model_name=row.text("model"),
+        arch=row.text("arch"),
+        accelerator_name=row.text("gpu"),
+        framework_name=row.text("framework"),
+        metric_kind=row.text("metric_kind"),
+        quality=row.text("quality"),
+        date=row.text("date"),
+        notes=row.text("notes"),
+        conditions=None,
+        reason=None,
+        tokens_per_s_per_device=rate,
+        step_time_s=row.number("step_time_s") or None,
+        memory_bytes=memory * 1e9 if memory else None,
+    )
+    try:
+        _check_figure(row, rate=rate, memory=memory, failed=failed)
+        run = _with_conditions(row, run)
+    except CannotPredictError as stop:
+        return replace(run, reason=stop.reason, reason_detail=stop.detail)
+    if rate is None and not failed:
+        return replace(run, reason=_no_rate(row))
+    return run
+
+
+def _check_figure(row: Row, *, rate: float | None, memory: float | None, failed: bool) -> None:
+    """Stops at rows that have nothing to compare with."""
+    if row.text("metric_kind") in ("end_to_end_gpu_hours", "time_to_train"):
+        raise CannotPredictError(Reason.END_TO_END, row.text("metric_kind").replace("_", " "))
+    if rate is None and memory is None and not failed:
+        raise CannotPredictError(_no_rate(row))
+
+
+def _no_rate(row: Row) -> Reason:
+    stated = any(row.number(column) for column in ("tflops_per_gpu", "mfu_pct", "hfu_pct"))
+    return Reason.FLOPS_ONLY if stated else Reason.NO_RATE
+
+
+def _with_conditions(row: Row, run: PublishedRun) -> PublishedRun:
+    """`run` with its conditions. Raises CannotPredictError when the row leaves too much open."""
+    accelerator = _accelerator(run.accelerator_name)
+    num_devices = row.count("num_gpus")
+    if num_devices is None:
+        raise CannotPredictError(Reason.NO_DEVICES)
+    if run.task == "qlora":
+        raise CannotPredictError(Reason.QUANTISED_BASE, "4-bit base weights")
+    software = read_software(row, accelerator)
+    reading = read_model(row)
+    model, notes = reading.model, list(reading.assumed)
+    if model.num_mtp_layers and not software.mtp:
+        model = replace(model, num_mtp_layers=0)
+        notes.append(f"no multi-token prediction, the default of {software.stack.framework}")
+    seq_len = row.count("seq_len")
+    if seq_len is None:
+        raise CannotPredictError(Reason.NO_SEQUENCE_LENGTH)
+    layout = read_layout(row, model, num_devices=num_devices, seq_len=seq_len, software=software)
+    precision = _precision(row, accelerator, software, notes)
+    devices_per_node, num_nodes = _nodes(row, accelerator, num_devices, notes)
+    conditions = Conditions(
+        model=model,
+        lora=_lora(row, software, notes),
+        accelerator=accelerator,
+        devices_per_node=devices_per_node,
+        num_nodes=num_nodes,
+        fabric_hint=row.text("interconnect"),
+        seq_len=seq_len,
+        global_batch=layout.global_batch,
+        plan=layout.plan,
+        precision=precision,
+        stack=software.stack,
+        unfused_attention=software.unfused_attention,
+    )
+    if row.text(TWIN_NOTE):
+        notes.append(row.text(TWIN_NOTE))
+    assumed = (*notes, *layout.assumed)
+    return replace(run, conditions=conditions, assumed=assumed, memory_definition=software.memory)
+
+
+def _accelerator(name: str) -> Accelerator:
+    if not name:
+        raise CannotPredictError(Reason.NO_ACCELERATOR)
+    found = _catalogued(name)
+    if found is None:
+        raise CannotPredictError(Reason.UNKNOWN_ACCELERATOR, name)
+    return found
+
+
+@cache
+def _catalogued(name: str) -> Accelerator | None:
+    """The accelerator that a published name means; None when the catalogue has no such one."""
+    try:
+        return catalog.accelerator(name)
+    except UnknownNameError:
+        return None
+
+
+def _nodes(row: Row, accelerator: Accelerator, num_devices: int, notes: list[str]) -> tuple[int, int]:
+    """Devices per node (of those used) and nodes."""
+    per_node = row.count("gpus_per_node")
+    if per_node is None:
+        per_node = catalog.usual_devices_per_node(accelerator.name)
+        notes.append(f"{per_node} devices per node")
+    per_node = min(per_node, num_devices)
+    if num_devices % per_node:
+        raise CannotPredictError(Reason.INCONSISTENT, f"{num_devices} devices in nodes of {per_node}")
+    return per_node, num_devices // per_node
+
+
+def _precision(row: Row, accelerator: Accelerator, software: Software, notes: list[str]) -> str:
+    name = row.text("precision").lower()
+    if not name:
+        name = software.precision
+        notes.append(f"precision {name}, the default of {software.stack.framework}")
+    if name == "fp16/bf16":
+        name = "bf16"
+    if name not in PRECISIONS or PRECISIONS[name].matmul not in accelerator.peak_flops_per_s:
+        raise CannotPredictError(Reason.UNKNOWN_PRECISION, f"{name} on {accelerator.name}")
+    return name
+
+
+def _lora(row: Row, software: Software, notes: list[str]) -> Lora | None:
+    if row.text("task") != "lora":
+        return None
+    notes.append(f"LoRA rank {software.lora.rank} on {', '.join(software.lora.targets)}")
+    return software.lora

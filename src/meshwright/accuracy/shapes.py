@@ -1,0 +1,245 @@
+"""Which model a published row trained: its shapes from the row, the catalogue and the published-model list.
+
+A row's own dimensions win. What it leaves out comes from the model it names, then from that model's family;
+each such step is noted. Truncated models ("16 layers", "-L4") keep the named model's layer shape.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from meshwright import catalog
+from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.reasons import CannotPredictError, Reason
+from meshwright.accuracy.shipped import published_models
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Router
+
+_TRUNCATED = re.compile(
+    r"[-_\s(,]*(?:proxy,?\s*)?(?:\bL(\d+)|\b(\d+)\s?L\b|\b(\d+) layers)\)?\s*$", re.IGNORECASE
+)
+_DENSE_LAYERS = re.compile(r"dense_layers=(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A model and what had to be assumed for it."""
+
+    model: Model
+    assumed: tuple[str, ...] = ()
+
+
+def read_model(row: Row) -> Reading:
+    """The model of `row`. Raises CannotPredictError when its architecture or its dimensions are unknown."""
+    names = [row.text(c) for c in ("model_canonical", "model") if row.text(c)]
+    if not names:
+        raise CannotPredictError(Reason.NO_DIMENSIONS, "no model name")
+    found = next((m for m in (_named_model(_stem(name)[0]) for name in names) if m), None)
+    if found is None:
+        for name in names:
+            _check_supported(name)
+        if row.text("arch").startswith("hybrid"):
+            raise CannotPredictError(Reason.UNKNOWN_ARCHITECTURE, "state-space or linear-attention layers")
+        return _from_dimensions(row, names[0])
+    base, assumed = found
+    return _adapt(row, base, assumed, num_layers=_num_layers(row, names))
+
+
+def _num_layers(row: Row, names: list[str]) -> int | None:
+    """Layers the row trained: its own column, else the count in its name, None when it gives neither."""
+    return row.count("layers") or next((n for n in (_stem(name)[1] for name in names) if n), None)
+
+
+def _stem(name: str) -> tuple[str, int | None]:
+    """A model name without its truncation mark, and the layer count that the mark gives.
+
+    >>> _stem("Grok-1 314B (proxy, 16 layers)"), _stem("deepseekv3-L4"), _stem("DeepSeek-V3-4L")
+    (('Grok-1 314B', 16), ('deepseekv3', 4), ('DeepSeek-V3', 4))
+    """
+    match = _TRUNCATED.search(name)
+    if match is None:
+        return name, None
+    return name[: match.start()], int(next(g for g in match.groups() if g))
+
+
+def _key(name: str) -> str:
+    """Letters and digits of a name, lower case: published spellings of one model agree on these."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _check_supported(name: str) -> None:
+    for entry in published_models()["unsupported"]:
+        if re.search(entry["match"], name, re.IGNORECASE):
+            raise CannotPredictError(Reason.UNKNOWN_ARCHITECTURE, entry["why"])
+
+
+@cache
+def _known_names() -> dict[str, str]:
+    """Letters and digits -> the name of a catalogue model or of a published-model entry."""
+    data = published_models()
+    known = {_key(name): name for name in (*data["model"], *catalog.model_names())}
+    return known | data["names"] | data["ambiguous_names"]
+
+
+@cache
+def _named_model(name: str) -> tuple[Model, tuple[str, ...]] | None:
+    """The model a published name means, with the note when that is a choice; None for an unknown name."""
+    data, key = published_models(), _key(name)
+    known = _known_names().get(key)
+    if known is None:
+        return None
+    note = (f"{name} read as {known}",) if key in data["ambiguous_names"] else ()
+    if known in data["model"]:
+        return _from_entry(known, data["model"][known]), note
+    return catalog.model(known), note
+
+
+def _from_entry(name: str, entry: dict[str, Any]) -> Model:
+    fields = {key: value for key, value in entry.items() if key != "source"}
+    fields["attention"] = Attention(**entry["attention"])
+    if "experts" in entry:
+        experts = dict(entry["experts"])
+        fields["experts"] = Experts(router=Router(experts.pop("router", "softmax")), **experts)
+    return Model(name=name, **fields)
+
+
+def _adapt(row: Row, base: Model, assumed: tuple[str, ...], *, num_layers: int | None) -> Reading:
+    """`base` with the row's own dimensions in place of its own."""
+    num_layers = num_layers or base.num_layers
+    truncated = num_layers < base.num_layers
+    model = replace(
+        base,
+        name=base.name if not truncated else f"{base.name}-{num_layers}-layers",
+        num_layers=num_layers,
+        vocab=row.count("vocab") or base.vocab,
+        attention=_adapt_attention(row, base, num_layers),
+    )
+    if base.experts is None:
+        model = replace(
+            model,
+            hidden=row.count("hidden") or base.hidden,
+            ffn_hidden=row.count("ffn") or base.ffn_hidden,
+        )
+    else:
+        model = replace(model, experts=_adapt_experts(row, base, base.experts, num_layers))
+        if truncated and base.experts.num_dense_layers:
+            assumed += (f"{model.num_dense_layers} of {num_layers} layers dense",)
+    if truncated and base.num_mtp_layers:
+        model = replace(model, num_mtp_layers=0)
+        assumed += ("no multi-token prediction in a truncated model",)
+    return Reading(model=model, assumed=assumed)
+
+
+def _adapt_attention(row: Row, base: Model, num_layers: int) -> Attention:
+    """Heads from the row, except for latent attention, where the listed key/value heads mean nothing."""
+    attention = base.attention
+    if base.experts is None and attention.kind is AttentionKind.GQA:
+        hidden, heads = row.count("hidden") or base.hidden, row.count("heads") or attention.num_heads
+        same = (hidden, heads) == (base.hidden, attention.num_heads)
+        attention = replace(
+            attention,
+            num_heads=heads,
+            num_kv_heads=row.count("kv_heads") or (attention.num_kv_heads if same else heads),
+            head_dim=attention.head_dim if same else _head_dim(hidden, heads),
+        )
+    if attention.num_windowed_layers:
+        windowed = round(attention.num_windowed_layers * num_layers / base.num_layers)
+        attention = replace(attention, num_windowed_layers=windowed)
+    return attention
+
+
+def _adapt_experts(row: Row, base: Model, experts: Experts, num_layers: int) -> Experts:
+    dense = experts.num_dense_layers
+    if num_layers < base.num_layers:
+        stated = _DENSE_LAYERS.search(row.text("notes"))
+        leading = dense if 2 * dense < base.num_layers else dense * num_layers // base.num_layers
+        dense = int(stated[1]) if stated else min(leading, num_layers)
+    return replace(
+        experts,
+        num_experts=row.count("experts") or experts.num_experts,
+        top_k=row.count("topk") or experts.top_k,
+        num_dense_layers=dense,
+    )
+
+
+def _head_dim(hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise CannotPredictError(Reason.NO_DIMENSIONS, f"hidden {hidden} is not divisible by {heads} heads")
+    return hidden // heads
+
+
+def _from_dimensions(row: Row, name: str) -> Reading:
+    """A model known only by its dimensions; its family says what they leave open."""
+    hidden, heads = row.count("hidden"), row.count("heads")
+    num_layers = _num_layers(row, [name])
+    if not (hidden and heads and num_layers):
+        missing = [w for w, v in (("layers", num_layers), ("hidden", hidden), ("heads", heads)) if not v]
+        raise CannotPredictError(Reason.NO_DIMENSIONS, ", ".join(missing))
+    if row.text("arch") == "moe":
+        raise CannotPredictError(Reason.UNKNOWN_ARCHITECTURE, f"mixture of experts {name} is not listed")
+    family, assumed = _family(row, name), []
+    ffn, vocab, kv_heads = row.count("ffn"), row.count("vocab"), row.count("kv_heads")
+    if ffn is None:
+        if family["gated"]:
+            raise CannotPredictError(Reason.NO_DIMENSIONS, "ffn")
+        ffn = 4 * hidden
+        assumed.append("feed-forward 4 x hidden")
+    if vocab is None:
+        vocab = family["vocab"]
+        if not vocab:
+            raise CannotPredictError(Reason.NO_DIMENSIONS, "vocab")
+        assumed.append(f"vocabulary {vocab}")
+    if kv_heads is None:
+        kv_heads = heads
+        assumed.append("as many key/value heads as query heads")
+    if "note" in family:
+        assumed.append(family["note"])
+    seq_len = row.count("seq_len") or 0
+    model = Model(
+        name=name,
+        hidden=hidden,
+        num_layers=num_layers,
+        vocab=vocab,
+        ffn_hidden=ffn,
+        gated_ffn=family["gated"],
+        tied_embeddings=family["tied"],
+        learned_positions=seq_len if family.get("learned_positions") else 0,
+        norm_bias=family.get("norm_bias", False),
+        attention=Attention(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=family.get("head_dim") or _head_dim(hidden, heads),
+            bias=family.get("bias", False),
+        ),
+    )
+    return _settle_embeddings(row, model, tuple(assumed))
+
+
+def _family(row: Row, name: str) -> dict[str, Any]:
+    """The family entry of a name; without one the width of the feed-forward decides about the gate."""
+    for entry in published_models()["family"]:
+        if re.search(entry["match"], name, re.IGNORECASE):
+            return entry
+    hidden, ffn = row.count("hidden") or 1, row.count("ffn")
+    gated = ffn is not None and ffn != 4 * hidden
+    note = f"unknown family: feed-forward {'' if gated else 'not '}gated, embeddings untied"
+    return {"gated": gated, "tied": False, "vocab": 0, "note": note}
+
+
+def _settle_embeddings(row: Row, model: Model, assumed: tuple[str, ...]) -> Reading:
+    """Tied or not, as the printed parameter count says where it tells the two apart (within 0.5 %)."""
+    printed = row.number("params_b")
+    if not printed or len(row.text("params_b").replace(".", "").strip("0")) < 3:
+        return Reading(model=model, assumed=assumed)
+    other = replace(model, tied_embeddings=not model.tied_embeddings)
+    miss, other_miss = (
+        abs(float(count_parameters(model_row(m)).total) / (printed * 1e9) - 1) for m in (model, other)
+    )
+    if other_miss < 0.005 < miss:
+        tied = "tied" if other.tied_embeddings else "untied"
+        return Reading(model=other, assumed=(*assumed, f"embeddings {tied}, as the parameter count says"))
+    return Reading(model=model, assumed=assumed)

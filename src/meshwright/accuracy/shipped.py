@@ -1,0 +1,38 @@
+"""The published runs that come with the package, and the tables that say how to read such files."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+_RUNS = files("meshwright.catalog") / "data" / "runs"
+
+
+def measured_runs_path() -> Path:
+    """The shipped CSV of published measured runs."""
+    return Path(str(_RUNS / "measured_runs.csv"))
+
+
+def failed_configs_path() -> Path:
+    """The shipped CSV of configurations that did not run."""
+    return Path(str(_RUNS / "failed_configs.csv"))
+
+
+@cache
+def published_models() -> dict[str, Any]:
+    """Names, families, unsupported architectures and models outside the catalogue (`models.toml`)."""
+    return _load("models.toml")
+
+
+@cache
+def frameworks() -> dict[str, Any]:
+    """Framework names with their defaults, MLPerf rounds and sweeps (`frameworks.toml`)."""
+    return _load("frameworks.toml")
+
+
+def _load(name: str) -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads((_RUNS / name).read_text(encoding="utf-8"))

@@ -1,0 +1,112 @@
+"""Which software ran a published row: the stack's key, its vintage as a decimal year, and its defaults."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.shipped import frameworks
+from meshwright.specs.hardware import Accelerator, Stack
+from meshwright.specs.model import Lora
+from meshwright.specs.plan import Sharding
+
+_RELEASE = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2])(?!\d)")  # NeMo 24.07, NGC 25.05
+_DATE = re.compile(r"(?<!\d)(20[12]\d)(?:-(0[1-9]|1[0-2])(?:-(\d\d))?)?(?!\d)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """The stack of a row and what that stack does where the row says nothing."""
+
+    stack: Stack
+    sharding: Sharding
+    sequence_parallel: bool
+    precision: str
+    mtp: bool
+    memory: str  # what a printed memory figure counts: allocated, reserved, unknown
+    batch_per_device: bool
+    lora: Lora
+    unfused_attention: bool | None  # None: the notes do not say
+
+
+def is_mlperf(row: Row) -> bool:
+    """Whether the row is a result of MLPerf Training (steady state and time to target from one log)."""
+    return row.text("source_key").startswith("mlperf") or "time_to_target" in row.text("metric_kind")
+
+
+def read_software(row: Row, accelerator: Accelerator) -> Software:
+    """The software of `row`; an unknown framework gets the key "other" and plain data parallelism."""
+    mlperf = frameworks()["mlperf"]
+    vintage = _vintage(row)
+    if is_mlperf(row):
+        vintage = mlperf["rounds"].get(_round(row), vintage)
+    entry = _entry(row, vintage)
+    if is_mlperf(row) and not entry.get("mlperf_too"):
+        entry = mlperf["vendor"].get(accelerator.vendor.lower(), mlperf["vendor"]["other"])
+    sequence_parallel_since = entry.get("sequence_parallel_since")
+    lora = mlperf["lora"] if is_mlperf(row) else entry.get("lora", {})
+    return Software(
+        stack=Stack(framework=entry.get("key", "other"), vintage=vintage),
+        sharding=Sharding[entry.get("sharding", "none").upper()],
+        sequence_parallel=sequence_parallel_since is not None
+        and (vintage or 9999) >= sequence_parallel_since,
+        precision=entry.get("precision", "bf16"),
+        mtp=entry.get("mtp", False),
+        memory=_memory_definition(row, entry.get("memory", "unknown")),
+        batch_per_device=entry.get("batch_per_device", False),
+        lora=_lora(lora),
+        unfused_attention=_unfused_attention(row),
+    )
+
+
+def _lora(entry: dict[str, Any]) -> Lora:
+    values = {key: value for key, value in entry.items() if key != "source"}
+    if "targets" in values:
+        values["targets"] = tuple(values["targets"])
+    return Lora(**values)
+
+
+def _entry(row: Row, vintage: float | None) -> dict[str, Any]:
+    """The framework entry of a row; an empty one for an unknown framework."""
+    name = row.text("framework")
+    for entry in frameworks()["framework"]:
+        if re.search(entry["match"], name, re.IGNORECASE) and (vintage or 9999) < entry.get("until", 10_000):
+            return entry
+    return {}
+
+
+def _round(row: Row) -> str:
+    return row.text("source_key").rpartition("_")[2]
+
+
+def _vintage(row: Row) -> float | None:
+    """The version's own date, else the date the row was published, as a decimal year."""
+    version = row.text("framework_version")
+    if release := _RELEASE.search(version):
+        return 2000 + int(release[1]) + _part_of_year(int(release[2]))
+    for text in (version, row.text("date")):
+        if date := _DATE.search(text):
+            month, day = int(date[2] or 7), int(date[3] or 1)
+            return int(date[1]) + _part_of_year(month, day)
+    return None
+
+
+def _part_of_year(month: int, day: int = 1) -> float:
+    return round((month - 1) / 12 + (day - 1) / 365, 3)
+
+
+def _unfused_attention(row: Row) -> bool | None:
+    """What the notes say about the attention kernel (a fused softmax still writes the scores)."""
+    notes = row.text("notes").lower()
+    if re.search(r"without flash|kernel=(torch|fused)\b", notes):
+        return True
+    return False if "kernel=flash" in notes else None
+
+
+def _memory_definition(row: Row, default: str) -> str:
+    notes = row.text("notes").lower()
+    if re.search(r"max[ _]allocated", notes):
+        return "allocated"
+    return "reserved" if re.search(r"reserved|nvidia-smi|rocm-smi", notes) else default

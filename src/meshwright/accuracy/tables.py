@@ -1,0 +1,115 @@
+"""Published runs as tables: one row per run, every field an array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright import catalog
+from meshwright.accuracy.rows import Conditions
+from meshwright.catalog.calibration import Factors
+from meshwright.catalog.clusters import placed_fabric
+from meshwright.catalog.interconnects import fabric_named_by
+from meshwright.cost.memory import MemoryConstants, memory_constants
+from meshwright.cost.rates import SystemFacts, factors_of, half_factors, system_facts
+from meshwright.cost.tables import (
+    BatchTable,
+    ModelTable,
+    PlanTable,
+    PrecisionTable,
+    model_row,
+    plan_row,
+    precision_row,
+)
+from meshwright.specs.hardware import Cluster
+from meshwright.specs.precision import PRECISIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTables:
+    """Everything the cost model needs about n runs."""
+
+    model: ModelTable
+    batch: BatchTable
+    plan: PlanTable
+    precision: PrecisionTable
+    facts: SystemFacts
+    memory: MemoryConstants
+    factors: list[Factors]
+    half_factors: list[Factors]
+
+    def take(self, index: NDArray[np.intp]) -> RunTables:
+        """The runs at `index`."""
+        return RunTables(
+            model=self.model.take(index),
+            batch=self.batch.take(index),
+            plan=self.plan.take(index),
+            precision=self.precision.take(index),
+            facts=self.facts.take(index),
+            memory=self.memory.take(index),
+            factors=[self.factors[i] for i in index],
+            half_factors=[self.half_factors[i] for i in index],
+        )
+
+
+def cluster_of(conditions: Conditions) -> Cluster:
+    """The cluster of a published run, on the fabric that its own words name, else on the usual one."""
+    accelerator = conditions.accelerator
+    named = fabric_named_by(conditions.fabric_hint, accelerator.name)
+    fabric = placed_fabric(
+        named or catalog.default_fabric_name(accelerator.name),
+        devices_per_node=conditions.devices_per_node,
+        num_nodes=conditions.num_nodes,
+    )
+    return Cluster(
+        name=f"{accelerator.name}-{conditions.devices_per_node}x{conditions.num_nodes}",
+        accelerator=accelerator,
+        fabric=fabric,
+        devices_per_node=conditions.devices_per_node,
+        num_nodes=conditions.num_nodes,
+    )
+
+
+def tables_of(conditions: Sequence[Conditions]) -> RunTables:
+    """One table row per run, in order."""
+    clusters = [cluster_of(c) for c in conditions]
+    precisions = [PRECISIONS[c.precision] for c in conditions]
+    factors = [
+        factors_of(cluster, precision, c.stack)
+        for cluster, precision, c in zip(clusters, precisions, conditions, strict=True)
+    ]
+    facts = []
+    for cluster, precision, c in zip(clusters, precisions, conditions, strict=True):
+        row = system_facts(cluster, precision, c.stack)
+        if c.unfused_attention is not None:
+            row = replace(row, unfused_attention=int(c.unfused_attention))
+        facts.append(row)
+    return RunTables(
+        model=ModelTable.stack([_model_row(c) for c in conditions]),
+        batch=BatchTable(
+            seq_len=np.array([c.seq_len for c in conditions]),
+            global_batch=np.array([c.global_batch for c in conditions]),
+        ),
+        plan=PlanTable.stack([plan_row(c.plan) for c in conditions]),
+        precision=PrecisionTable.stack([precision_row(p) for p in precisions]),
+        facts=SystemFacts.stack(facts),
+        memory=MemoryConstants.stack(
+            [
+                memory_constants(c.stack, unfused_attention=bool(f.unfused_attention))
+                for c, f in zip(conditions, facts, strict=True)
+            ]
+        ),
+        factors=factors,
+        half_factors=[half_factors(f) for f in factors],
+    )
+
+
+def _model_row(conditions: Conditions) -> ModelTable:
+    return _cached_model_row(conditions.model, conditions.lora)
+
+
+_cached_model_row = cache(lambda model, lora: model_row(model, lora=lora))

@@ -1,0 +1,106 @@
+"""Clusters by name: ACCELERATOR-GPUS_PER_NODExNODES on the accelerator's usual fabric, or on a named one.
+
+    h100-8x16          16 nodes of 8 H100 on NVSwitch and a rail-optimised 400 Gbit/s fat tree
+    gb200-4x18         18 trays of 4: one NVL72 rack
+    mi355x-8x12288     98,304 devices
+
+A fabric whose scale-up links stay inside a node (`spans_nodes = false`) joins as many devices as the node
+has. One that spans nodes (an NVL72 rack, a TPU pod) joins what the cluster takes of it: see `_domain`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+
+from meshwright.catalog.accelerators import accelerator, default_fabric_name
+from meshwright.catalog.entries import Kind, entry, names
+from meshwright.errors import InputError
+from meshwright.specs.hardware import Cluster, Fabric
+
+_NAME = re.compile(r"(?P<accelerator>.+)-(?P<devices_per_node>\d+)x(?P<num_nodes>\d+)", re.IGNORECASE)
+
+NAMING_RULE = "ACCELERATOR-GPUS_PER_NODExNODES, as in mi355x-8x64, gb200-4x18 or tpu-v5p-4x16"
+
+
+def fabric_names() -> tuple[str, ...]:
+    """Names of all fabrics in the catalogue."""
+    return names(Kind.FABRIC)
+
+
+@cache
+def fabric(name: str) -> Fabric:
+    """The fabric `name` as its system has it, before a cluster takes a part of it."""
+    found = entry(Kind.FABRIC, name)
+    values = {key: value for key, value in found.values.items() if key not in ("spans_nodes", "segment")}
+    return Fabric(name=found.name, sources=found.sources, **values)
+
+
+@cache
+def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
+    """The cluster `name` reads as, on its accelerator's usual fabric or on `fabric_name`.
+
+    Raises InputError when the name has another form or asks for no devices, UnknownNameError when the
+    accelerator or the fabric is unknown.
+
+    >>> c = cluster("mi355x-8x12288")
+    >>> (c.accelerator.name, c.num_devices, c.fabric.scale_up_domain)
+    ('mi355x', 98304, 8)
+    >>> cluster("gb200-4x18").fabric.scale_up_domain
+    72
+    """
+    match = _NAME.fullmatch(name.strip())
+    if match is None:
+        raise InputError("a cluster name has another form", got=name, allowed=NAMING_RULE)
+    devices_per_node, num_nodes = int(match["devices_per_node"]), int(match["num_nodes"])
+    if devices_per_node < 1 or num_nodes < 1:
+        raise InputError("a cluster needs at least one device and one node", got=name, allowed=NAMING_RULE)
+    device = accelerator(match["accelerator"])
+    return Cluster(
+        name=f"{device.name}-{devices_per_node}x{num_nodes}",
+        accelerator=device,
+        fabric=placed_fabric(
+            fabric_name or default_fabric_name(device.name),
+            devices_per_node=devices_per_node,
+            num_nodes=num_nodes,
+        ),
+        devices_per_node=devices_per_node,
+        num_nodes=num_nodes,
+    )
+
+
+def placed_fabric(name: str, *, devices_per_node: int, num_nodes: int) -> Fabric:
+    """The fabric `name` as a cluster of this shape uses it.
+
+    On a mesh (links to each peer are separate) a domain of q devices has q-1 of the links: its scale-up rate
+    is the sum of those. On a switch a smaller domain keeps the full rate.
+    """
+    whole = fabric(name)
+    domain = _domain(name, devices_per_node=devices_per_node, num_nodes=num_nodes)
+    reachable_bytes_per_s = whole.scale_up_peer_bytes_per_s * max(1, domain - 1)
+    return replace(
+        whole,
+        scale_up_domain=domain,
+        scale_up_bytes_per_s=min(whole.scale_up_bytes_per_s, reachable_bytes_per_s),
+    )
+
+
+def _domain(name: str, *, devices_per_node: int, num_nodes: int) -> int:
+    """Devices per scale-up domain.
+
+    A cluster that is neither one rack nor whole racks takes the same `segment` of every rack, as rack-aware
+    schedulers place it: 256 GB200 are 4 x 64, not 3 x 72 + 40.
+    """
+    values = entry(Kind.FABRIC, name).values
+    limit, num_devices = values["scale_up_domain"], devices_per_node * num_nodes
+    if not values.get("spans_nodes", False):
+        if devices_per_node > limit:
+            raise InputError(
+                f"a node on fabric {name} has at most {limit} devices", got=devices_per_node,
+                allowed=f"1 to {limit}", hint=f"the rule is {NAMING_RULE}",
+            )  # fmt: skip
+        return devices_per_node
+    if num_devices <= limit:
+        return num_devices
+    return limit if num_devices % limit == 0 else values.get("segment", limit)

@@ -1,0 +1,117 @@
+"""Reading the catalogue's data: one TOML file per entry, its name is the entry's name.
+
+    data/models/llama3-8b.toml
+    data/accelerators/h100.toml
+    data/fabrics/nvl72.toml
+
+An entry holds the fields of the value that it describes (`specs.model.Model`, `specs.hardware.Accelerator`,
+`specs.hardware.Fabric`) and beside them what a reader needs to trust it:
+
+    [sources]      field -> title, link, date or quote; "all" for the fields that are not named
+    [conflicts]    field -> where sources disagree, what was chosen and why
+    [assumptions]  what was assumed, and the reason
+    [unknown]      what no source gives
+    [published]    figures that others print of the same thing; never read by the cost model
+
+Looking up one name reads one file; only a name that is no file's name makes the reader look through the
+aliases of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import UnknownNameError
+
+DATA = Path(__file__).parent / "data"
+
+_ABOUT = ("sources", "conflicts", "assumptions", "unknown", "published")
+
+
+class Kind(StrEnum):
+    """What an entry describes."""
+
+    MODEL = "model"
+    ACCELERATOR = "accelerator"
+    FABRIC = "fabric"
+
+    @property
+    def folder(self) -> Path:
+        return DATA / f"{self.value}s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One catalogue file: `values` are the described thing's own fields, the rest is about them."""
+
+    kind: Kind
+    name: str
+    title: str
+    values: dict[str, Any]
+    aliases: tuple[str, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
+    conflicts: dict[str, str] = field(default_factory=dict)
+    assumptions: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+    published: dict[str, float] = field(default_factory=dict)
+
+    def source_of(self, path: str) -> str | None:
+        """Where the value at `path`, such as `attention.head_dim`, comes from."""
+        while path:
+            if path in self.sources:
+                return self.sources[path]
+            path = path.rpartition(".")[0]
+        return self.sources.get("all")
+
+
+@cache
+def names(kind: Kind) -> tuple[str, ...]:
+    """Names of all entries of `kind`, in natural order (llama3-8b before llama3-70b)."""
+    return tuple(sorted((path.stem for path in kind.folder.glob("*.toml")), key=_natural))
+
+
+@cache
+def entry(kind: Kind, name: str) -> Entry:
+    """The entry `name`, which may be an alias; capitals, spaces and underscores do not matter.
+
+    Raises UnknownNameError when neither a name nor an alias matches.
+    """
+    key = _normal(name)
+    if key in names(kind):
+        return _read(kind, key)
+    found = _aliases(kind).get(key)
+    if found is None:
+        raise UnknownNameError(kind.value, name, known=names(kind))
+    return _read(kind, found)
+
+
+@cache
+def _read(kind: Kind, name: str) -> Entry:
+    import tomllib
+
+    text = (kind.folder / f"{name}.toml").read_text(encoding="utf-8")
+    values = tomllib.loads(text)
+    about = {key: values.pop(key, {}) for key in _ABOUT}
+    aliases = tuple(values.pop("aliases", ()))
+    title = text.partition("\n")[0].removeprefix("#").strip()
+    return Entry(kind=kind, name=name, title=title, values=values, aliases=aliases, **about)
+
+
+@cache
+def _aliases(kind: Kind) -> dict[str, str]:
+    return {_normal(alias): name for name in names(kind) for alias in _read(kind, name).aliases}
+
+
+def _normal(name: str) -> str:
+    return "-".join(name.lower().replace("_", " ").split())
+
+
+def _natural(name: str) -> tuple[tuple[int, float, str], ...]:
+    import re
+
+    parts = re.findall(r"\d+(?:\.\d+)?|\D+", name)
+    return tuple((0, float(p), "") if p[0].isdigit() else (1, 0.0, p) for p in parts)

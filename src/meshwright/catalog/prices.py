@@ -1,0 +1,77 @@
+"""What a device costs to rent and what surrounds its own power draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from meshwright.catalog.accelerators import accelerator
+from meshwright.catalog.entries import DATA
+from meshwright.errors import InputError
+from meshwright.specs.estimate import Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """One published price of one device for one hour."""
+
+    accelerator: str
+    usd_per_device_hour: float
+    offer: str  # who, what, where
+    date: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerAssumptions:
+    """What turns a device's power into a cluster's; nothing here was measured, so the tier says so.
+
+    A node draws `num_devices * device power * (1 + node_overhead_ratio)`, the building that times `pue`.
+    """
+
+    idle_ratio: float  # power of an idle device over its design power
+    node_overhead_ratio: float  # processors, memory, network cards and fans over the devices' power
+    pue: float  # power usage effectiveness of the building
+    tier: Tier
+    sources: dict[str, str]
+
+
+@cache
+def prices() -> tuple[Price, ...]:
+    """All known prices."""
+    return tuple(Price(**row) for row in _read("prices.toml")["price"])
+
+
+def price_per_device_hour(accelerator_name: str) -> Price:
+    """The lowest known price of this accelerator.
+
+    The lowest because the offers are one seller's in several regions, and a buyer chooses the region.
+    Raises InputError when no price is known; the caller then asks the user for one.
+
+    >>> price_per_device_hour("mi300x").usd_per_device_hour
+    6.0
+    """
+    name = accelerator(accelerator_name).name
+    known = [price for price in prices() if price.accelerator == name]
+    if not known:
+        raise InputError(
+            "no price is known for this accelerator", got=name,
+            allowed=", ".join(sorted({price.accelerator for price in prices()})),
+            hint="give a price in USD per device-hour",
+        )  # fmt: skip
+    return min(known, key=lambda price: price.usd_per_device_hour)
+
+
+@cache
+def power_assumptions() -> PowerAssumptions:
+    """The power assumptions that apply when the user states none."""
+    values = _read("power.toml")
+    return PowerAssumptions(**{**values, "tier": Tier[values["tier"].upper()]})
+
+
+@cache
+def _read(file_name: str) -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads((DATA / file_name).read_text(encoding="utf-8"))

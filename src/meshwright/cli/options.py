@@ -1,0 +1,74 @@
+"""Options that several commands share, so that one flag means one thing everywhere.
+
+Every command is written with `verb`:
+
+    @verb("catalog", examples=["meshwright catalog models", "meshwright catalog models llama3-8b --json"])
+    @json_option
+    def command(as_json: bool) -> None:
+        '''Look up what Meshwright knows.'''
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+Function = Callable[..., Any]
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Write one JSON document to stdout and nothing else there."
+)
+
+html_option = click.option(
+    "--html",
+    "html_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a self-contained page that opens without a network.",
+)
+
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one key of the run file, as in --set batch.micro=2. May be repeated.",
+)
+
+
+def run_argument(*, required: bool = True) -> Callable[[Function], Function]:
+    """RUN.yaml, passed on as `run_path`. Whether the file exists is for the run file's reader to say."""
+    return click.argument(
+        "run_path", metavar="RUN.yaml", required=required, type=click.Path(path_type=Path, dir_okay=False)
+    )
+
+
+_DESCRIPTION_OPTIONS = (
+    click.option("--model", metavar="MODEL", help="Catalogue name or Hugging Face config.json."),
+    click.option("--cluster", metavar="CLUSTER", help="ACCELERATOR-GPUS_PER_NODExNODES, as in mi355x-8x64."),
+    click.option(
+        "--gbs", "global_batch", type=click.IntRange(min=1), metavar="N", help="Global batch in sequences."
+    ),
+    click.option(
+        "--seq", "sequence_length", type=click.IntRange(min=1), metavar="TOKENS", help="Tokens per sequence."
+    ),
+    click.option("--precision", metavar="RECIPE", help="Number formats: bf16, fp8, mxfp8, ..."),
+)
+
+
+def description_options(function: Function) -> Function:
+    """--model, --cluster, --gbs, --seq and --precision: a run without a file. Each is None when absent."""
+    return functools.reduce(lambda f, option: option(f), reversed(_DESCRIPTION_OPTIONS), function)
+
+
+def verb(name: str, *, examples: Sequence[str]) -> Callable[[Function], click.Command]:
+    """The `click.command` of one verb, with examples at the end of its help.
+
+    The tests parse every example with the command that it belongs to, so an example cannot go stale.
+    """
+    lines = "\n".join(f"  {line}" for line in examples)
+    return click.command(name, epilog=f"\b\nExamples:\n{lines}")

@@ -1,0 +1,156 @@
+"""What a command prints: one JSON document or tables on stdout; notes and progress on stderr.
+
+Data goes to stdout and everything else to stderr, so that `meshwright ... --json | jq` always works.
+Rich is imported by the functions that draw, because `--help` and `--json` never draw.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NUM_DIGITS = 12
+"""Significant digits of a JSON number. Fewer than a double has, so that the order in which a sum was taken
+(BLAS, number of cores) does not change the document."""
+
+PIPE_WIDTH = 120
+"""Columns of a table that is not written to a terminal and has no COLUMNS in its environment."""
+
+Align = Literal["left", "right", "center"]
+
+
+def emit_json(document: object) -> None:
+    """Write `document` to stdout as the one JSON document of this command (see `jsonable`)."""
+    text = json.dumps(jsonable(document), indent=2, sort_keys=True, allow_nan=False)
+    sys.stdout.write(text + "\n")
+
+
+def jsonable(value: Any) -> Any:
+    """`value` as dicts, lists and scalars that JSON can hold.
+
+    Dataclasses become objects of their fields, or what their `as_json()` returns; NumPy arrays and scalars
+    become lists and numbers; NaN and infinities, which JSON lacks, become null; integer enums become their
+    lower-case names; sets are sorted.
+
+    >>> jsonable({"step_s": float("nan"), "degrees": (1, 2), "share": 1 / 3})
+    {'step_s': None, 'degrees': [1, 2], 'share': 0.333333333333}
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Enum):
+        return value.value if isinstance(value.value, str) else value.name.lower()
+    if isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return float(f"{value:.{NUM_DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, PurePath):
+        return str(value)
+    return _jsonable_container(value)
+
+
+def _jsonable_container(value: Any) -> Any:
+    if hasattr(value, "as_json"):
+        return jsonable(value.as_json())
+    if hasattr(value, "tolist"):  # NumPy array or scalar, told by its method: no import of NumPy here
+        return jsonable(value.tolist())
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: jsonable(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {_key(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((jsonable(v) for v in value), key=str)
+    if isinstance(value, Iterable):
+        return [jsonable(v) for v in value]
+    raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+def _key(key: Any) -> str:
+    key = jsonable(key)
+    return key if isinstance(key, str) else json.dumps(key)
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A Rich console on `stream`, or on stdout.
+
+    Colour follows the terminal and NO_COLOR. Nothing in the text is read as markup or highlighted, so that a
+    path or a list prints as it is.
+    """
+    from rich.console import Console
+
+    target = stream or sys.stdout
+    width = None if target.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(file=target, width=width, highlight=False, markup=False, emoji=False)
+
+
+def print_table(
+    columns: Mapping[str, Align] | Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+) -> None:
+    """Print a table on stdout. `columns` maps each heading to its alignment, or lists headings, all left.
+
+    Cells are printed with `str`, None as an empty cell; a Rich renderable is drawn as it is.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    if not isinstance(columns, Mapping):
+        columns = dict.fromkeys(columns, "left")
+    table = Table(
+        title=title and Text(title), caption=caption and Text(caption), box=box.SIMPLE_HEAD, pad_edge=False,
+        title_justify="left", caption_justify="left", title_style="bold", header_style="bold",
+    )  # fmt: skip
+    for name, align in columns.items():
+        table.add_column(Text(name), justify=align, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    console().print(table)
+
+
+def _cell(value: object) -> Any:
+    from rich.text import Text
+
+    if hasattr(value, "__rich_console__") or hasattr(value, "__rich__"):
+        return value
+    return Text("" if value is None else str(value))
+
+
+def print_line(text: str = "", *, style: str = "") -> None:
+    """Print one paragraph on stdout, wrapped to the console, in a Rich style such as `bold`."""
+    console().print(text, style=style or None)
+
+
+def note(message: str) -> None:
+    """Print a note on stderr, where it cannot disturb the answer."""
+    print(f"note: {message}", file=sys.stderr)
+
+
+@contextmanager
+def progress(description: str, *, total: float | None = None) -> Iterator[Callable[[float], None]]:
+    """A progress bar on stderr; yields `advance(amount)`. Without a terminal nothing is drawn or imported.
+
+    `total` is the amount at which the work is done; None draws a bar without end.
+    """
+    if not sys.stderr.isatty():
+        yield lambda amount: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    parts = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*parts, console=console(sys.stderr), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda amount: bar.advance(task, amount)

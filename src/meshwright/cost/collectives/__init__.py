@@ -1,0 +1,47 @@
+"""Time of collectives on a scale-up tier, a scale-out tier and the spine above it.
+
+    network   what a fabric gives one device (`Network`) and how a communicator lies on it (`Group`)
+    operations  seconds of all-gather, reduce-scatter, all-reduce, all-to-all, dispatch, send-receive
+    constants   calibrated efficiencies and latencies, read from data
+
+Every function is plain arithmetic on numbers or arrays; arrays broadcast.
+"""
+
+from meshwright.cost.collectives.constants import (
+    CollectiveConstants,
+    ScaleOutConstants,
+    ScaleUpConstants,
+    constants_for,
+    constants_from,
+)
+from meshwright.cost.collectives.network import Group, Network, group, network_row
+from meshwright.cost.collectives.operations import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_hierarchical_s,
+    all_to_all_s,
+    distinct_destinations,
+    reduce_scatter_s,
+    ring_all_reduce_s,
+    send_receive_s,
+)
+
+__all__ = [
+    "CollectiveConstants",
+    "Group",
+    "Network",
+    "ScaleOutConstants",
+    "ScaleUpConstants",
+    "all_gather_s",
+    "all_reduce_s",
+    "all_to_all_hierarchical_s",
+    "all_to_all_s",
+    "constants_for",
+    "constants_from",
+    "distinct_destinations",
+    "group",
+    "network_row",
+    "reduce_scatter_s",
+    "ring_all_reduce_s",
+    "send_receive_s",
+]

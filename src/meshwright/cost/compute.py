@@ -1,0 +1,257 @@
+"""How long kernels take on one device: GEMM, grouped GEMM, attention, memory-bound work, launches.
+
+GEMM of m x n outputs and depth k, on U compute units of which each computes one output tile at a time:
+
+    waves  = ceil(ceil(m / tm) ceil(n / tn) / U)
+    t_math = waves tm tn (k + k0) 2 U / (P u e_tile)      the least over the tile shapes a library chooses from
+    t_gemm = max(t_math, bytes / (B r)) + t_kernel
+
+P peak of the number format, u the share of it that large GEMMs reach (clock under power, pipeline fill), k0 the
+prologue and epilogue of a tile in units of depth, B memory bandwidth, r the share of it that streaming reaches.
+Waves make efficiency a function of shape: a GEMM that needs 133 tiles on 132 units takes as long as one of 264.
+Attention: FLOPs of `cost.flops` over its own measured share of the 16-bit peak. Everything else moves bytes.
+Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantisation); Williams et al. 2009
+(roofline). All shares and times are calibrated: catalog/data/calibration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.flops import keys_seen
+from meshwright.cost.tables import Array, BatchTable, ModelTable, PlanTable, PrecisionTable, Table
+
+TILES = ((256, 128, 1.0), (128, 128, 0.90), (64, 128, 0.62))
+"""Output tiles (rows, columns) a GEMM library chooses from and the share of the best tile's rate each reaches:
+arithmetic intensity of a tile against shared-memory bandwidth falls with its size (the guide above, section 2.2)."""
+
+TILE_DEPTH = 160
+"""k0: filling and draining the tile's pipeline costs as much as this much depth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRates(Table):
+    """What one device reaches with one software stack, datasheet and calibration joined."""
+
+    matmul_flops_per_s: Array  # dense peak of the recipe's matmul format
+    half_flops_per_s: Array  # dense 16-bit peak
+    memory_bytes_per_s: Array
+    memory_bytes: Array
+    num_units: Array  # that compute output tiles at the same time; 0: no tile quantisation (systolic arrays)
+    gemm_ratio: Array  # share of matmul_flops_per_s of a large GEMM
+    half_gemm_ratio: Array  # share of half_flops_per_s of a large 16-bit GEMM
+    grouped_ratio: Array  # grouped GEMM against a plain GEMM of the same tiles
+    attention_forward_ratio: Array  # share of half_flops_per_s
+    attention_backward_ratio: Array
+    memory_ratio: Array  # share of memory_bytes_per_s of streaming kernels
+    elementwise_factor: Array  # bytes moved against perfectly fused elementwise work
+    unfused_attention: Array  # 1: scores are written to memory
+    kernel_s: Array  # start and end of one kernel on the device
+    host_layer_s: Array  # host time to issue one layer's forward pass
+    host_moe_s: Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
+
+
+def _tile_seconds(m: Array, n: Array, k: Array, groups: Array, flops_per_s: Array, units: Array) -> Array:
+    best: Array = np.inf
+    quantised = units > 0
+    u = np.maximum(units, 1)
+    for tile_m, tile_n, share in TILES:
+        tiles = groups * np.ceil(m / tile_m) * np.ceil(n / tile_n)
+        # Stream-K and persistent kernels balance about half of the last wave's loss.
+        waves = np.where(quantised, np.maximum(0.5 * (np.ceil(tiles / u) + tiles / u), 1.0), tiles / u)
+        seconds = waves * u * (2.0 * tile_m * tile_n) * (k + TILE_DEPTH) / (flops_per_s * share)
+        best = np.minimum(best, seconds)
+    return best
+
+
+def gemm_s(
+    m: Array,
+    n: Array,
+    k: Array,
+    *,
+    flops_per_s: Array,
+    bytes_per_s: Array,
+    num_units: Array,
+    kernel_s: Array,
+    groups: Array = 1,
+    element_bytes: Array = 2.0,
+) -> Array:
+    """Seconds of `groups` equal GEMMs (m x k) (k x n) in one kernel.
+
+    m, n, k: per group. flops_per_s and bytes_per_s are what large kernels reach. A GEMM without work costs nothing.
+    """
+    math = _tile_seconds(m, n, k, groups, flops_per_s, num_units)
+    moved = groups * (element_bytes * (m * k + k * n) + 2.0 * m * n)
+    return np.where(m * n * k > 0, np.maximum(math, moved / bytes_per_s) + kernel_s, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Seconds of one module in the forward pass and in the two halves of the backward pass."""
+
+    forward_s: Array
+    input_s: Array  # gradient of the inputs
+    weight_s: Array  # gradient of the weights
+
+    def __add__(self, other: Passes) -> Passes:
+        return Passes(
+            forward_s=self.forward_s + other.forward_s,
+            input_s=self.input_s + other.input_s,
+            weight_s=self.weight_s + other.weight_s,
+        )
+
+    def times(self, factor: Array) -> Passes:
+        """`factor` of them one after the other."""
+        return Passes(
+            forward_s=self.forward_s * factor, input_s=self.input_s * factor, weight_s=self.weight_s * factor
+        )
+
+    @property
+    def total_s(self) -> Array:
+        return self.forward_s + self.input_s + self.weight_s
+
+
+NOTHING = Passes(forward_s=0.0, input_s=0.0, weight_s=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCompute:
+    """One layer of each kind on one device for one micro-batch, by kernel family; no communication."""
+
+    attention_gemm: Passes
+    attention_core: Passes  # mean of full and windowed layers
+    dense_ffn: Passes
+    experts: Passes  # grouped GEMMs and shared experts
+    router: Passes  # scores, top-k, permutation
+    elementwise: Passes  # norms, residual, rotary embedding, casts of one dense layer
+    moe_elementwise: Passes
+    head: Passes  # output matrix and loss
+    latent_up: Passes  # the part of attention_gemm that expands MLA's latent; recomputed by mla_up_projection
+
+
+def layer_compute(
+    *,
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    rates: DeviceRates,
+    load_factor: Array = 1.0,
+) -> LayerCompute:
+    """Kernel times of one micro-batch. `load_factor`: busiest expert rank's tokens over the mean."""
+    h, t = model.hidden, plan.tensor
+    nq, nkv, d, dv = model.num_heads, model.num_kv_heads, model.qk_dim, model.v_dim
+    tokens = batch.seq_len * plan.micro_batch / plan.context
+    trained = 1 - (model.lora_rank > 0) * 1
+    streaming = rates.memory_bytes_per_s * rates.memory_ratio
+    b_in = precision.linear_input_bytes
+
+    def linear(m: Array, n: Array, k: Array, *, half: bool = False, groups: Array = 1, grouped: bool = False) -> Passes:
+        peak = rates.half_flops_per_s * rates.half_gemm_ratio if half else rates.matmul_flops_per_s * rates.gemm_ratio
+        rate = peak * rates.grouped_ratio if grouped else peak
+
+        def seconds(rows: Array, columns: Array, depth: Array) -> Array:
+            return gemm_s(
+                rows,
+                columns,
+                depth,
+                flops_per_s=rate,
+                bytes_per_s=streaming,
+                num_units=rates.num_units,
+                kernel_s=rates.kernel_s,
+                groups=groups,
+                element_bytes=2.0 if half else b_in,
+            )
+
+        # Quantising operands reads 16 bits and writes the narrow format, for inputs, weights and gradients.
+        casts = 0.0 if half else precision.cast_passes * 2.0 * (2 + b_in) * groups / streaming
+        return Passes(
+            forward_s=seconds(m, n, k) + casts * m * k,
+            input_s=seconds(m, k, n) + casts * m * n,
+            weight_s=(seconds(n, k, m) + casts * k * n) * trained,
+        )
+
+    grouped_query = linear(tokens, (nq * d + nkv * (d + dv)) / t, h)
+    query = linear(tokens, np.where(model.q_rank > 0, model.q_rank, nq * d / t), h)
+    query_up = linear(tokens, nq * d / t, model.q_rank)
+    key_value = linear(tokens, model.kv_rank + model.rope_dim, h)
+    key_value_up = linear(tokens, nq * (d - model.rope_dim + dv) / t, model.kv_rank)
+    is_mla = (model.is_mla > 0) * 1.0
+    latent_up = (query_up + key_value_up).times(is_mla)
+    projections = grouped_query.times(1 - is_mla) + (query + key_value).times(is_mla) + latent_up
+    attention_gemm = projections + linear(tokens, h, nq * dv / t)
+
+    up_matrices = model.ffn_matrices - 1
+    dense_ffn = linear(tokens, up_matrices * model.ffn / t, h) + linear(tokens, h, model.ffn / t)
+
+    has_experts = (model.num_experts > 0) * 1.0
+    num_experts = np.maximum(model.num_experts, 1)
+    local = num_experts / plan.expert  # experts on this rank
+    received = tokens / t * plan.expert_tensor * model.top_k * load_factor  # tokens this rank works on
+    per_expert = received / np.maximum(local, 1)
+    f_e = model.expert_ffn / plan.expert_tensor
+    routed = linear(per_expert, up_matrices * f_e, h, groups=local, grouped=True) + linear(
+        per_expert, h, f_e, groups=local, grouped=True
+    )
+    shared = linear(tokens, up_matrices * model.shared_ffn / t, h) + linear(tokens, h, model.shared_ffn / t)
+    experts = routed.times(has_experts) + shared.times(has_experts * (model.shared_ffn > 0))
+
+    split = np.where(plan.sequence_parallel > 0, t, 1)
+    moved = rates.elementwise_factor * 2.0 / streaming  # seconds per 16-bit element read or written
+    common = tokens * (12 * h / split + 3 * (nq * d + nkv * d) / t) * moved
+    activation = tokens * model.ffn_matrices * model.ffn / t * moved
+    expert_activation = (
+        received * (model.ffn_matrices * f_e) + tokens * model.ffn_matrices * model.shared_ffn / t
+    ) * moved
+    # Permute before and after the exchange, unpermute and weigh after: six reads or writes of the routed tokens.
+    permutation = (6 * received * h + tokens * 4 * num_experts / split) * moved
+    router = linear(tokens / split, num_experts, h, half=True)
+
+    return LayerCompute(
+        attention_gemm=attention_gemm,
+        attention_core=_attention_core(model, batch, plan, rates, tokens),
+        dense_ffn=dense_ffn,
+        experts=experts,
+        router=(router + _memory_bound(permutation)).times(has_experts),
+        elementwise=_memory_bound(common + activation),
+        moe_elementwise=_memory_bound(common + expert_activation),
+        head=_head(model, plan, rates, tokens, linear(tokens, model.vocab / t, h, half=True)),
+        latent_up=latent_up,
+    )
+
+
+def _memory_bound(forward_s: Array) -> Passes:
+    """Backward reads the saved input and the gradient and writes a gradient: about twice the forward bytes."""
+    return Passes(forward_s=forward_s, input_s=2.0 * forward_s, weight_s=0.0 * forward_s)
+
+
+def _head(model: ModelTable, plan: PlanTable, rates: DeviceRates, tokens: Array, gemm: Passes) -> Passes:
+    """Output matrix and cross-entropy; the loss reads and writes the logits in 16 and 32 bits, three times in all."""
+    loss = tokens * model.vocab / plan.tensor * 6.0 / (rates.memory_bytes_per_s * rates.memory_ratio)
+    loss = loss * rates.elementwise_factor
+    return gemm + Passes(forward_s=loss, input_s=loss, weight_s=0.0 * loss)
+
+
+def _attention_core(
+    model: ModelTable, batch: BatchTable, plan: PlanTable, rates: DeviceRates, tokens: Array
+) -> Passes:
+    """Scores and values, mean over full and windowed layers of one micro-batch on one rank."""
+    full_keys = keys_seen(batch.seq_len)
+    windowed_share = model.num_windowed_layers / model.num_layers
+    keys = full_keys * (1 - windowed_share) + windowed_share * keys_seen(batch.seq_len, window=model.window)
+    per_token = 2 * model.num_heads / plan.tensor * (model.qk_dim + model.v_dim)
+    # An unfused kernel computes the whole square and moves the probabilities through memory six times.
+    flops = tokens * per_token * np.where(rates.unfused_attention > 0, batch.seq_len, keys)
+    scores = tokens * model.num_heads / plan.tensor * batch.seq_len * 2.0
+    traffic = rates.unfused_attention * scores / (rates.memory_bytes_per_s * rates.memory_ratio)
+    unfused = rates.unfused_attention > 0
+    forward = np.where(unfused, rates.half_gemm_ratio, rates.attention_forward_ratio)
+    backward = np.where(unfused, rates.half_gemm_ratio, rates.attention_backward_ratio)
+    backward_flops = np.where(unfused, 2.0, 2.5) * flops  # the fused kernel computes the scores again
+    return Passes(
+        forward_s=flops / (rates.half_flops_per_s * forward) + 6 * traffic + rates.kernel_s,
+        input_s=backward_flops / (rates.half_flops_per_s * backward) + 8 * traffic + rates.kernel_s,
+        weight_s=0.0 * flops,
+    )

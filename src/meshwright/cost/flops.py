@@ -1,0 +1,144 @@
+"""Parameters and model FLOPs.
+
+    N_gqa  = h d n_q + h n_kv (d + d_v) + n_q d_v h
+    N_mla  = h r_q + r_q n_q d + h (r_kv + d_r) + r_kv n_q (d - d_r + d_v) + n_q d_v h
+    N_ffn  = g h f                         g = 3 matrices when gated, 2 when not
+    N_moe  = E g h f_e + g h f_s + h E     of which a token uses k of E experts
+    core(s)= 2 s̄ n_q (d + d_v)             forward FLOPs of scores and their product with V, per token
+    F      = 6 N_active + 3 Σ_layers core  forward and backward, no recomputation
+
+s̄ is the mean number of keys a query sees: s/2 when causal, s when not, at most the window in windowed layers.
+The output head counts once, the input embedding (a look-up) does not. Each multi-token prediction module adds one
+layer, its 2h x h projection and one more head. With LoRA the frozen matrices have no weight gradient: 4 N + 6 N_lora.
+One multiply-add is 2 FLOP. Source: Kaplan et al. 2020 (section 2.1) for 6N; Megatron-Core's FLOP counter for the
+attention, MoE and MTP terms. Every symbol is per token; multiply by tokens for a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from meshwright.cost.tables import Array, ModelTable
+
+
+class AttentionCount(StrEnum):
+    """How attention FLOPs are counted; travels with every MFU."""
+
+    CAUSAL = "causal"  # half of the score matrix: what must be computed
+    FULL = "full"  # the whole matrix: PaLM appendix B, Megatron-LM before 2025, torchtitan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Numbers of parameters. `layer` terms are of one layer, without norms."""
+
+    attention_layer: Array
+    dense_ffn_layer: Array
+    expert: Array  # one routed expert
+    experts_layer: Array  # all routed experts of one layer
+    shared_layer: Array  # shared experts of one layer
+    router_layer: Array
+    norm_layer: Array  # both norms and, where there are any, projection biases
+    embedding: Array  # input table and learned positions
+    head: Array  # output matrix; 0 when tied
+    mtp_projection: Array  # of one module
+    lora_layer: Array
+    total: Array
+    active: Array  # used by one token; embedding look-ups excluded, the head included
+
+
+def attention_parameters(model: ModelTable) -> Array:
+    """Parameters of one attention block."""
+    h, nq, d, dv = model.hidden, model.num_heads, model.qk_dim, model.v_dim
+    grouped = h * d * nq + h * model.num_kv_heads * (d + dv)
+    query = np.where(model.q_rank > 0, h * model.q_rank + model.q_rank * nq * d, h * nq * d)
+    latent = h * (model.kv_rank + model.rope_dim) + model.kv_rank * nq * (d - model.rope_dim + dv)
+    return np.where(model.is_mla, query + latent, grouped) + nq * dv * h
+
+
+def count_parameters(model: ModelTable) -> Parameters:
+    """All parameter counts of `model`; integers in, integers out."""
+    h, L = model.hidden, model.num_layers
+    attention = attention_parameters(model)
+    dense = model.ffn_matrices * h * model.ffn
+    expert = model.ffn_matrices * h * model.expert_ffn
+    shared = model.ffn_matrices * h * model.shared_ffn
+    router = h * model.num_experts
+    norm = 2 * h * (1 + model.norm_bias) + model.attention_bias * (
+        model.num_heads * model.qk_dim + model.num_kv_heads * (model.qk_dim + model.v_dim) + h
+    )
+    norm = norm + model.is_mla * (model.q_rank + model.kv_rank)
+    embedding = (model.vocab + model.learned_positions) * h
+    head = np.where(model.tied, 0, model.vocab * h)
+    mtp = 2 * h * h + 3 * h
+    is_moe = np.where(model.num_experts > 0, 1, 0)
+    ffn_total = model.num_dense_layers * dense + model.num_moe_layers * (
+        model.num_experts * expert + shared + router
+    )
+    ffn_active = model.num_dense_layers * dense + model.num_moe_layers * (
+        model.top_k * expert + shared + router
+    )
+    mtp_layer = attention + norm + is_moe * (model.num_experts * expert + shared + router) + (1 - is_moe) * dense
+    mtp_active = attention + is_moe * (model.top_k * expert + shared + router) + (1 - is_moe) * dense
+    lora = model.lora_rank * model.lora_width
+    body = L * (attention + norm) + ffn_total + h * (1 + model.norm_bias)
+    return Parameters(
+        attention_layer=attention,
+        dense_ffn_layer=dense,
+        expert=expert,
+        experts_layer=model.num_experts * expert,
+        shared_layer=shared,
+        router_layer=router,
+        norm_layer=norm,
+        embedding=embedding,
+        head=head,
+        mtp_projection=mtp,
+        lora_layer=lora,
+        total=body + embedding + head + model.num_mtp_layers * (mtp_layer + mtp),
+        active=L * attention
+        + ffn_active
+        + model.vocab * h
+        + model.num_mtp_layers * (mtp_active + 2 * h * h + model.vocab * h),
+    )
+
+
+def keys_seen(seq_len: Array, *, window: Array = 0, count: AttentionCount = AttentionCount.CAUSAL) -> Array:
+    """Mean number of keys that a query sees, in tokens. A windowed query sees min(position, window) keys."""
+    seen = seq_len / 2 if count is AttentionCount.CAUSAL else seq_len * 1.0
+    if np.all(np.asarray(window) == 0):
+        return seen
+    w = np.minimum(np.where(window > 0, window, seq_len), seq_len)
+    windowed = w - w * w / (2 * seq_len) if count is AttentionCount.CAUSAL else w
+    return np.where(window > 0, windowed, seen)
+
+
+def attention_core_flops_per_token(
+    model: ModelTable, *, seq_len: Array, count: AttentionCount = AttentionCount.CAUSAL
+) -> Array:
+    """Forward FLOPs of attention scores and values per token, summed over all layers and MTP modules."""
+    per_key = 2 * model.num_heads * (model.qk_dim + model.v_dim)
+    full = model.num_layers - model.num_windowed_layers + model.num_mtp_layers
+    windowed = model.num_windowed_layers * keys_seen(seq_len, window=model.window, count=count)
+    return per_key * (full * keys_seen(seq_len, count=count) + windowed)
+
+
+def model_flops_per_token(
+    model: ModelTable, *, seq_len: Array, count: AttentionCount = AttentionCount.CAUSAL
+) -> Array:
+    """Forward and backward FLOPs per token without recomputation.
+
+    >>> from meshwright.cost.tables import model_row
+    >>> from meshwright.specs.model import Attention, Model
+    >>> llama = Model(name="llama3.1-8b", hidden=4096, num_layers=32, vocab=128256, ffn_hidden=14336,
+    ...               attention=Attention(num_heads=32, num_kv_heads=8, head_dim=128))
+    >>> round(float(model_flops_per_token(model_row(llama), seq_len=8192)) / 1e9, 2)
+    51.47
+    """
+    parameters = count_parameters(model)
+    core = attention_core_flops_per_token(model, seq_len=seq_len, count=count)
+    lora = model.num_layers * parameters.lora_layer
+    weight = np.where(model.lora_rank > 0, 4 * parameters.active + 6 * lora, 6 * parameters.active)
+    return weight + 3 * core

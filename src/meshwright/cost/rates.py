@@ -1,0 +1,179 @@
+"""From datasheet and calibration to the rates a step is costed with: `SystemRates`, one table for everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from meshwright.catalog.calibration import Calibration, Factors, fitted
+from meshwright.catalog.stacks import StackFacts, stack_facts
+from meshwright.cost.collectives import Network, constants_for, network_row
+from meshwright.cost.compute import DeviceRates
+from meshwright.cost.tables import Array, Table
+from meshwright.errors import InfeasibleError
+from meshwright.specs.hardware import Cluster, Stack
+from meshwright.specs.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemFacts(Table):
+    """What does not depend on calibration: datasheet numbers and traits of the stack."""
+
+    matmul_flops_per_s: Array
+    half_flops_per_s: Array
+    memory_bytes_per_s: Array
+    memory_bytes: Array
+    num_units: Array
+    host_bytes_per_s: Array
+    unfused_attention: Array
+    overlaps_data: Array
+    deduplicates: Array
+    years: Array  # vintage of the stack against 2025.0
+    network: Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemRates(Table):
+    """Everything about device, fabric and stack that the step model asks for."""
+
+    device: DeviceRates
+    network: Network
+    host_bytes_per_s: Array
+    overlaps_data: Array
+    deduplicates: Array
+    years: Array
+    tensor_exposed_ratio: Array
+    expert_exposed_ratio: Array
+    data_hidden_ratio: Array
+    gather_hidden_ratio: Array
+    pipeline_exposed_ratio: Array
+    slowdown_per_doubling: Array
+    step_s: Array
+    optimizer_passes: Array
+    general_factor: Array
+    moe_factor: Array
+    dense_gain_per_year: Array
+    moe_gain_per_year: Array
+
+
+def vintage_of(stack: Stack, facts: StackFacts) -> float:
+    """The stack's date as a decimal year; the newest with data when the stack names none."""
+    return facts.newest if stack.vintage is None else stack.vintage
+
+
+def factors_of(cluster: Cluster, precision: Precision, stack: Stack) -> Factors:
+    """The keys by which calibration may tell this system from others."""
+    facts = stack_facts(stack.framework)
+    accelerator = cluster.accelerator
+    return {
+        "architecture": accelerator.architecture,
+        "device": accelerator.name,
+        "device_format": f"{accelerator.name}/{precision.matmul}",
+        "device_half": f"{accelerator.name}/bf16",
+        "framework": facts.name,
+        "lineage": facts.lineage,
+        "architecture_lineage": f"{accelerator.architecture}/{facts.lineage}",
+        "fabric": cluster.fabric.name,
+    }
+
+
+def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> SystemFacts:
+    """Datasheet numbers of one system. InfeasibleError when the accelerator lacks the number format."""
+    accelerator, facts = cluster.accelerator, stack_facts(stack.framework)
+    peaks = accelerator.peak_flops_per_s
+    if precision.matmul not in peaks:
+        raise InfeasibleError(
+            f"{accelerator.name} has no {precision.matmul} units: precision {precision.name} cannot run there",
+            hint=f"formats it has: {', '.join(peaks)}",
+        )
+    return SystemFacts(
+        matmul_flops_per_s=peaks[precision.matmul],
+        half_flops_per_s=peaks.get("bf16", peaks[precision.matmul]),
+        memory_bytes_per_s=accelerator.memory_bytes_per_s,
+        memory_bytes=accelerator.memory_bytes,
+        num_units=accelerator.num_compute_units,
+        host_bytes_per_s=accelerator.host_bytes_per_s,
+        unfused_attention=int(facts.unfused_attention),
+        overlaps_data=int(facts.overlaps_data),
+        deduplicates=int(facts.deduplicates),
+        years=vintage_of(stack, facts) - 2025.0,
+        network=network_row(cluster.fabric, constants_for(cluster.fabric)),
+    )
+
+
+def join(facts: SystemFacts, values: Mapping[str, Array], half: Mapping[str, Array]) -> SystemRates:
+    """Datasheet facts and calibrated `values`; `half` are the values for 16-bit GEMMs."""
+    device = DeviceRates(
+        matmul_flops_per_s=facts.matmul_flops_per_s,
+        half_flops_per_s=facts.half_flops_per_s,
+        memory_bytes_per_s=facts.memory_bytes_per_s,
+        memory_bytes=facts.memory_bytes,
+        num_units=facts.num_units,
+        unfused_attention=facts.unfused_attention,
+        half_gemm_ratio=half["gemm_ratio"],
+        **{f.name: values[f.name] for f in fields(DeviceRates) if f.name in values},
+    )
+    network = facts.network
+    network = type(network)(
+        **{f.name: getattr(network, f.name) for f in fields(network)}
+        | {
+            "up_bytes_per_s": network.up_bytes_per_s * values["scale_up_ratio"],
+            "up_peer_bytes_per_s": network.up_peer_bytes_per_s * values["scale_up_ratio"],
+            "up_switch_bytes_per_s": network.up_switch_bytes_per_s * values["scale_up_ratio"],
+            "out_bytes_per_s": network.out_bytes_per_s * values["scale_out_ratio"],
+        }
+    )
+    own = {f.name for f in fields(SystemRates)}
+    return SystemRates(
+        device=device,
+        network=network,
+        host_bytes_per_s=facts.host_bytes_per_s,
+        overlaps_data=facts.overlaps_data,
+        deduplicates=facts.deduplicates,
+        years=facts.years,
+        **{name: value for name, value in values.items() if name in own},
+    )
+
+
+def rates_from_etas(
+    calibration: Calibration, facts: SystemFacts, etas: Mapping[str, Array], half_etas: Mapping[str, Array]
+) -> SystemRates:
+    """`join` for values still in transformed units."""
+    return join(facts, calibration.values(etas), calibration.values({"gemm_ratio": half_etas["gemm_ratio"]}))
+
+
+def half_factors(factors: Factors) -> Factors:
+    """The same system multiplying in 16 bits."""
+    return {**factors, "device_format": factors["device_half"]}
+
+
+def system_rates(
+    cluster: Cluster, precision: Precision, stack: Stack, *, calibration: Calibration | None = None
+) -> SystemRates:
+    """The rates of one system, as numbers."""
+    calibration = calibration or fitted()
+    factors = factors_of(cluster, precision, stack)
+    etas = {name: value[0] for name, value in calibration.etas([factors]).items()}
+    half = {name: value[0] for name, value in calibration.etas([half_factors(factors)]).items()}
+    return rates_from_etas(calibration, system_facts(cluster, precision, stack), etas, half)
+
+
+def stacked_facts(systems: Sequence[SystemFacts]) -> SystemFacts:
+    """One table with an array per field, one row per system."""
+    return SystemFacts.stack(systems)
+
+
+__all__ = [
+    "SystemFacts",
+    "SystemRates",
+    "factors_of",
+    "half_factors",
+    "rates_from_etas",
+    "stacked_facts",
+    "system_facts",
+    "system_rates",
+    "vintage_of",
+]
+_ = np

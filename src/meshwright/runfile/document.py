@@ -1,0 +1,272 @@
+"""Read YAML into plain values that remember where they stood.
+
+The rules are those of the YAML 1.2 core schema, with one addition: digits may be grouped (`4_194_304`).
+And there are bounds: one document, keys are text and appear once, numbers are finite, no tags, and a size,
+a depth and a number of values that no honest run file reaches, so that a hostile one costs little.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+
+from meshwright.errors import RunFileError, nearest
+from meshwright.runfile.problems import KeyPath, Place, Problem, as_error, key_name
+
+MAX_BYTES = 64 * 1024
+MAX_VALUES = 10_000
+MAX_DEPTH = 20
+MAX_DIGITS = 18  # what fits a 64-bit integer whatever the digits
+
+_INT = re.compile(r"[-+]?\d+(_\d+)*|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+")
+_FLOAT = re.compile(r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_WORDS = {"": None, "~": None} | {
+    spelling: value
+    for word, value in (("null", None), ("true", True), ("false", False))
+    for spelling in (word, word.title(), word.upper())
+}
+_TAGS = {  # the ones that the parser gives to untagged values
+    f"tag:yaml.org,2002:{kind}"
+    for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """What a run file says, before anyone asks whether it makes sense."""
+
+    file: str
+    text: str = ""
+    value: dict[str, Any]
+    places: dict[KeyPath, Place] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+    def error(self, problems: list[Problem]) -> RunFileError:
+        """The exception that says all of `problems`."""
+        return as_error(problems, file=self.file, places=self.places)
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a file; every way in which it is not the text of a run file is a `RunFileError`."""
+    name = os.fspath(path)
+    try:
+        with Path(name).open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise RunFileError("no such file", file=name, hint=_near_file(Path(name))) from None
+    except IsADirectoryError:
+        raise RunFileError("is a folder, not a run file", file=name) from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise RunFileError(
+            f"cannot be read ({getattr(error, 'strerror', None) or error})", file=name
+        ) from None
+    if len(data) > MAX_BYTES:
+        raise RunFileError("is too large for a run file", file=name, allowed=f"<= {MAX_BYTES // 1024} KiB")
+    if b"\0" in data:
+        raise RunFileError("is a binary file, not a run file", file=name)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RunFileError("is not UTF-8 text", file=name, line=line) from None
+
+
+def parse(text: str, *, file: str) -> Document:
+    """A run file's text as a document. Raises `RunFileError` where it is not YAML or not a mapping."""
+    root = _compose(text, file=file)
+    if root is None:
+        raise RunFileError(
+            "is empty", file=file, hint="a run file needs at least model, data, batch and cluster"
+        )
+    builder = _Builder()
+    try:
+        value = builder.build(root, (), ())
+    except _RefusedError as refused:
+        raise as_error([refused.problem], file=file, places=builder.places) from None
+    if not isinstance(value, dict):
+        hint = "a run file looks like `model: llama3.1-8b`, one key a line"
+        raise RunFileError("must be a mapping of keys", file=file, line=1, hint=hint)
+    return Document(
+        file=file, text=text, value=value, places=builder.places, problems=tuple(builder.problems)
+    )
+
+
+def override(document: Document, assignment: str) -> Document:
+    """`document` with one `key.path=value` laid over it; the value is YAML."""
+    key, equals, text = assignment.partition("=")
+    path = tuple(key.strip().split("."))
+    label = f"--set {key_name((key.strip(),))}"
+    if not equals or not all(path):
+        raise RunFileError("must read key=value", file="--set", got=assignment, hint="--set batch.micro=2")
+    root = _compose(text, file=label)
+    builder = _Builder(place=label)
+    try:
+        value = None if root is None else builder.build(root, path, ())
+    except _RefusedError as refused:
+        raise as_error([refused.problem], file=label, places=builder.places) from None
+    places = {p: place for p, place in document.places.items() if p[: len(path)] != path}
+    return Document(
+        file=document.file,
+        text=document.text,
+        value=_replaced(document.value, path, value, label),
+        places=places | {path: label} | builder.places,
+        problems=document.problems + tuple(builder.problems),
+    )
+
+
+def _replaced(mapping: Any, path: tuple[str, ...], value: Any, label: str, depth: int = 0) -> dict[str, Any]:
+    if not isinstance(mapping, dict):
+        parent = ".".join(path[:depth])
+        hint = f"--set '{parent}={{{path[depth]}: ...}}'"
+        raise RunFileError(f"{parent} is not a mapping here", file=label, got=str(mapping), hint=hint)
+    head, is_last = path[depth], depth == len(path) - 1
+    if is_last:
+        return mapping | {head: value}
+    below = mapping.get(head)
+    return mapping | {head: _replaced({} if below is None else below, path, value, label, depth + 1)}
+
+
+def _near_file(path: Path) -> str | None:
+    try:
+        near = nearest(path.name, (p.name for p in path.parent.iterdir() if p.is_file()))
+    except (OSError, ValueError):
+        return None
+    return near and f"did you mean {str(path.with_name(near))!r}?"
+
+
+def _compose(text: str, *, file: str) -> Any:
+    """The node graph of one YAML document, None when there is nothing in it."""
+    if len(text) > MAX_BYTES:
+        raise RunFileError("is too large for a run file", file=file, allowed=f"<= {MAX_BYTES // 1024} KiB")
+    try:
+        with warnings.catch_warnings():  # of anchors that are used twice
+            warnings.simplefilter("ignore")
+            return YAML(typ="safe", pure=True).compose(text)
+    except RecursionError:
+        raise RunFileError("is nested too deeply", file=file, allowed=f"<= {MAX_DEPTH} levels") from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = None if mark is None else int(mark.line) + 1
+        problem = " ".join(str(error.problem or error.context or "syntax error").split())
+        if "single document" in str(error.context):
+            problem = "a run file holds one document, here a second one begins"
+        hint = "indent with spaces: YAML allows no tabs" if _has_tab(text, line) else None
+        raise RunFileError(f"is not YAML: {problem}", file=file, line=line, hint=hint) from None
+    except YAMLError as error:
+        problem = getattr(error, "reason", None) or "syntax error"
+        raise RunFileError(f"is not YAML: {problem}", file=file) from None
+    except Exception as error:  # the parser lets a few Python errors through on garbage
+        raise RunFileError(f"is not YAML: {type(error).__name__}", file=file) from None
+
+
+def _has_tab(text: str, line: int | None) -> bool:
+    lines = text.splitlines()
+    nearby = lines[max(0, line - 2) : line] if line else []
+    return any(
+        "\t" in content[: len(content) - len(content.lstrip())] or ":\t" in content for content in nearby
+    )
+
+
+class _RefusedError(Exception):
+    """The document breaks a bound; nothing more can be said about it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+class _Builder:
+    """Turns nodes into values and collects places and problems on the way."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place  # stands for every line when the text is not a file
+        self.places: dict[KeyPath, Place] = {}
+        self.problems: list[Problem] = []
+        self.num_values = 0
+
+    def build(self, node: Any, path: KeyPath, parents: tuple[int, ...]) -> Any:
+        """The value of `node`. Aliases are expanded; the bounds hold for what they expand to."""
+        place = self.place or node.start_mark.line + 1
+        self.places.setdefault(path, place)
+        self.num_values += 1
+        if id(node) in parents:
+            raise _RefusedError(Problem(path=path, message="contains itself", place=place))
+        if len(parents) >= MAX_DEPTH:
+            allowed = f"<= {MAX_DEPTH} levels"
+            raise _RefusedError(Problem(message="is nested too deeply", allowed=allowed, place=place))
+        if self.num_values > MAX_VALUES:
+            allowed = f"<= {MAX_VALUES} values, aliases counted as often as they are used"
+            raise _RefusedError(Problem(message="has too many values", allowed=allowed))
+        if str(node.tag) not in _TAGS:
+            self.problems.append(Problem(path=path, message="tags (!...) are not allowed in a run file"))
+        below = (*parents, id(node))
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, path)
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path, below)
+        return [self.build(item, (*path, i), below) for i, item in enumerate(node.value)]
+
+    def _mapping(self, node: MappingNode, path: KeyPath, parents: tuple[int, ...]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            place = self.place or key_node.start_mark.line + 1
+            key = self._key(key_node, path, place)
+            if key is None:
+                continue
+            if key in found:
+                first = self.places[(*path, key)]
+                message = "appears twice" if first == place else f"appears twice (first on line {first})"
+                self.problems.append(Problem(path=(*path, key), message=message, place=place))
+                continue
+            self.places[(*path, key)] = place
+            found[key] = self.build(value_node, (*path, key), parents)
+        return found
+
+    def _key(self, node: Node, path: KeyPath, place: Place) -> str | None:
+        key = node.value
+        if isinstance(node, ScalarNode) and (node.style is not None or _is_text(key)):
+            return key
+        got = key if isinstance(node, ScalarNode) else {} if isinstance(node, MappingNode) else []
+        self.problems.append(Problem(path=path, message="keys must be text", got=got, place=place))
+        return None
+
+    def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
+        if node.style is not None:  # quoted
+            return node.value
+        try:
+            return _plain_value(node.value)
+        except ValueError as error:
+            self.problems.append(Problem(path=path, message=str(error), got=node.value))
+            return None
+
+
+def _is_text(text: str) -> bool:
+    return text not in _WORDS and not _INT.fullmatch(text) and not _FLOAT.fullmatch(text)
+
+
+def _plain_value(text: str) -> Any:
+    """The value of an unquoted scalar.
+
+    >>> [_plain_value(t) for t in ("1e-4", "4_194_304", "0x10", "yes", "~", "1f1b")]
+    [0.0001, 4194304, 16, 'yes', None, '1f1b']
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        if len(text) > MAX_DIGITS:
+            raise ValueError("number is too large")
+        return int(text, {"0x": 16, "0o": 8, "0b": 2}.get(text[:2], 10))
+    if _FLOAT.fullmatch(text):
+        number = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        if not math.isfinite(number):
+            raise ValueError("number must be finite")
+        return number
+    return text

@@ -1,0 +1,71 @@
+"""A model whose shapes stand in the run file itself."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from meshwright.runfile import schema
+from meshwright.runfile.problems import BelowError
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model
+
+T = TypeVar("T")
+
+
+def same_fields(kind: type[T], section: schema.Section) -> T:
+    """The dataclass whose fields are called like the section's keys; keys that it lacks are left out."""
+    return kind(**{f.name: getattr(section, f.name) for f in fields(kind)})  # pyright: ignore[reportArgumentType]
+
+
+def inline_model(given: schema.InlineModel) -> Model:
+    """The model; keys that were left out follow from the others. Raises `BelowError` where they disagree."""
+    a, x = given.attention, given.experts
+    num_dense_layers = given.num_layers if x is None else x.num_dense_layers
+    if num_dense_layers > given.num_layers:
+        raise BelowError("experts.num_dense_layers", "is more than num_layers", got=num_dense_layers)
+    if num_dense_layers and not given.ffn_hidden:
+        raise BelowError("ffn_hidden", "is missing: the model has dense layers")
+    if a.num_windowed_layers > given.num_layers:
+        raise BelowError(
+            "attention.num_windowed_layers", "is more than num_layers", got=a.num_windowed_layers
+        )
+    return Model(
+        **_given(given, Model, "attention", "experts", "family"),
+        attention=_inline_attention(given),
+        experts=None if x is None else _inline_experts(x),
+        family=given.family or "",
+    )
+
+
+def _inline_attention(given: schema.InlineModel) -> Attention:
+    a = given.attention
+    num_kv_heads = a.num_kv_heads or a.num_heads
+    if a.num_heads % num_kv_heads:
+        raise BelowError(
+            "attention.num_kv_heads", f"does not divide num_heads ({a.num_heads})", got=num_kv_heads
+        )
+    if a.head_dim is None and given.hidden % a.num_heads:
+        raise BelowError(
+            "attention.head_dim", f"is missing: hidden ({given.hidden}) / num_heads is not whole"
+        )
+    if a.kind is AttentionKind.MLA and not a.kv_lora_rank:
+        raise BelowError("attention.kv_lora_rank", "is missing: latent attention (mla) needs it")
+    return Attention(
+        **_given(a, Attention, "num_kv_heads", "head_dim"),
+        num_kv_heads=num_kv_heads,
+        head_dim=a.head_dim or given.hidden // a.num_heads,
+    )
+
+
+def _inline_experts(given: schema.InlineExperts) -> Experts:
+    if given.top_k > given.num_experts:
+        raise BelowError("experts.top_k", f"is more than num_experts ({given.num_experts})", got=given.top_k)
+    if given.num_groups and given.num_experts % given.num_groups:
+        raise BelowError("experts.num_groups", f"does not divide num_experts ({given.num_experts})")
+    if given.groups_per_token > given.num_groups:
+        raise BelowError("experts.groups_per_token", "is more than num_groups", got=given.groups_per_token)
+    return same_fields(Experts, given)
+
+
+def _given(section: schema.Section, kind: type, *but: str) -> dict[str, Any]:
+    return {f.name: getattr(section, f.name) for f in fields(kind) if f.name not in but}

@@ -1,0 +1,77 @@
+"""A pinned plan and the `parallel` section of a run file: each from the other."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from meshwright.runfile import schema
+from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
+
+_ALWAYS = ("data_shard", "data_replicate", "tensor", "context", "pipeline", "sharding")
+_WORTH_SAYING = ("sequence_parallel", "virtual_pipeline", "layers_per_stage", "expert", "expert_tensor")
+_DEFAULT_MODULES = ("core_attention",)  # the first thing that every framework's selective mode drops
+
+
+def plan_from_section(section: schema.ParallelSection, *, data_shard: int, micro_batch: int) -> Plan:
+    """The plan that a `parallel` section pins.
+
+    A schedule that is left out is 1F1B, or interleaved where there are virtual stages.
+    """
+    recompute, modules, layers = _recompute(section.recompute)
+    return Plan(
+        tensor=section.tensor,
+        sequence_parallel=section.sequence_parallel,
+        context=section.context,
+        pipeline=section.pipeline,
+        virtual_pipeline=section.virtual_pipeline,
+        expert=section.expert,
+        expert_tensor=section.expert_tensor,
+        data_shard=data_shard,
+        data_replicate=section.data_replicate,
+        sharding=Sharding[section.sharding.upper()],
+        micro_batch=micro_batch,
+        schedule=section.schedule or _usual_schedule(section.virtual_pipeline),
+        recompute=recompute,
+        recompute_modules=modules,
+        recompute_layers=layers,
+        layers_per_stage=section.layers_per_stage,
+        offload=section.offload,
+    )
+
+
+def section_from_plan(plan: Plan) -> dict[str, Any]:
+    """The `parallel` section that pins `plan`: degrees and sharding always, the rest if unusual."""
+    usual = {f.name: f.default for f in fields(Plan)}
+    section: dict[str, Any] = {name: getattr(plan, name) for name in _ALWAYS}
+    section["sharding"] = plan.sharding.name.lower()
+    section |= {n: getattr(plan, n) for n in _WORTH_SAYING if getattr(plan, n) != usual[n]}
+    if plan.layers_per_stage is not None:
+        section["layers_per_stage"] = list(plan.layers_per_stage)
+    if plan.pipeline > 1 or plan.schedule is not _usual_schedule(plan.virtual_pipeline):
+        section["schedule"] = plan.schedule.value
+    section["recompute"] = _recompute_word(plan)
+    if plan.offload is not Offload.NONE:
+        section["offload"] = plan.offload.value
+    return section
+
+
+def _usual_schedule(virtual_pipeline: int) -> Schedule:
+    return Schedule.INTERLEAVED if virtual_pipeline > 1 else Schedule.ONE_F_ONE_B
+
+
+def _recompute(given: str | schema.RecomputeSection) -> tuple[Recompute, tuple[str, ...], int | None]:
+    if isinstance(given, str):
+        kind = Recompute(given)
+        return kind, _DEFAULT_MODULES if kind is Recompute.SELECTIVE else (), None
+    if given.modules is not None:
+        return Recompute.SELECTIVE, given.modules, None
+    return Recompute.FULL, (), given.layers
+
+
+def _recompute_word(plan: Plan) -> str | dict[str, Any]:
+    if plan.recompute is Recompute.SELECTIVE:
+        return {"modules": list(plan.recompute_modules)}
+    if plan.recompute is Recompute.FULL and plan.recompute_layers is not None:
+        return {"layers": plan.recompute_layers}
+    return plan.recompute.value

@@ -1,0 +1,87 @@
+"""Run files in: from a path, a text, or the options of a command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from meshwright.runfile import document as documents
+from meshwright.runfile.document import Document
+from meshwright.runfile.resolve import resolve
+from meshwright.runfile.validate import validate
+from meshwright.specs.hardware import Cluster
+from meshwright.specs.run import Run
+
+_OPTIONS = {
+    ("model",): "--model",
+    ("cluster",): "--cluster",
+    ("batch", "global_sequences"): "--gbs",
+    ("data", "sequence_length"): "--seq",
+    ("precision",): "--precision",
+    ("engine",): "--engine",
+}
+
+
+def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), here: Cluster | None = None) -> Run:
+    """The run that the file at `path` describes.
+
+    `overrides` are `key.path=value` with a YAML value, laid over the file in their order; `here` is what
+    `cluster: here` stands for. Raises `RunFileError` with everything that is wrong in one message.
+    """
+    return loads(documents.read_text(path), file=os.fspath(path), overrides=overrides, here=here)
+
+
+def loads(
+    text: str, *, file: str = "run file", overrides: Sequence[str] = (), here: Cluster | None = None
+) -> Run:
+    """The run that `text` describes; `file` is what errors call it. See `load`."""
+    return _run(documents.parse(text, file=file), overrides=overrides, here=here)
+
+
+def from_options(
+    *,
+    model: str,
+    cluster: str,
+    global_batch: int,
+    sequence_length: int,
+    precision: str = "bf16",
+    engine: str = "native",
+    overrides: Sequence[str] = (),
+    here: Cluster | None = None,
+) -> Run:
+    """The run that a command line describes; errors name its options (`--model`, `--gbs`).
+
+    `global_batch` is in sequences, `sequence_length` in tokens.
+    """
+    value = {
+        "model": model,
+        "data": {"sequence_length": sequence_length},
+        "batch": {"global_sequences": global_batch},
+        "precision": precision,
+        "cluster": cluster,
+        "engine": engine,
+    }
+    places = dict[Any, Any](_OPTIONS)
+    document = Document(file="command line", text=_yaml(value), value=value, places=places)
+    run = _run(document, overrides=overrides, here=here)
+    return replace(run, name=run.model.name)
+
+
+def _run(document: Document, *, overrides: Sequence[str], here: Cluster | None) -> Run:
+    for assignment in overrides:
+        document = documents.override(document, assignment)
+    run = resolve(document, validate(document), name=Path(document.file).stem, here=here)
+    return replace(run, overrides=tuple(overrides))
+
+
+def _yaml(value: dict[str, Any]) -> str:
+    from ruamel.yaml import YAML
+
+    out = StringIO()
+    yaml = YAML()
+    yaml.dump(value, out)
+    return out.getvalue()

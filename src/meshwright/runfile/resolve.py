@@ -1,0 +1,251 @@
+"""From what a run file says to a `Run`: look names up, fill in what follows, refuse the impossible.
+
+Only what no machine and no engine could do is refused here (a batch that does not divide, degrees that do not
+multiply to the number of devices). What one engine cannot do is the planner's business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from meshwright import catalog
+from meshwright.errors import InputError, MeshwrightError, UnknownNameError
+from meshwright.runfile import schema
+from meshwright.runfile.document import Document
+from meshwright.runfile.inline import inline_model, same_fields
+from meshwright.runfile.pinned import plan_from_section
+from meshwright.runfile.problems import BelowError, KeyPath, Problem
+from meshwright.specs import run as specs
+from meshwright.specs.hardware import Cluster, Stack
+from meshwright.specs.model import Lora, Model
+from meshwright.specs.plan import Plan
+from meshwright.specs.precision import PRECISIONS, Precision
+
+T = TypeVar("T")
+HERE = "here"
+MAX_DEVICES = 10**7  # hundred times the largest machine that was announced; keeps counts in 64 bits
+
+
+class _Problems(list[Problem]):
+    """Collects what goes wrong, so that one message can say all of it."""
+
+    def attempt(self, path: str, function: Callable[..., T], *arguments: Any) -> T | None:
+        """`function(*arguments)`, or None with its error noted at `path`, which the error may lengthen."""
+        try:
+            return function(*arguments)
+        except BelowError as error:
+            self.append(Problem(path=_path(f"{path}.{error.key}"), message=error.message, hint=error.hint))
+        except MeshwrightError as error:
+            self.append(Problem(path=_path(path), message=error.message, hint=error.hint))
+        return None
+
+
+def resolve(document: Document, file: schema.RunFile, *, name: str, here: Cluster | None) -> specs.Run:
+    """The run that `file` (validated from `document`) describes. Raises one `RunFileError` with
+    all problems."""
+    problems = _Problems()
+    model = problems.attempt("model", _model, file.model)
+    lora = problems.attempt("lora", _lora, file)
+    cluster = problems.attempt("cluster", _cluster, file.cluster, here)
+    precision = problems.attempt("precision", _precision, file.precision, cluster)
+    global_batch = problems.attempt("batch", _global_batch, file.batch, file.data.sequence_length)
+    stack = problems.attempt("stack.framework", _stack, file)
+    train = problems.attempt("train", _train, file)
+    micro = problems.attempt("batch", _micro, file)
+    plan = None
+    if isinstance(file.parallel, schema.ParallelSection) and not problems:
+        plan = problems.attempt("parallel", _plan, file.parallel, micro, model, cluster, global_batch)
+    elif micro and global_batch and global_batch % micro:
+        problems.attempt("batch", _refuse_batch, global_batch, micro)
+    if problems or not (model and precision and global_batch and stack and train):
+        raise document.error(problems)
+    return specs.Run(
+        name=file.name or name,
+        model=model,
+        task=file.task,
+        lora=lora,
+        cluster=cluster,
+        cluster_name=_cluster_name(file.cluster),
+        sequence_length=file.data.sequence_length,
+        global_batch=global_batch,
+        micro_batch=micro,
+        precision=precision,
+        plan=plan,
+        engine=file.engine,
+        stack=stack,
+        objective=file.objective,
+        costs=same_fields(specs.Costs, file.costs),
+        optimizer=same_fields(specs.Optimizer, file.optimizer),
+        data=same_fields(specs.Data, file.data),
+        train=train,
+        source=document.file,
+        text=document.text,
+    )
+
+
+def _path(key: str) -> KeyPath:
+    return tuple(key.split("."))
+
+
+def _model(given: str | schema.InlineModel) -> Model:
+    if isinstance(given, schema.InlineModel):
+        return inline_model(given)
+    looks_like_path = os.sep in given or given.endswith(".json") or given in (".", "..")
+    if looks_like_path and not os.path.exists(given):  # noqa: PTH110  (a Path refuses null bytes)
+        hint = "names on the Hugging Face hub are not looked up: give the path of a downloaded config.json"
+        raise InputError("no such file", got=given, hint=hint)
+    if looks_like_path or (given not in catalog.model_names() and os.path.isdir(given)):  # noqa: PTH112
+        from meshwright.catalog import huggingface
+
+        return huggingface.model_from_path(given)
+    return catalog.model(given)
+
+
+def _lora(file: schema.RunFile) -> Lora | None:
+    if file.task is specs.Task.LORA:
+        return same_fields(Lora, file.lora or schema.InlineLora())
+    if file.lora is not None:
+        raise InputError("is given, but the task is pretrain", hint="write `task: lora`")
+    return None
+
+
+def _cluster_name(given: str | schema.InlineCluster) -> str:
+    if isinstance(given, str):
+        return given
+    return f"{given.accelerator}-{given.devices_per_node}x{given.num_nodes}"
+
+
+def _cluster(given: str | schema.InlineCluster, here: Cluster | None) -> Cluster | None:
+    if given == HERE:
+        return here
+    if isinstance(given, str):
+        cluster = catalog.cluster(given)
+    else:
+        catalog.accelerator(given.accelerator)  # so that a wrong accelerator is called one
+        cluster = catalog.cluster(_cluster_name(given), fabric_name=given.fabric)
+    if cluster.num_devices > MAX_DEVICES:
+        raise InputError(
+            "has more devices than can be planned", got=cluster.num_devices, allowed=f"<= {MAX_DEVICES:,}"
+        )
+    return cluster
+
+
+def _precision(name: str, cluster: Cluster | None) -> Precision:
+    if name not in PRECISIONS:
+        raise UnknownNameError("precision", name, known=PRECISIONS)
+    precision = PRECISIONS[name]
+    if cluster is not None and precision.matmul not in cluster.accelerator.peak_flops_per_s:
+        has = ", ".join(sorted(cluster.accelerator.peak_flops_per_s))
+        raise InputError(
+            f"{cluster.accelerator.name} does not multiply {precision.matmul}", got=name, allowed=has
+        )
+    return precision
+
+
+def _global_batch(batch: schema.BatchSection, sequence_length: int) -> int:
+    if (batch.global_tokens is None) == (batch.global_sequences is None):
+        which = "is given twice" if batch.global_tokens else "is missing"
+        hint = "give one of global_tokens and global_sequences"
+        raise InputError(f"the global batch {which}", hint=hint)
+    if batch.global_sequences is not None:
+        return batch.global_sequences
+    tokens = batch.global_tokens or 0
+    if tokens % sequence_length:
+        multiple = max(1, tokens // sequence_length) * sequence_length
+        message = f"is not a multiple of the sequence length {sequence_length}"
+        raise BelowError("global_tokens", message, got=tokens, hint=f"{multiple} is one")
+    return tokens // sequence_length
+
+
+def _micro(file: schema.RunFile) -> int | None:
+    """Sequences per micro-batch. A pinned plan has one even where the file does not say: 1."""
+    if isinstance(file.parallel, schema.ParallelSection):
+        if file.batch.micro == "auto":
+            hint = "give batch.micro as a number, or let the planner choose all of it: `parallel: auto`"
+            raise BelowError("micro", "is auto, but the plan is pinned", hint=hint)
+        return file.batch.micro or 1
+    return None if file.batch.micro in (None, "auto") else int(file.batch.micro)
+
+
+def _refuse_batch(global_batch: int, micro: int) -> None:
+    raise BelowError("micro", f"does not divide the global batch of {global_batch} sequences", got=micro)
+
+
+def _stack(file: schema.RunFile) -> Stack:
+    from meshwright.catalog import stacks
+
+    if file.stack is None:
+        return stacks.stack_for_engine(file.engine.value)
+    framework = stacks.stack_facts(file.stack.framework).name
+    return Stack(framework=framework, vintage=file.stack.vintage)
+
+
+def _train(file: schema.RunFile) -> specs.Train:
+    train, warmup = file.train, file.optimizer.warmup_steps
+    if train.steps is not None and train.tokens is not None:
+        raise InputError("both steps and tokens are given", hint="give one of them")
+    if train.steps is not None and warmup > train.steps:
+        raise BelowError("steps", f"is less than optimizer.warmup_steps ({warmup})", got=train.steps)
+    return specs.Train(
+        steps=train.steps,
+        tokens=train.tokens,
+        seed=train.seed,
+        checkpoint=None if train.checkpoint is None else same_fields(specs.Checkpoint, train.checkpoint),
+        evaluate=None if train.evaluate is None else same_fields(specs.Evaluate, train.evaluate),
+    )
+
+
+def _plan(
+    section: schema.ParallelSection, micro: int, model: Model, cluster: Cluster | None, global_batch: int
+) -> Plan:
+    recompute = section.recompute
+    if isinstance(recompute, schema.RecomputeSection) and (recompute.modules is None) == (
+        recompute.layers is None
+    ):
+        raise BelowError("recompute", "must give either modules or layers")
+    data_shard = section.data_shard or _rest_of_devices(section, cluster)
+    plan = plan_from_section(section, data_shard=data_shard, micro_batch=micro)
+    if cluster is not None and plan.num_devices != cluster.num_devices:
+        message = (
+            f"the degrees multiply to {plan.num_devices} devices, {cluster.name} has {cluster.num_devices}"
+        )
+        raise InputError(message, hint="leave data_shard out: it is then what remains of the devices")
+    _refuse_impossible(plan, model, global_batch)
+    return plan
+
+
+def _rest_of_devices(section: schema.ParallelSection, cluster: Cluster | None) -> int:
+    if cluster is None:
+        hint = "the number of devices of `here` is not known beforehand"
+        raise BelowError("data_shard", "is missing", hint=hint)
+    others = section.data_replicate * section.context * section.tensor * section.pipeline
+    if cluster.num_devices % others:
+        message = f"the degrees multiply to {others}, which does not divide the {cluster.num_devices} devices"
+        raise InputError(f"{message} of {cluster.name}")
+    return cluster.num_devices // others
+
+
+def _refuse_impossible(plan: Plan, model: Model, global_batch: int) -> None:
+    ranks, experts = plan.num_devices // plan.pipeline, plan.expert * plan.expert_tensor
+    if ranks % experts:
+        message = (
+            f"expert x expert_tensor ({experts}) does not divide the {ranks} devices of a pipeline stage"
+        )
+        raise BelowError("expert", message)
+    portion = plan.micro_batch * plan.data
+    if global_batch % portion:
+        message = f"the global batch of {global_batch} sequences does not divide into portions of {portion}"
+        raise InputError(message, hint="portion = batch.micro x data_shard x data_replicate")
+    stages = plan.pipeline * plan.virtual_pipeline
+    if stages > model.num_layers + model.num_mtp_layers + 2:  # the embedding and the head may stand alone
+        raise BelowError("pipeline", f"there are {stages} stages for {model.num_layers} layers")
+    layers = plan.layers_per_stage
+    if layers is not None and len(layers) != stages:
+        raise BelowError(
+            "layers_per_stage", f"must have one value for each of {stages} stages", got=len(layers)
+        )
+    if layers is not None and sum(layers) != model.num_layers:
+        message = f"adds up to {sum(layers)}, {model.name} has {model.num_layers} layers"
+        raise BelowError("layers_per_stage", message)

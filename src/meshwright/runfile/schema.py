@@ -1,0 +1,294 @@
+"""The run file's keys: types, defaults and what one value alone must satisfy.
+
+One class a section; `resolve` looks names up and checks what several values must satisfy together.
+docs/reference/run-file.md explains every key for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic.fields import FieldInfo
+
+from meshwright.specs.model import AttentionKind, Router
+from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
+from meshwright.specs.run import Engine, LearningRateSchedule, Objective, Task
+
+
+def _whole(value: object) -> object:
+    """`15e12` is a float to YAML and a count to everybody else."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _readable(text: str) -> str:
+    if not text.isprintable() or not text.strip():
+        raise ValueError("must be printable text")
+    return text
+
+
+def _recompute_module(name: str) -> str:
+    if name not in RECOMPUTE_MODULES:
+        raise ValueError(f"unknown module; known: {', '.join(RECOMPUTE_MODULES)}")
+    return name
+
+
+def _kind(value: object) -> str:
+    return "(mapping)" if isinstance(value, dict) else "(word)"
+
+
+def _number_or_word(value: object) -> str:
+    return "(word)" if isinstance(value, str) else "(number)"
+
+
+_Word, _Mapping, _Number = Tag("(word)"), Tag("(mapping)"), Tag("(number)")
+UNION_TAGS = {"(word)", "(mapping)", "(number)"}
+"""Stand in the location of an error where a value may be of two kinds; no key is called so."""
+
+_Lax = Field(strict=False)  # an enum from its value, a tuple from a list; what is inside stays strict
+
+Text = Annotated[str, Field(max_length=4096), AfterValidator(_readable)]
+Count = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=10**9)]
+CountOrZero = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**9)]
+Size = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=10**7)]
+SizeOrZero = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**7)]
+Tokens = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=10**17)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
+NotNegative = Annotated[float, Field(ge=0, le=1e12)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+RecomputeModule = Annotated[str, AfterValidator(_recompute_module)]
+LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
+
+
+class Section(BaseModel):
+    """A mapping of the run file: its keys are known, its values are what they look like."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+
+
+class InlineAttention(Section):
+    """`specs.model.Attention`, with usual values where a key is left out."""
+
+    kind: Annotated[AttentionKind, _Lax] = AttentionKind.GQA
+    num_heads: Size
+    num_kv_heads: Size | None = None
+    head_dim: Size | None = None
+    value_head_dim: Size | None = None
+    query_lora_rank: SizeOrZero = 0
+    kv_lora_rank: SizeOrZero = 0
+    rope_head_dim: SizeOrZero = 0
+    window: SizeOrZero = 0
+    num_windowed_layers: SizeOrZero = 0
+    bias: bool = False
+
+
+class InlineExperts(Section):
+    """`specs.model.Experts`."""
+
+    num_experts: Size
+    top_k: Size
+    ffn_hidden: Size
+    num_shared: SizeOrZero = 0
+    shared_ffn_hidden: SizeOrZero | None = None
+    num_dense_layers: SizeOrZero = 0
+    router: Annotated[Router, _Lax] = Router.SOFTMAX
+    num_groups: SizeOrZero = 0
+    groups_per_token: SizeOrZero = 0
+
+
+class InlineModel(Section):
+    """`specs.model.Model`."""
+
+    name: Text = "inline"
+    hidden: Size
+    num_layers: Size
+    vocab: Size
+    attention: InlineAttention
+    ffn_hidden: SizeOrZero = 0
+    gated_ffn: bool = True
+    experts: InlineExperts | None = None
+    tied_embeddings: bool = False
+    num_mtp_layers: SizeOrZero = 0
+    learned_positions: SizeOrZero = 0
+    norm_bias: bool = False
+    family: Text | None = None
+
+
+class InlineLora(Section):
+    """`specs.model.Lora`."""
+
+    rank: Size = 16
+    alpha: Positive = 32.0
+    dropout: BelowOne = 0.0
+    targets: Annotated[tuple[LoraTarget, ...], _Lax, Field(min_length=1)] = (
+        "query",
+        "key",
+        "value",
+        "output",
+    )
+
+
+class DataSection(Section):
+    """Where tokens come from and how many make a sequence."""
+
+    source: Text = "synthetic"
+    tokenizer: Text | None = None
+    validation: Text | None = None
+    sequence_length: Count
+
+
+class BatchSection(Section):
+    """What one optimizer step consumes, and in which portions."""
+
+    global_tokens: Tokens | None = None
+    global_sequences: Count | None = None
+    micro: (
+        Annotated[
+            Annotated[Literal["auto"], _Word] | Annotated[Count, _Number], Discriminator(_number_or_word)
+        ]
+        | None
+    ) = None
+
+
+class OptimizerSection(Section):
+    """AdamW and its learning-rate schedule."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: Positive = 3e-4
+    betas: Annotated[tuple[BelowOne, BelowOne], _Lax] = (0.9, 0.95)
+    epsilon: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
+    gradient_clip: Positive | None = 1.0
+    schedule: Annotated[LearningRateSchedule, _Lax] = LearningRateSchedule.COSINE
+    warmup_steps: CountOrZero = 0
+    final_ratio: Ratio = 0.1
+    decay_ratio: Ratio = 0.1
+
+
+class InlineCluster(Section):
+    """A cluster that has no name."""
+
+    accelerator: Text
+    devices_per_node: Count
+    num_nodes: Count
+    fabric: Text | None = None
+
+
+class RecomputeSection(Section):
+    """Either the modules or the number of layers whose activations are computed again."""
+
+    modules: Annotated[tuple[RecomputeModule, ...], _Lax, Field(min_length=1)] | None = None
+    layers: CountOrZero | None = None
+
+
+class ParallelSection(Section):
+    """A pinned plan: `specs.plan.Plan` without its micro-batch."""
+
+    data_shard: Count | None = None
+    data_replicate: Count = 1
+    tensor: Count = 1
+    sequence_parallel: bool = True
+    context: Count = 1
+    pipeline: Count = 1
+    virtual_pipeline: Count = 1
+    layers_per_stage: Annotated[tuple[SizeOrZero, ...], _Lax, Field(min_length=1)] | None = None
+    schedule: Annotated[Schedule, _Lax] | None = None
+    expert: Count = 1
+    expert_tensor: Count = 1
+    sharding: Literal["none", "optimizer", "gradients", "parameters"] = "optimizer"
+    recompute: Annotated[
+        Annotated[Literal["none", "selective", "full"], _Word] | Annotated[RecomputeSection, _Mapping],
+        Discriminator(_kind),
+    ] = "none"
+    offload: Annotated[Offload, _Lax] = Offload.NONE
+
+
+class StackSection(Section):
+    """The software that runs the step."""
+
+    framework: Text
+    vintage: Annotated[float, Field(ge=2015, lt=2100)] | None = None
+
+
+class CostsSection(Section):
+    """Prices that replace the catalogue's."""
+
+    usd_per_device_hour: NotNegative | None = None
+    usd_per_kwh: NotNegative | None = None
+
+
+class CheckpointSection(Section):
+    """When weights and optimizer states are saved."""
+
+    folder: Text
+    every_steps: Count = 1000
+    keep: Count | None = None
+
+
+class EvaluateSection(Section):
+    """When the validation loss is taken."""
+
+    every_steps: Count = 1000
+    num_batches: Count = 16
+
+
+class TrainSection(Section):
+    """How long to train, and what to do on the way."""
+
+    steps: Count | None = None
+    tokens: Tokens | None = None
+    seed: CountOrZero = 0
+    checkpoint: CheckpointSection | None = None
+    evaluate: EvaluateSection | None = None
+
+
+class RunFile(Section):
+    """The whole file."""
+
+    name: Text | None = None
+    model: Annotated[Annotated[Text, _Word] | Annotated[InlineModel, _Mapping], Discriminator(_kind)]
+    task: Annotated[Task, _Lax] = Task.PRETRAIN
+    lora: InlineLora | None = None
+    data: DataSection
+    batch: BatchSection
+    optimizer: OptimizerSection = OptimizerSection()
+    precision: Text = "bf16"
+    cluster: Annotated[Annotated[Text, _Word] | Annotated[InlineCluster, _Mapping], Discriminator(_kind)]
+    parallel: Annotated[
+        Annotated[Literal["auto"], _Word] | Annotated[ParallelSection, _Mapping], Discriminator(_kind)
+    ] = "auto"
+    engine: Annotated[Engine, _Lax] = Engine.NATIVE
+    stack: StackSection | None = None
+    objective: Annotated[Objective, _Lax] = Objective.THROUGHPUT
+    costs: CostsSection = CostsSection()
+    train: TrainSection = TrainSection()
+
+
+@cache
+def all_fields() -> dict[str, FieldInfo]:
+    """Every key of the schema with its path: `model`, `model.hidden`, ... in the order of the classes."""
+    return dict(_fields(RunFile, ""))
+
+
+def known_keys(path: tuple[str | int, ...]) -> list[str]:
+    """The keys that a mapping at `path` may have."""
+    prefix = "".join(f"{part}." for part in path)
+    below = [key.removeprefix(prefix) for key in all_fields() if key.startswith(prefix)]
+    return [key for key in below if "." not in key]
+
+
+def _fields(section: type[Section], above: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        yield above + name, field
+        for below in _sections(field.annotation):
+            yield from _fields(below, f"{above}{name}.")
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections(part)

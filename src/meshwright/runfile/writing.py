@@ -1,0 +1,74 @@
+"""Run files out: the same file with the plan pinned, comments kept."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from meshwright.errors import InputError
+from meshwright.runfile.pinned import section_from_plan
+from meshwright.runfile.reading import loads
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+
+
+def pin_plan(run: Run, plan: Plan, out: str | os.PathLike[str]) -> None:
+    """Write the file that `run` came from to `out`, with `plan` in place of its `parallel` and `batch.micro`.
+
+    The whole file appears or none of it. Raises `InputError` where `out` cannot be written.
+    """
+    text = pinned_text(run, plan)
+    path = Path(out)
+    try:
+        _write_atomically(path, text)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot write {os.fspath(out)!r} ({reason})") from None
+
+
+def pinned_text(run: Run, plan: Plan) -> str:
+    """The text of a run file that says `plan` and otherwise what `run` says, overrides included."""
+    yaml = YAML()  # round trip: keeps comments, order and the way numbers are written
+    yaml.width = 4096  # never fold a line that the user did not fold
+    content = yaml.load(run.text)
+    for assignment in run.overrides:
+        key, _, value = assignment.partition("=")
+        _set(content, key.strip().split("."), YAML().load(value))
+    _set(content, ["batch", "micro"], plan.micro_batch)
+    _set(content, ["parallel"], section_from_plan(plan))
+    out = StringIO()
+    yaml.dump(content, out)
+    text = out.getvalue()
+    reread = loads(text, file=run.source, here=run.cluster)
+    wanted = replace(run, plan=plan, micro_batch=plan.micro_batch, text=text, overrides=())
+    if replace(reread, name=run.name) != wanted:
+        raise InputError(
+            f"{run.source}: the plan cannot be pinned in this file", hint="remove its aliases (*)"
+        )
+    return text
+
+
+def _set(content: Any, path: list[str], value: Any) -> None:
+    for key in path[:-1]:
+        if content.get(key) is None:
+            content[key] = {}
+        content = content[key]
+    content[path[-1]] = value
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(partial, 0o644)  # noqa: PTH101
+        os.replace(partial, path)  # noqa: PTH105
+    except BaseException:
+        os.unlink(partial)  # noqa: PTH108
+        raise

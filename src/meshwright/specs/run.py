@@ -1,0 +1,148 @@
+"""A run: everything one training run needs, resolved once and never edited.
+
+`meshwright.runfile` makes a `Run` from a run file; the planner, the cost model and the engines only read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from meshwright.specs.hardware import Cluster, Stack
+from meshwright.specs.model import Lora, Model
+from meshwright.specs.plan import Plan
+from meshwright.specs.precision import Precision
+
+
+class Task(StrEnum):
+    """What is trained."""
+
+    PRETRAIN = "pretrain"  # every parameter
+    LORA = "lora"  # low-rank adapters on a frozen base
+
+
+class Engine(StrEnum):
+    """The program that runs the step."""
+
+    NATIVE = "native"  # Meshwright's own, on torch.distributed
+    TORCHTITAN = "torchtitan"
+    MEGATRON = "megatron"
+    MAXTEXT = "maxtext"
+
+
+class Objective(StrEnum):
+    """What the planner makes best."""
+
+    THROUGHPUT = "throughput"  # tokens per second and device
+    TIME = "time"  # time to train
+    COST = "cost"  # money to train
+    ENERGY = "energy"  # energy to train
+
+
+class LearningRateSchedule(StrEnum):
+    """How the learning rate falls after the warm-up."""
+
+    COSINE = "cosine"
+    LINEAR = "linear"
+    WSD = "wsd"  # warm-up, stable, decay: constant until the last `decay_ratio` of the steps
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW and its learning-rate schedule."""
+
+    name: str = "adamw"
+    learning_rate: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    gradient_clip: float | None = 1.0  # largest gradient norm; None: not clipped
+    schedule: LearningRateSchedule = LearningRateSchedule.COSINE
+    warmup_steps: int = 0
+    final_ratio: float = 0.1  # last learning rate over the peak one
+    decay_ratio: float = 0.1  # WSD: share of the steps that decay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Where tokens come from."""
+
+    source: str = "synthetic"  # a data set's name or path; synthetic: random tokens
+    tokenizer: str | None = None  # None: the model's own
+    validation: str | None = None  # a data set's name or path for `train.evaluate`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When weights and optimizer states are saved."""
+
+    folder: str
+    every_steps: int = 1000
+    keep: int | None = None  # newest ones that stay; None: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """When the validation loss is taken."""
+
+    every_steps: int = 1000
+    num_batches: int = 16  # global batches per evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """How long to train, and what to do on the way. At most one of `steps` and `tokens` is given."""
+
+    steps: int | None = None
+    tokens: int | None = None
+    seed: int = 0
+    checkpoint: Checkpoint | None = None
+    evaluate: Evaluate | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Prices that replace the catalogue's."""
+
+    usd_per_device_hour: float | None = None
+    usd_per_kwh: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything resolved: names are looked up, units are SI, `auto` is None."""
+
+    name: str
+    model: Model
+    task: Task = Task.PRETRAIN
+    lora: Lora | None = None  # not None exactly when the task is LORA
+    cluster: Cluster | None  # None: this machine, not measured yet
+    cluster_name: str
+    sequence_length: int  # tokens
+    global_batch: int  # sequences per optimizer step
+    micro_batch: int | None = None  # sequences per replica and micro-batch; None: the planner chooses
+    precision: Precision
+    plan: Plan | None = None  # None: the planner chooses
+    engine: Engine = Engine.NATIVE
+    stack: Stack
+    objective: Objective = Objective.THROUGHPUT
+    costs: Costs = field(default_factory=Costs)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    data: Data = field(default_factory=Data)
+    train: Train = field(default_factory=Train)
+    source: str  # the run file, as the user named it
+    text: str = field(default="", repr=False)  # what the run file said ...
+    overrides: tuple[str, ...] = ()  # ... and the `key=value` pairs laid over it
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens one optimizer step consumes."""
+        return self.global_batch * self.sequence_length
+
+    @property
+    def num_steps(self) -> int | None:
+        """Optimizer steps of the whole run, the last one whole; None when the run file does not say."""
+        if self.train.tokens is not None:
+            return -(-self.train.tokens // self.tokens_per_step)
+        return self.train.steps

@@ -1,0 +1,49 @@
+"""Fixtures of all tests, and one deterministic Hypothesis profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from meshwright.cli import main
+
+# Deterministic, and without a deadline: two busy cores must not turn a law into a flaky test.
+settings.register_profile(
+    "meshwright",
+    deadline=None,
+    derandomize=True,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("meshwright")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one command line did."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.stdout)
+
+
+@pytest.fixture
+def meshwright(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run the whole command line in this process: `meshwright("catalog", "models", "--json").json`."""
+
+    def run(*args: object) -> Outcome:
+        capsys.readouterr()  # what the test itself printed before
+        exit_code = main.run([str(a) for a in args])
+        captured = capsys.readouterr()
+        return Outcome(exit_code=exit_code, stdout=captured.out, stderr=captured.err)
+
+    return run

@@ -1,0 +1,201 @@
+import importlib.util
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+
+from meshwright import __version__
+from meshwright.cli import main
+from meshwright.cli.options import description_options, json_option, run_argument, verb
+from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
+
+PRESENT = [name for name, v in main.VERBS.items() if importlib.util.find_spec(v.target.partition(":")[0])]
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Make `meshwright probe ...` run a function of the test."""
+
+    def add(function, *decorators):
+        command = verb("probe", examples=["meshwright probe"])(json_option(function))
+        monkeypatch.setitem(
+            main.VERBS, "probe", main.Verb(target="probe_module:command", section="Plan", help="")
+        )
+        monkeypatch.setitem(sys.modules, "probe_module", type("Module", (), {"command": command}))
+
+    return add
+
+
+def raising(error):
+    def command(as_json):
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (InfeasibleError("does not fit", hint="use more nodes"), 1),
+        (InputError("bad batch", got=0, allowed=">= 1", hint="use more nodes"), 2),
+        (MissingDependencyError("no torch", hint="use more nodes"), 3),
+    ],
+)
+def test_an_error_is_one_message_and_an_exit_code(install, meshwright, error, exit_code):
+    install(raising(error))
+    outcome = meshwright("probe")
+    assert outcome.exit_code == exit_code
+    assert outcome.stderr == f"error: {error.message}\nhint: use more nodes\n"
+    assert outcome.stdout == ""
+
+
+def test_with_json_the_error_is_the_document(install, meshwright):
+    install(raising(InfeasibleError("does not fit")))
+    outcome = meshwright("probe", "--json")
+    assert outcome.json == {"error": {"message": "does not fit", "hint": None, "exit_code": 1}}
+
+
+def test_a_bug_is_reported_in_one_line_and_raised_under_debug(install, meshwright, monkeypatch):
+    install(raising(ZeroDivisionError("division\nby zero")))
+    outcome = meshwright("probe", "--json")
+    assert outcome.exit_code == 70
+    assert outcome.stderr.splitlines()[0] == "error: internal error: ZeroDivisionError: division by zero"
+    assert outcome.json["error"]["exit_code"] == 70
+    monkeypatch.setenv("MESHWRIGHT_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        meshwright("probe")
+
+
+@pytest.mark.parametrize(("error", "exit_code"), [(KeyboardInterrupt(), 130), (click.Abort(), 130)])
+def test_an_interrupt_is_not_a_traceback(install, meshwright, error, exit_code):
+    install(raising(error))
+    outcome = meshwright("probe")
+    assert (outcome.exit_code, outcome.stderr) == (exit_code, "error: interrupted\n")
+
+
+def test_a_command_may_answer_no_after_its_document(install, meshwright):
+    def command(as_json):
+        click.echo("{}")
+        click.get_current_context().exit(1)
+
+    install(command)
+    outcome = meshwright("probe", "--json")
+    assert (outcome.exit_code, outcome.json) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "hint"),
+    [
+        (["plna"], "unknown command: got 'plna'", "did you mean 'plan'?"),
+        (["--versio"], "unknown option: got '--versio'", "did you mean '--version'?"),
+        (["probe", "--jsno"], "unknown option: got '--jsno'", "did you mean '--json'?"),
+        (["probe", "surplus"], "got unexpected extra argument (surplus)", "see `meshwright probe --help`"),
+    ],
+)
+def test_usage_errors_name_the_nearest(install, meshwright, args, message, hint):
+    install(lambda as_json: None)
+    outcome = meshwright(*args)
+    assert outcome.exit_code == 2
+    assert outcome.stderr == f"error: {message}\nhint: {hint}\n"
+
+
+def test_a_command_line_that_cannot_be_parsed_still_answers_in_json(meshwright):
+    document = meshwright("plna", "--json").json
+    assert document["error"]["hint"] == "did you mean 'plan'?"
+
+
+def test_an_impossible_number_is_a_usage_error(monkeypatch, meshwright):
+    command = verb("probe", examples=[])(description_options(lambda **options: None))
+    monkeypatch.setattr(main, "_load", lambda name, verb: command)
+    outcome = meshwright("plan", "--gbs", "0")
+    assert outcome.exit_code == 2
+    assert "--gbs" in outcome.stderr
+    assert "x>=1" in outcome.stderr
+
+
+def test_a_run_path_is_passed_on_even_if_no_file_is_there(monkeypatch, meshwright):
+    seen = []
+    command = verb("probe", examples=[])(run_argument()(lambda run_path: seen.append(run_path)))
+    monkeypatch.setattr(main, "_load", lambda name, verb: command)
+    assert meshwright("plan", "absent.yaml").exit_code == 0
+    assert seen[0].name == "absent.yaml"
+
+
+def test_a_missing_module_breaks_only_its_own_command(monkeypatch, meshwright):
+    gone = main.Verb(target="meshwright.cli.gone:command", section="Plan", help="not here")
+    monkeypatch.setitem(main.VERBS, "gone", gone)
+    assert "not here" in meshwright("--help").stdout
+    outcome = meshwright("gone")
+    assert (outcome.exit_code, outcome.stderr) == (3, "error: this installation has no command 'gone'\n")
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, meshwright, tmp_path):
+    (tmp_path / "needs_absent.py").write_text("import absent_package.part\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    needy = main.Verb(target="needs_absent:command", section="Plan", help="")
+    monkeypatch.setitem(main.VERBS, "needy", needy)
+    outcome = meshwright("needy")
+    assert outcome.exit_code == 3
+    assert outcome.stderr.splitlines()[1] == "hint: pip install absent_package"
+
+
+def test_a_package_missed_while_a_command_runs_is_not_a_bug(install, meshwright):
+    def command(as_json):
+        import absent_package  # noqa: F401
+
+    install(command)
+    outcome = meshwright("probe", "--json")
+    assert outcome.json["error"]["exit_code"] == 3
+    assert outcome.json["error"]["hint"] == "pip install absent_package"
+
+
+def test_a_missing_module_of_our_own_is_a_bug(install, meshwright):
+    def command(as_json):
+        import meshwright.absent_module  # noqa: F401
+
+    install(command)
+    assert meshwright("probe").exit_code == 70
+
+
+def test_help_lists_every_verb_under_its_section(meshwright):
+    printed = meshwright("--help").stdout
+    assert meshwright().stdout == printed
+    for name, v in main.VERBS.items():
+        assert f"\n{v.section}:\n" in printed
+        assert f"\n  {name} " in printed
+
+
+def test_version(meshwright):
+    assert __version__ in meshwright("--version").stdout
+
+
+def test_a_closed_pipe_is_quiet():
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {shlex.quote(sys.executable)} -m meshwright --help | true"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.returncode in (0, main.EXIT_BROKEN_PIPE)  # 0 if the pipe took all of it before `true` left
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_help_of_a_verb_has_examples_that_parse(meshwright, name):
+    outcome = meshwright(name, "--help")
+    assert outcome.exit_code == 0
+    lines = [line.strip() for line in outcome.stdout.splitlines()]
+    examples = [line for line in lines if line.startswith(f"meshwright {name}")]
+    assert examples, f"`meshwright {name} --help` shows no example"
+    command = main.group.get_command(click.Context(main.group), name)
+    assert command is not None
+    for example in examples:
+        arguments = shlex.split(example, comments=True)[2:]
+        command.make_context(name, arguments)  # raises a usage error for an option that is gone
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_every_verb_has_json(name):
+    command = main.group.get_command(click.Context(main.group), name)
+    assert command is not None
+    assert "--json" in {option for parameter in command.params for option in parameter.opts}
