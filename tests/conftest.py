@@ -23,6 +23,12 @@ settings.register_profile(
 settings.load_profile("meshwright")
 
 
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as in a pipe, whatever the terminal or pytest-xdist says."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What one command line did."""

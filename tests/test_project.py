@@ -25,7 +25,7 @@ HEAVY = {"torch", "jax", "transformers", "scipy", "altair", "vl_convert", "panda
 DRAWING = {"numpy", "rich", "pydantic", "ruamel"}
 
 MACHINE_PATH = re.compile(r"(?<![\w.}$~-])/(?:work|root|tmp|home)/\w")
-WORKPLACE = re.compile(r"\bsources/\d|\bthis session\b|\bissue #?\d|\bas an AI\b", re.IGNORECASE)
+WORKPLACE = re.compile(r"\bsources/\d|\bthis session\b|\bthe seeds?\b|\bas an AI\b", re.IGNORECASE)
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
 
 

@@ -36,3 +36,12 @@ def test_document(pytester, request, name):
     outcome = pytester.runpytest_inprocess("-p", "no:cacheprovider", "page.md").parseoutcomes()
     assert outcome.get("failed", 0) == (num_failed or 0)
     assert ("skipped" in outcome) == (num_failed is None)
+
+
+def test_blocks_of_one_document_stay_in_one_process(pytester, request):
+    pytester.makeconftest((request.config.rootpath / "conftest.py").read_text())
+    blocks = [f"```console\n$ echo {i} >> file; wc -l < file\n{i}\n```\n" for i in range(1, 9)]
+    (pytester.path / "page.md").write_text("\n".join(blocks))
+    options = [o for o in request.config.getini("addopts") if o.startswith("--dist")]
+    outcome = pytester.runpytest_subprocess("-n", "2", *options, "page.md").parseoutcomes()
+    assert outcome == {"passed": 8}

@@ -6,8 +6,8 @@ from meshwright.accuracy.metrics import Metrics
 
 HEADINGS = ("rows", "predicted", "median", "p90", "bias", "in interval", "memory", "regret", "tau")
 """Rows of the group and those predicted; median and 90th percentile of the absolute error; median signed
-error; share of measurements inside the interval; median absolute memory error; mean top-1 regret and Kendall τ
-of the groups of plans."""
+error; share of measurements inside the interval; median absolute memory error; mean top-1 regret and
+Kendall τ of the groups of plans."""
 
 
 def cells(m: Metrics) -> tuple[str, ...]:

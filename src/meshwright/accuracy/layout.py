@@ -9,6 +9,7 @@ stated default; each such step is noted. What contradicts them is not predicted.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -190,7 +191,7 @@ def _sharding(row: Row, software: Software, notes: list[str]) -> Sharding:
     return software.sharding
 
 
-_SHARD = re.compile(r"fsdp (\d+)", re.IGNORECASE)
+_SHARD = re.compile(r"fsdp (\d+)", re.IGNORECASE)  # also dcn_fsdp and ici_fsdp, whose product counts
 _REPLICATE = re.compile(r"dcn_data (\d+)|ici_data_parallelism=(\d+)|(?<!\d)(\d+) slice(?:\(s\)|s)")
 
 
@@ -199,12 +200,12 @@ def _hybrid_split(row: Row, data: int, sharding: Sharding, notes: list[str]) -> 
     if sharding is not Sharding.PARAMETERS:
         return data, 1
     text = row.text("dp_type")
-    shard = _SHARD.search(text)
+    shard = [int(width) for width in _SHARD.findall(text)]
     replicas = _REPLICATE.search(text) or _REPLICATE.search(row.text("notes"))
     if shard:
-        width = min(int(shard[1]), data)
+        width = min(max(1, math.prod(shard)), data)
     elif replicas:
-        width = max(1, data // int(next(g for g in replicas.groups() if g)))
+        width = max(1, data // max(1, int(next(g for g in replicas.groups() if g))))
     else:
         if "hsdp" in text.lower():
             notes.append("sharded over all data-parallel ranks: the width is not stated")
@@ -278,15 +279,16 @@ def _recompute(row: Row, notes: list[str]) -> tuple[Recompute, tuple[str, ...], 
 
 def _recomputed_layers(row: Row, text: str, notes: list[str]) -> int | None:
     """Layers per pipeline rank that full recomputation covers; None: all of them."""
-    if count := re.search(r"layers=(\d+)", text):
-        return int(count[1])
+    if stated := re.search(r"layers=(\d+)", text):
+        return max(1, int(stated[1]))
     if text.startswith("selective layer"):  # torchtitan: every second layer
         notes.append("every second layer recomputed")
         return max(1, (row.count("layers") or 2) // (2 * (row.count("pp") or 1)))
-    if ids := re.search(r"layer_ids \[([\d, -]+)\]", text):
-        listed = [part.split("-") for part in ids[1].replace(" ", "").split(",") if part]
+    if ids := re.search(r"layer_ids \[(.*)\]", text):
+        listed = re.findall(r"(\d+)(?:-(\d+))?", ids[1])
         notes.append("recomputed layers spread evenly over the pipeline")
-        return max(1, sum(int(p[-1]) - int(p[0]) + 1 for p in listed) // (row.count("pp") or 1))
+        count = sum(int(last or first) - int(first) + 1 for first, last in listed)
+        return max(1, count // (row.count("pp") or 1))
     if not text.startswith("full"):
         notes.append(f"recomputation '{text}' read as full")
     return None

@@ -68,13 +68,19 @@ def figure_svg(report: AccuracyReport) -> str:
     band = alt.Chart(alt.Data(values=line)).mark_area(opacity=0.12, color="#555", clip=True)
     exact = alt.Chart(alt.Data(values=line)).mark_line(color="#555", strokeWidth=1)
     dots = alt.Chart(alt.Data(values=points)).mark_circle(size=14, opacity=0.5)
-    x, y = alt.X("x:Q", scale=scale, title=None), alt.Y("y:Q", scale=scale, title=None)
+
+    def x(field: str) -> alt.X:
+        return alt.X(field, type="quantitative", scale=scale, title="measured tokens/s per device")
+
+    def y(field: str) -> alt.Y:
+        return alt.Y(field, type="quantitative", scale=scale, title="predicted tokens/s per device")
+
     chart = alt.layer(
-        band.encode(x=x, y=alt.Y("low:Q", scale=scale, title=None), y2="high:Q"),
-        exact.encode(x=x, y=y),
+        band.encode(x=x("x"), y=y("low"), y2="high:Q"),
+        exact.encode(x=x("x"), y=y("y")),
         dots.encode(
-            x=alt.X("measured:Q", scale=scale, title="measured tokens/s per device"),
-            y=alt.Y("predicted:Q", scale=scale, title="predicted tokens/s per device"),
+            x=x("measured"),
+            y=y("predicted"),
             color=alt.Color("accelerator:N", title=None),
         ),
     ).properties(width=560, height=560)

@@ -146,7 +146,7 @@ def read_runs(path: str | Path) -> list[PublishedRun]:
 
     Raises InputError for a file that cannot be read or lacks columns, and for a cell that is not a number.
     """
-    return [_run(row) for row in with_twins_layout(read_table(path, required=MEASURED_COLUMNS))]
+    return [read_row(row) for row in with_twins_layout(read_table(path, required=MEASURED_COLUMNS))]
 
 
 def read_failed(path: str | Path) -> list[PublishedRun]:
@@ -156,14 +156,15 @@ def read_failed(path: str | Path) -> list[PublishedRun]:
     """
     runs = []
     for row in read_table(path, required=FAILED_COLUMNS):
-        run = _run(row, failed=True)
+        run = read_row(row, failed=True)
         if run.reason is None and "oom" not in run.metric_kind:
             run = replace(run, reason=Reason.NOT_MEMORY, reason_detail=run.metric_kind)
         runs.append(run)
     return runs
 
 
-def _run(row: Row, *, failed: bool = False) -> PublishedRun:
+def read_row(row: Row, *, failed: bool = False) -> PublishedRun:
+    """One row, whatever the rest of its file says. Raises InputError for a cell that is not a number."""
     rate, memory = row.number("tok_s_gpu_best") or None, row.number("mem_gb_per_gpu") or None
     run = PublishedRun(
         line=row.line,

@@ -1,43 +1,71 @@
-"""MLPerf results that do not state their parallelism, beside equal results of the round that do.
+"""Rows that leave out what equal rows of the file state.
 
-Partners of a vendor run the vendor's configuration. Among results of one round with the same model,
-accelerator, devices, batch and accumulation steps, where all that state degrees state the same ones, a result
-without them gets them, with a note. That needs one benchmark with fixed rules: MLPerf results only.
+Two rules, each with a note on the row that it fills:
+
+- Degrees. Partners of a vendor run the vendor's MLPerf configuration. Among results of one round with the
+  same model, accelerator, devices, batch and accumulation steps, where all that state degrees state the same
+  ones, a result without them gets them.
+- Virtual stages. A table that leaves them out still ran the recipe: rows of one source (of any MLPerf round)
+  with the same task, model, accelerator, degrees and micro-batch that all state one number pass it on.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from meshwright.accuracy.csvfile import Row
 from meshwright.accuracy.software import is_mlperf
 
 TWIN_NOTE = "twin_note"
-"""Extra cell of a row that got its degrees from its twins."""
+"""Extra cell of a row that got something from its twins."""
 
-_SAME = ("source_key", "model", "gpu", "num_gpus", "seq_len", "gbs", "grad_accum")
 _DEGREES = ("tp", "pp", "vpp", "cp", "ep")
+_SAME_RESULT = ("source_key", "model", "gpu", "num_gpus", "seq_len", "gbs", "grad_accum")
+_SAME_RECIPE = ("task", "model", "gpu", "tp", "pp", "mbs")
+
+Key = tuple[str, ...]
 
 
 def with_twins_layout(rows: list[Row]) -> list[Row]:
-    """`rows` with the degrees of their twins where those are the only ones stated."""
-    stated: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
-    for row in rows:
-        if is_mlperf(row) and row.text("tp"):
-            stated[_cells(row, _SAME)].add(_cells(row, _DEGREES))
-    return [_filled(row, stated.get(_cells(row, _SAME), set())) if is_mlperf(row) else row for row in rows]
+    """`rows` with the degrees and virtual stages of their twins where those are the only ones stated."""
+    rows = _fill(rows, _DEGREES, key=_result, states="tp", note="parallelism {} of the other results like it")
+    return _fill(rows, ("vpp",), key=_recipe, states="vpp", note="virtual stages {}, as its other rows state")
 
 
-def _cells(row: Row, columns: Iterable[str]) -> tuple[str, ...]:
+def _result(row: Row) -> Key | None:
+    return _cells(row, _SAME_RESULT) if is_mlperf(row) else None
+
+
+def _recipe(row: Row) -> Key | None:
+    if row.count("pp") in (None, 1):
+        return None
+    return ("mlperf" if is_mlperf(row) else row.text("source_key"), *_cells(row, _SAME_RECIPE))
+
+
+def _cells(row: Row, columns: Iterable[str]) -> Key:
     return tuple(row.text(column) for column in columns)
 
 
-def _filled(row: Row, variants: set[tuple[str, ...]]) -> Row:
-    if row.text("tp") or len(variants) != 1:
+def _fill(
+    rows: list[Row], columns: Key, *, key: Callable[[Row], Key | None], states: str, note: str
+) -> list[Row]:
+    """Fills `columns` of rows that leave `states` empty from the rows of equal `key` that state it."""
+    stated: dict[Key, set[Key]] = defaultdict(set)
+    for row in rows:
+        if row.text(states) and (found := key(row)):
+            stated[found].add(_cells(row, columns))
+    return [
+        row if row.text(states) else _filled(row, columns, stated.get(key(row) or (), set()), note)
+        for row in rows
+    ]
+
+
+def _filled(row: Row, columns: Key, variants: set[Key], note: str) -> Row:
+    if len(variants) != 1:
         return row
-    degrees = dict(zip(_DEGREES, next(iter(variants)), strict=True))
-    words = " ".join(f"{name.upper()}{width}" for name, width in degrees.items() if width not in ("", "1"))
-    note = f"parallelism ({words or 'data only'}) of the other results with this batch and system size"
-    return replace(row, cells=row.cells | degrees | {TWIN_NOTE: note})
+    values = dict(zip(columns, next(iter(variants)), strict=True))
+    words = " ".join(f"{name.upper()}{width}" for name, width in values.items() if width not in ("", "1"))
+    notes = [row.text(TWIN_NOTE), note.format(words or "1")]
+    return replace(row, cells=row.cells | values | {TWIN_NOTE: "; ".join(filter(None, notes))})

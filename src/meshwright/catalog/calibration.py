@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,13 @@ class Parameter:
     sd: float  # prior standard deviation of the offset of all runs, in transformed units
     levels: Mapping[str, float]  # level -> prior standard deviation of one of its offsets
     source: str
+    measured: Mapping[str, Any] = field(default_factory=dict)  # {"level", "values": {key: prior}, "source"}
+
+    def prior_of(self, factors: Factors) -> float:
+        """What is believed before the fit: a measured value where there is one, else the general prior."""
+        if not self.measured:
+            return self.prior
+        return self.measured["values"].get(factors[self.measured["level"]], self.prior)
 
     def forward(self, value: float) -> float:
         """Into transformed units."""
@@ -72,9 +80,12 @@ class Calibration:
         """Transformed values, one array of len(factors) per parameter."""
         result = {}
         for p in self.parameters.values():
-            base = p.forward(p.prior) + self._offset(p.name, ALL, ALL)
+            shared = self._offset(p.name, ALL, ALL)
             result[p.name] = np.array(
-                [base + sum(self._offset(p.name, level, f[level]) for level in p.levels) for f in factors]
+                [
+                    p.forward(p.prior_of(f)) + shared + sum(self._offset(p.name, lv, f[lv]) for lv in p.levels)
+                    for f in factors
+                ]
             )
         return result
 

@@ -111,11 +111,14 @@ def print_table(
     if not isinstance(columns, Mapping):
         columns = dict.fromkeys(columns, "left")
     table = Table(
-        title=title and Text(title), caption=caption and Text(caption), box=box.SIMPLE_HEAD, pad_edge=False,
+        title=title and Text(title), caption=caption and Text(caption), box=box.SIMPLE_HEAD,
         title_justify="left", caption_justify="left", title_style="bold", header_style="bold",
+        show_edge=False, pad_edge=False,
     )  # fmt: skip
-    for name, align in columns.items():
-        table.add_column(Text(name), justify=align, overflow="fold")
+    for i, (name, align) in enumerate(
+        columns.items()
+    ):  # the first column names the row: keep it in one piece
+        table.add_column(Text(name), justify=align, overflow="fold", no_wrap=i == 0)
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     console().print(table)

@@ -48,6 +48,7 @@ class DeviceRates(Table):
     memory_ratio: Array  # share of memory_bytes_per_s of streaming kernels
     elementwise_factor: Array  # bytes moved against perfectly fused elementwise work
     unfused_attention: Array  # 1: scores are written to memory
+    elementwise_kernels: Array  # memory-bound kernels of one layer's forward pass
     kernel_s: Array  # start and end of one kernel on the device
     host_layer_s: Array  # host time to issue one layer's forward pass
     host_moe_s: Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
@@ -200,6 +201,7 @@ def layer_compute(
 
     split = np.where(plan.sequence_parallel > 0, t, 1)
     moved = rates.elementwise_factor * 2.0 / streaming  # seconds per 16-bit element read or written
+    starts = rates.elementwise_kernels * rates.kernel_s
     common = tokens * (12 * h / split + 3 * (nq * d + nkv * d) / t) * moved
     activation = tokens * model.ffn_matrices * model.ffn / t * moved
     expert_activation = (
@@ -215,8 +217,8 @@ def layer_compute(
         dense_ffn=dense_ffn,
         experts=experts,
         router=(router + _memory_bound(permutation)).times(has_experts),
-        elementwise=_memory_bound(common + activation),
-        moe_elementwise=_memory_bound(common + expert_activation),
+        elementwise=_memory_bound(common + activation + starts),
+        moe_elementwise=_memory_bound(common + expert_activation + starts),
         head=_head(model, plan, rates, tokens, linear(tokens, model.vocab / t, h, half=True)),
         latent_up=latent_up,
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-
-import numpy as np
 
 from meshwright.catalog.calibration import Calibration, Factors, fitted
 from meshwright.catalog.stacks import StackFacts, stack_facts
@@ -72,6 +70,8 @@ def factors_of(cluster: Cluster, precision: Precision, stack: Stack) -> Factors:
         "device": accelerator.name,
         "device_format": f"{accelerator.name}/{precision.matmul}",
         "device_half": f"{accelerator.name}/bf16",
+        "recipe": f"{accelerator.architecture}/{precision.name}",
+        "recipe_half": f"{accelerator.architecture}/bf16",
         "framework": facts.name,
         "lineage": facts.lineage,
         "architecture_lineage": f"{accelerator.architecture}/{facts.lineage}",
@@ -99,7 +99,9 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
         overlaps_data=int(facts.overlaps_data),
         deduplicates=int(facts.deduplicates),
         years=vintage_of(stack, facts) - 2025.0,
-        network=network_row(cluster.fabric, constants_for(cluster.fabric)),
+        network=network_row(
+            cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node
+        ),
     )
 
 
@@ -146,7 +148,7 @@ def rates_from_etas(
 
 def half_factors(factors: Factors) -> Factors:
     """The same system multiplying in 16 bits."""
-    return {**factors, "device_format": factors["device_half"]}
+    return {**factors, "device_format": factors["device_half"], "recipe": factors["recipe_half"]}
 
 
 def system_rates(
@@ -160,20 +162,3 @@ def system_rates(
     return rates_from_etas(calibration, system_facts(cluster, precision, stack), etas, half)
 
 
-def stacked_facts(systems: Sequence[SystemFacts]) -> SystemFacts:
-    """One table with an array per field, one row per system."""
-    return SystemFacts.stack(systems)
-
-
-__all__ = [
-    "SystemFacts",
-    "SystemRates",
-    "factors_of",
-    "half_factors",
-    "rates_from_etas",
-    "stacked_facts",
-    "system_facts",
-    "system_rates",
-    "vintage_of",
-]
-_ = np

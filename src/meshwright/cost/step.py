@@ -10,7 +10,7 @@ A stage's forward pass is the sum over its layers of max(kernels + exposed commu
     expert parallel    a calibrated share of the all-to-all overlaps
     FSDP               a layer's gather behind the layer before it; gather and reduction share the wire backward
     ZeRO and DDP       gradient reduction behind the last backward pass, parameter gather behind the first forward
-    pipeline           transfers delay the receiver by a calibrated share, and always while the pipeline fills
+    pipeline           a calibrated share of each transfer delays its receiver, where the schedule has no slack
 
 Components are seconds of the step that would vanish with them, so they add up to it.
 """
@@ -33,11 +33,11 @@ from meshwright.cost.collectives import (
 )
 from meshwright.cost.compute import LayerCompute, Passes, layer_compute
 from meshwright.cost.flops import Parameters, count_parameters
+from meshwright.cost.pipeline.closed_form import waiting_s
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.stages import StageLayers, split_layers
 from meshwright.cost.tables import (
     RECOMPUTES,
-    SCHEDULES,
     Array,
     BatchTable,
     ModelTable,
@@ -45,7 +45,7 @@ from meshwright.cost.tables import (
     PrecisionTable,
     Table,
 )
-from meshwright.specs.plan import Recompute, Schedule, Sharding
+from meshwright.specs.plan import Recompute, Sharding
 
 FULL = RECOMPUTES.index(Recompute.FULL)
 SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
@@ -396,28 +396,29 @@ def _total(times: LayerTimes) -> Array:
 def _pipeline_s(
     stages: StageTimes, plan: PlanTable, rates: SystemRates, num_micro: Array
 ) -> tuple[Array, Array]:
-    """(work of the slowest rank, bubble). The bubble is what the other ranks' ramp and the transfers add.
+    """(work of the slowest rank, bubble and exposed transfers).
 
-    1F1B: (m - 1) max + Σ ranks; interleaving divides the ramp by v; ZB-H1 fills it with weight gradients
-    (F + B - 2W per rank); ZBV leaves F + B - 2W of half the ranks; DualPipe half the ranks' F + B - 3W.
+    The slowest rank never waits in the steady state; filling and draining goes through all ranks, so what it waits
+    for is the closed form of the schedule at the ranks' mean times.
     """
-    p, v = plan.pipeline, plan.virtual_pipeline
-    first, middle, last = _total(stages.first), _total(stages.middle), _total(stages.last)
-    slowest = np.maximum(np.maximum(first, last), middle)
-    work = num_micro * slowest
-    others = first + last + np.maximum(p - 2, 0) * middle
-    ramp = np.where(p > 1, np.maximum(others - slowest, 0.0) / v, 0.0)
-    weight = stages.middle.weight_s
-    pair = stages.middle.forward_s + stages.middle.input_s
-    is_zero = plan.schedule == SCHEDULES.index(Schedule.ZERO_BUBBLE)
-    is_zbv = plan.schedule == SCHEDULES.index(Schedule.ZBV)
-    is_dual = plan.schedule == SCHEDULES.index(Schedule.DUALPIPE)
-    ramp = np.where(is_zero, np.maximum((p - 1) * (pair - weight * 1.0) * 0.5, 0.0), ramp)
-    ramp = np.where(is_zbv, np.maximum((p - 1) * (pair - 2 * weight) * 0.5, 0.0), ramp)
-    ramp = np.where(is_dual, np.maximum((p / 2 - 1) * (pair - 2 * weight), 0.0), ramp)
-    hops = 2 * stages.transfer_s
-    exposed = hops * ((p - 1) + num_micro * v * rates.pipeline_exposed_ratio)
-    return work, np.where(p > 1, ramp + exposed, 0.0)
+    p = plan.pipeline
+    slowest = np.maximum(np.maximum(_total(stages.first), _total(stages.last)), _total(stages.middle))
+
+    def mean(part: str) -> Array:
+        first, middle, last = (getattr(s, part) for s in (stages.first, stages.middle, stages.last))
+        return np.where(p > 1, (first + last + np.maximum(p - 2, 0) * middle) / p, middle)
+
+    waiting = waiting_s(
+        plan.schedule,
+        p,
+        plan.virtual_pipeline,
+        num_micro,
+        forward_s=mean("forward_s"),
+        backward_input_s=mean("input_s"),
+        backward_weight_s=mean("weight_s"),
+        transfer_s=stages.transfer_s * rates.pipeline_exposed_ratio,
+    )
+    return num_micro * slowest, np.where(p > 1, np.maximum(waiting, 0.0), 0.0)
 
 
 def _rank_parameters(

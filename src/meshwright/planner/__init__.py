@@ -1,0 +1,46 @@
+"""From a request to ranked plans: what may vary, what is legal, what fits, what is fastest, and why.
+
+space     which values each axis may take               legality  which combinations an engine accepts
+screen    memory and a lower bound of step time         search    best first, exact
+objective what is made best                             explain   why this plan, why not that one
+"""
+
+from meshwright.planner.engines import EngineFacts, engine_facts
+from meshwright.planner.explain import (
+    Comparison,
+    Infeasible,
+    WhyNot,
+    compare,
+    explain_infeasible,
+    nearest_losers,
+    why_not,
+)
+from meshwright.planner.legality import Violation, violations
+from meshwright.planner.request import PlanRequest, request_for
+from meshwright.planner.rules import Severity
+from meshwright.planner.search import Counts, PlanResult, RankedPlan, search
+from meshwright.planner.space import RecomputeChoice, Space, default_space
+
+__all__ = [
+    "Comparison",
+    "Counts",
+    "EngineFacts",
+    "Infeasible",
+    "PlanRequest",
+    "PlanResult",
+    "RankedPlan",
+    "RecomputeChoice",
+    "Severity",
+    "Space",
+    "Violation",
+    "WhyNot",
+    "compare",
+    "default_space",
+    "engine_facts",
+    "explain_infeasible",
+    "nearest_losers",
+    "request_for",
+    "search",
+    "violations",
+    "why_not",
+]

@@ -53,8 +53,7 @@ def test_the_document_does_not_depend_on_the_order_of_keys(capsys):
     assert json.loads(first) == {"a": {"c": 3, "d": 2}, "b": 1}
 
 
-def test_a_table_prints_brackets_as_they_are_and_keeps_its_rows_on_one_line(capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
+def test_a_table_prints_brackets_as_they_are_and_keeps_its_rows_on_one_line(capsys):
     long_plan = "TP8 PP16 VPP8 EP8 DP96 zero1 mbs1 interleaved recompute=selective [bold]"
     rows = [[long_plan, 1.5], [None, "x"]]
     output.print_table({"plan": "left", "step": "right"}, rows, title="Plans [1]")
@@ -62,6 +61,12 @@ def test_a_table_prints_brackets_as_they_are_and_keeps_its_rows_on_one_line(caps
     assert f"{long_plan}    1.5" in printed
     assert "Plans [1]" in printed
     assert "None" not in printed
+
+
+def test_a_narrow_table_keeps_the_name_of_each_row_in_one_piece(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    output.print_table(["name", "title"], [["deepseek-v2-lite", "word " * 20]])
+    assert "deepseek-v2-lite" in capsys.readouterr().out
 
 
 def test_colour_follows_the_terminal_and_no_color(monkeypatch):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from dataclasses import fields, replace
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -187,6 +190,25 @@ class TestCalibration:
         g = group(size=8, stride=1, net=net_of(name))
         assert float(FUNCTIONS[what](1.0, g)) == pytest.approx(latency_s, rel=0.2)
         assert 2**33 / float(FUNCTIONS[what](2**33, g)) == pytest.approx(bytes_per_s, rel=0.2)
+
+    @pytest.mark.parametrize(("gpu", "name"), [("H200", "h200-8x1"), ("B200", "b200-8x1")])
+    def test_measured_sweep_of_all_reduce(self, gpu, name):
+        """Bus bandwidth from 128 MiB up, where the benchmark program's own cost no longer shows."""
+        path = resources.files("meshwright.catalog") / "data" / "collectives_measured.csv"
+        g = group(size=8, stride=1, net=net_of(name))
+        errors = []
+        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+            wanted = (row["gpu"], row["gpus"], row["collective"]) == (gpu, "8", "AllReduce")
+            found = re.fullmatch(r"(\d+)([MG])iB", row["payload"])
+            if not (wanted and found) or "NVLS off" in row["notes"]:
+                continue
+            num_bytes = int(found[1]) << {"M": 20, "G": 30}[found[2]]
+            if num_bytes >= 2**27:
+                measured_s = num_bytes * 2 * 7 / 8 / (float(row["busbw_gb_s"]) * GB)
+                errors.append(float(all_reduce_s(num_bytes, g)) / measured_s - 1)
+        assert len(errors) >= 8
+        assert np.median(np.abs(errors)) < 0.07
+        assert max(np.abs(errors)) < 0.12
 
     @pytest.mark.parametrize(("nodes", "logical_gb_s"), [(2, 90), (4, 61)])
     def test_dispatch_of_8k_tokens_to_8_experts(self, nodes, logical_gb_s):

@@ -1,0 +1,8 @@
+"""How long a pipeline-parallel step takes, and how many activations it keeps.
+
+schedules    the order of operations on every rank: gpipe, 1f1b, interleaved, zero_bubble, zbv, dualpipe
+graph        what each operation waits for, built once per shape
+simulate     the longest path through that graph, for any stage times, one plan or many
+closed_form  the same for even stages as formulas on arrays: for screening
+bounds       a lower bound for uneven stages: for branch and bound
+"""

@@ -8,8 +8,8 @@ Whatever the order of operations, rank r
    gradient of the weights is the last thing done.
 
 Gradients of weights that a schedule computes apart may come later than the last gradient of an input, so they
-count in (2) or (3) but not in both: the bound is the larger of the two ways. It is tight for even stages of
-gpipe (m >= 1), 1f1b and interleaved without transfers.
+count in (2) or (3) but not in both: the bound is the larger of the two ways. It is exact for even stages
+without transfers of gpipe, 1f1b and, with m >= p, interleaved.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ F = B = W is (p-1)(F+B-W): Qi et al. 2023, arXiv 2401.10241, section 2.3. dualpi
 (h-1)(F&B + B' - 3W), B' = B+W, F&B = F+B': DeepSeek-AI 2024, arXiv 2412.19437, table 2. The general forms and
 all terms in x are critical paths that we read off our own event graphs; tests hold them to the simulation.
 
-Exact (tested): every schedule for x = 0; gpipe and 1f1b for every x. With x up to the shortest pass of a chunk
-dualpipe is exact, interleaved is if p divides m and zero_bubble if m >= 2p (else at most too long), zbv is a
-few percent short.
+Exact (tested): every schedule for x = 0; gpipe and 1f1b for every x. With x up to the shortest pass of a
+chunk dualpipe is exact, interleaved is if p divides m and zero_bubble if m >= 2p (else they are never short),
+zbv is never long and a few percent short.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from meshwright.specs.plan import Schedule
 
 
 def step_length_s(
-    *,
     schedule: Schedule | Array,
     num_ranks: Array,
     num_chunks: Array,
     num_micro_batches: Array,
+    *,
     forward_s: Array,
     backward_input_s: Array,
     backward_weight_s: Array,
@@ -52,25 +52,46 @@ def step_length_s(
 ) -> Array:
     """Seconds from the first operation to the last of legal shapes; all arguments broadcast.
 
-    `schedule` is a `Schedule` or an array of indices into `cost.tables.SCHEDULES`. Times are of one rank and
-    one micro-batch. `pair_saving_s` is what DualPipe's overlap of a forward with a backward pass saves. Where
+    `schedule` is a `Schedule` or indices into `cost.tables.SCHEDULES`. Times are of one rank and one
+    micro-batch. `pair_saving_s` is what DualPipe's overlap of a forward with a backward pass saves. Where
     sends block compute, add the transfer to `forward_s` and `backward_input_s` instead of giving it here.
     """
     work_s = num_micro_batches * (forward_s + backward_input_s + backward_weight_s)
-    waiting_s = _by_schedule(
+    return work_s + waiting_s(
+        schedule, num_ranks, num_chunks, num_micro_batches,
+        forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s,
+        transfer_s=transfer_s, pair_saving_s=pair_saving_s,
+    )  # fmt: skip
+
+
+def waiting_s(
+    schedule: Schedule | Array,
+    num_ranks: Array,
+    num_chunks: Array,
+    num_micro_batches: Array,
+    *,
+    forward_s: Array,
+    backward_input_s: Array,
+    backward_weight_s: Array,
+    transfer_s: Array = 0.0,
+    pair_saving_s: Array = 0.0,
+) -> Array:
+    """What `step_length_s` adds to the work of a rank: bubble and exposed transfers, less what pairs save."""
+    return _by_schedule(
         _WAITING, schedule, num_ranks, num_chunks, num_micro_batches,
         forward_s, backward_input_s, backward_weight_s, transfer_s, pair_saving_s,
     )  # fmt: skip
-    return work_s + waiting_s
 
 
 def in_flight(
-    *, schedule: Schedule | Array, num_ranks: Array, num_chunks: Array, num_micro_batches: Array, rank: Array
+    schedule: Schedule | Array, num_ranks: Array, num_chunks: Array, num_micro_batches: Array, rank: Array
 ) -> Array:
-    """Most activations that a rank keeps at once, in activations of one chunk and micro-batch; broadcasts.
+    """How many micro-batches' activations a rank keeps at most; all arguments broadcast.
 
-    One chunk is 1/v of what the rank keeps of a micro-batch. Schedules that compute weight gradients apart
-    count an activation until that is done. DualPipe counts both of the rank's stages.
+    1 is what one micro-batch keeps on all chunks of the rank together: interleaved schedules keep fractions.
+    Where weight gradients are computed apart an activation counts until that is done. DualPipe's 1 is one
+    micro-batch on one of the rank's two stages. Sources as above; Korthikanti et al. 2022, arXiv 2205.05198,
+    appendix B, for interleaved.
     """
     return _by_schedule(_IN_FLIGHT, schedule, num_ranks, num_chunks, num_micro_batches, rank)
 
@@ -81,11 +102,16 @@ def _by_schedule(
     """Evaluate the formula of each schedule on the elements that have it."""
     if isinstance(schedule, Schedule):
         return formulas[schedule](*args)
-    index, *args = np.broadcast_arrays(schedule, *args)
-    result = np.empty(index.shape)
-    for i in np.unique(index):
+    present = np.unique(schedule)
+    if len(present) == 1:
+        return formulas[SCHEDULES[present[0]]](*args)
+    result = np.empty(np.broadcast_shapes(np.shape(schedule), *(np.shape(a) for a in args)))
+    index = np.broadcast_to(schedule, result.shape)
+    for i in present:
         chosen = index == i
-        result[chosen] = formulas[SCHEDULES[i]](*(a[chosen] for a in args))
+        # Numbers stay numbers: most of a search's columns are.
+        some = (a if np.ndim(a) == 0 else np.broadcast_to(a, result.shape)[chosen] for a in args)
+        result[chosen] = formulas[SCHEDULES[i]](*some)
     return result
 
 
@@ -131,7 +157,7 @@ def _zbv(p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s
 
 
 def _dualpipe(p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array) -> Array:
-    h = p // 2
+    h = np.maximum(p // 2, 1)
     num_pairs = m - h - 2  # on the critical path
     fill = np.maximum(2 * (h - 1) * F, (h - 2) * F + (h - 1) * (B + x))
     drain = (h - 1) * np.maximum(0, B - W + x)
@@ -150,7 +176,7 @@ _WAITING = {
 
 
 def _interleaved_in_flight(p: Array, v: Array, m: Array, rank: Array) -> Array:
-    return np.minimum(m * v, 2 * (p - 1 - rank) + (v - 1) * _groups(p, m) + 1)
+    return np.minimum(m * v, 2 * (p - 1 - rank) + (v - 1) * _groups(p, m) + 1) / v
 
 
 def _groups(p: Array, m: Array) -> Array:
@@ -160,16 +186,16 @@ def _groups(p: Array, m: Array) -> Array:
     uneven = (m > p) & (m % p != 0)
     if uneven.any():
         pairs, which = np.unique(np.stack([p[uneven], m[uneven]]), axis=1, return_inverse=True)
-        sizes = np.array([interleaved_group(*pair) for pair in pairs.T.tolist()])
+        sizes = np.array([interleaved_group(int(p), int(m)) for p, m in pairs.T])
         group[uneven] = sizes[which.reshape(-1)]
     return group[()]
 
 
 _IN_FLIGHT = {
-    Schedule.GPIPE: lambda p, v, m, rank: m + 0 * rank,
+    Schedule.GPIPE: lambda p, v, m, rank: m,
     Schedule.ONE_F_ONE_B: lambda p, v, m, rank: np.minimum(m, p - rank),
     Schedule.INTERLEAVED: _interleaved_in_flight,
-    Schedule.ZERO_BUBBLE: lambda p, v, m, rank: np.minimum(m, p) + 0 * rank,
-    Schedule.ZBV: lambda p, v, m, rank: 2 * p + 0 * rank,
-    Schedule.DUALPIPE: lambda p, v, m, rank: p + 1 + 0 * rank,
+    Schedule.ZERO_BUBBLE: lambda p, v, m, rank: np.minimum(m, p),
+    Schedule.ZBV: lambda p, v, m, rank: np.minimum(m, p),
+    Schedule.DUALPIPE: lambda p, v, m, rank: np.minimum(m, p + 1),
 }

@@ -1,18 +1,18 @@
 """The event graph of a schedule: every operation, what it waits for, and an order in which to visit it.
 
-An operation waits for at most two others: the one before it on its rank, and the one that makes its input. The
-second is, for micro-batch k and stage s of S,
+An operation waits for at most two others: the one before it on its rank, and the one that makes its input.
+The second is, for micro-batch k and stage s of S,
 
     forward            forward of (k, s - 1), if s > 0
     backward (input)   backward of (k, s + 1), or the forward of (k, s) if s = S - 1
     backward (weight)  backward (input) of (k, s)
 
-Neither depends on durations, so a graph is built once for each `PipelineShape` and evaluated for any number of
-plans. Its *level* is the number of operations on the longest path to an operation: operations of one level are
-independent of each other and are evaluated as one vector.
+Neither depends on durations, so a graph is built once for each `PipelineShape` and evaluated for any number
+of plans. The *level* of an operation is the number of operations on the longest path to it: operations of one
+level are independent of each other and are evaluated as one vector.
 
 An overlapped pair is one block: it starts when both inputs are there and both results leave at its end. Its
-forward is therefore an operation of no length, and whoever waits for that forward waits for its backward instead.
+forward is therefore an operation of no length, and whoever waits for that forward waits for its backward.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class EventGraph:
 def event_graph(shape: PipelineShape) -> EventGraph:
     """The graph of a legal shape.
 
-    Raises ValueError for an illegal one, RuntimeError if the order deadlocks: both are bugs of the caller or of
-    the schedule, never of the user.
+    Raises ValueError for an illegal one and RuntimeError if the order deadlocks: bugs of the caller or of the
+    schedule, never of the user.
     """
     if reason := schedule_shortfall(shape):
         raise ValueError(reason)
@@ -148,17 +148,15 @@ def _levels(producer: IntArray, rank_bounds: IntArray) -> IntArray:
     num_ops = len(producer)
     makes: list[int] = producer.tolist()
     level = [-1] * num_ops + [0]  # the last stands for "nothing to wait for"
-    cursor: list[int] = rank_bounds[:-1].tolist()
-    stop: list[int] = rank_bounds[1:].tolist()
+    bounds: list[int] = rank_bounds.tolist()
+    cursor = bounds[:-1]
     waiting: dict[int, int] = {}
     runnable = list(range(len(cursor)))
     while runnable:
         rank = runnable.pop()
-        here, reached = cursor[rank], -1
-        if here > 0 and here != rank_bounds[rank]:
-            reached = level[here - 1]
-        end = stop[rank]
-        while here < end:
+        here = cursor[rank]
+        reached = level[here - 1] if here > bounds[rank] else -1
+        while here < bounds[rank + 1]:
             made = level[makes[here]]
             if made < 0:
                 waiting[makes[here]] = rank

@@ -99,7 +99,7 @@ class Slot(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """`slots`, `repeats` times over. When paired, a fused backward overlaps the forward directly before it."""
+    """`slots`, `repeats` times over. If paired, a fused backward overlaps the forward directly before it."""
 
     slots: tuple[Slot, ...]
     repeats: int
@@ -225,7 +225,7 @@ def _zbv(shape: PipelineShape, rank: int) -> RankOrder:
 
 
 def _dualpipe(shape: PipelineShape, rank: int) -> RankOrder:
-    """Half of the micro-batches enter at either end; a forward of one direction overlaps a backward of the other.
+    """Half of the micro-batches enter at either end; forwards of one half overlap backwards of the other.
 
     `near` is the direction that enters at the end of the pipeline nearer to this rank: the two halves of the
     ranks are mirror images of each other.
@@ -241,7 +241,7 @@ def _dualpipe(shape: PipelineShape, rank: int) -> RankOrder:
     bw_near, bw_far = _backward(2), _backward(3)
     drain = [(bw_far, bw_near)[i % 2] for i in range(depth)]
     drain += [(b_far, b_near)[i % 2] for i in range(depth, 2 * depth)]
-    # The middle ranks do not overlap their first pair: its backward depends, across the middle, on its forward.
+    # The middle ranks do not overlap their first pair: its forward is ready earlier, and others wait for it.
     alone = int(inward == 0)
     phases = (
         Phase((f_near,), 2 * inward),

@@ -3,8 +3,8 @@
     end(op) = max(end(previous on its rank), end(producer of its input) + transfer) + duration
 
 `simulate` gives the whole timeline of one plan, `step_lengths_s` the step lengths of many plans that share a
-shape (the planner scores plans that way). Both are exact for uneven stages: embedding, head, dense first layers
-and multi-token prediction are simply longer or shorter stages.
+shape (the planner scores plans that way). Both are exact for uneven stages: embedding, head, dense first
+layers and multi-token prediction are simply longer or shorter stages.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Sends(Enum):
 class StageTimes:
     """Seconds of one micro-batch on each stage; arrays [..., num_stages] or numbers, leading axes are plans.
 
-    `backward_s` of a schedule that does not split its backward passes is the sum of both parts. `transfer_s[s]`
-    is one message between stage s and s + 1, in either direction (the last entry is unused); it counts only if
-    the two live on different ranks. `pair_saving_s` is what an overlapped pair of a forward and a backward pass
-    takes less than one after the other, by the stage of the backward pass (DualPipe only); never more than the
-    shorter of the two passes takes.
+    A schedule that does not split its backward passes takes the sum of both parts. `transfer_s[s]` is one
+    message between stage s and s + 1, in either direction (the last entry is unused); it counts only if the
+    two live on different ranks. `pair_saving_s` is how much less an overlapped pair of a forward and a
+    backward pass takes than one after the other, by the stage of the backward pass (DualPipe only); at most
+    the shorter of the two passes.
     """
 
     forward_s: ArrayLike
@@ -73,7 +73,7 @@ class Timeline:
     end_s: FloatArray  # [num_ops]
     step_s: float
     busy_s: FloatArray  # [p], time a rank computes (or blocks in a send)
-    peak_in_flight: FloatArray  # [p], in activations of one chunk and micro-batch; see `peak_in_flight`
+    peak_in_flight: FloatArray  # [p], micro-batches, see `peak_in_flight`
 
     @property
     def bubble_ratio(self) -> float:
@@ -88,7 +88,10 @@ def simulate(shape: PipelineShape, times: StageTimes) -> Timeline:
     Raises ValueError for an illegal shape: ask `schedule_shortfall` first.
     """
     graph = event_graph(shape)
-    duration_s, delay_s = _durations(graph, times)
+    table = times.table(shape.num_stages)
+    if table.shape[-1] != 1:
+        raise ValueError(f"times hold {table.shape[-1]} plans: `step_lengths_s` takes many")
+    duration_s, delay_s = _durations(graph, table, times.sends)
     end_s = _ends(graph, duration_s, delay_s)[:, 0]
     start_s = end_s - duration_s[:, 0]
     start_s[graph.pair_forward] = start_s[graph.pair_backward]
@@ -98,7 +101,7 @@ def simulate(shape: PipelineShape, times: StageTimes) -> Timeline:
         start_s=start_s,
         end_s=end_s,
         step_s=float(end_s.max()),
-        busy_s=np.bincount(graph.rank, weights=duration_s[:, 0], minlength=shape.num_ranks),
+        busy_s=_sum_by_rank(graph, duration_s[:, 0]),
         peak_in_flight=peak_in_flight(shape),
     )
 
@@ -112,34 +115,33 @@ def step_lengths_s(shape: PipelineShape, times: StageTimes) -> FloatArray:
     lengths = np.empty(num_plans)
     for first in range(0, num_plans, batch):
         plans = slice(first, first + batch)
-        duration_s, delay_s = _durations_from(graph, table[..., plans], times.sends)
+        duration_s, delay_s = _durations(graph, table[..., plans], times.sends)
         lengths[plans] = _ends(graph, duration_s, delay_s).max(axis=0)
     return lengths
 
 
 def peak_in_flight(
-    shape: PipelineShape, *, stage_weights: ArrayLike = 1.0, held_for_weights_ratio: float = 1.0
+    shape: PipelineShape, *, kept_per_stage: ArrayLike | None = None, held_for_weights_ratio: float = 1.0
 ) -> FloatArray:
     """[p], the most activations that each rank keeps at once; durations do not matter, only the order does.
 
-    `stage_weights`, [num_stages] or a number, is what one micro-batch keeps on each stage: 1 counts chunk
-    activations, bytes give bytes. The share `held_for_weights_ratio` of it stays until the weight gradient is
-    done in schedules that compute it apart, the rest is free after the gradient of the input.
+    `kept_per_stage`, [num_stages] or a number, is what one micro-batch keeps on each stage: give bytes, get
+    bytes. None is 1 / num_chunks, so that the result counts micro-batches, as `closed_form.in_flight` does.
+    In schedules that compute weight gradients apart the share `held_for_weights_ratio` of it stays until that
+    is done; the rest is free after the gradient of the input.
     """
     graph = event_graph(shape)
-    weights = np.broadcast_to(np.asarray(stage_weights, dtype=np.float64), (shape.num_stages,))
+    if kept_per_stage is None:
+        kept_per_stage = 1.0 / shape.num_chunks
+    kept = np.broadcast_to(np.asarray(kept_per_stage, dtype=np.float64), (shape.num_stages,))
     held = held_for_weights_ratio
     change_of_kind = np.array([1.0, held - 1.0, -held, -1.0])  # in the order of OpKind
-    change = (change_of_kind[graph.kind] * weights[graph.stage])[graph.rank_major]
+    change = (change_of_kind[graph.kind] * kept[graph.stage])[graph.rank_major]
     # Every rank ends with nothing, so one running sum over all ranks starts each of them at zero.
     return np.maximum.reduceat(np.cumsum(change), graph.rank_bounds[:-1])
 
 
-def _durations(graph: EventGraph, times: StageTimes) -> tuple[FloatArray, FloatArray]:
-    return _durations_from(graph, times.table(graph.shape.num_stages), times.sends)
-
-
-def _durations_from(graph: EventGraph, table: FloatArray, sends: Sends) -> tuple[FloatArray, FloatArray]:
+def _durations(graph: EventGraph, table: FloatArray, sends: Sends) -> tuple[FloatArray, FloatArray]:
     """Time of every operation and of the transfer of its input, each [num_ops, num_plans]."""
     transfer, saving = table[TRANSFER] * graph.shape.hop_crosses[:, None], table[PAIR_SAVING]
     duration = table[graph.kind, graph.stage]
@@ -152,6 +154,10 @@ def _durations_from(graph: EventGraph, table: FloatArray, sends: Sends) -> tuple
     duration[backward] += duration[forward] - saving[graph.stage[backward]]
     duration[forward] = 0.0
     return duration, delay
+
+
+def _sum_by_rank(graph: EventGraph, values: FloatArray) -> FloatArray:
+    return np.add.reduceat(values[graph.rank_major], graph.rank_bounds[:-1])
 
 
 def _ends(graph: EventGraph, duration_s: FloatArray, delay_s: FloatArray) -> FloatArray:

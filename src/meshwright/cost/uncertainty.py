@@ -1,0 +1,60 @@
+"""How sure the cost model is of a step time: calibration's spread carried through to log seconds.
+
+    sd^2 = scale^2 ( residual_sd^2 + Σ_parameters (d log T / d parameter)^2 sd_parameter^2 )
+
+An 80 % interval is T exp(± 1.2816 sd). Parameters and their standard deviations are those of
+`catalog.calibration`, in transformed units; `residual_sd` is what the fit leaves unexplained and `scale` makes
+intervals hold 80 % of the sources that a calibration had not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.catalog.calibration import Calibration, Factors
+
+Z80 = 1.2815515655446004
+DERIVATIVE_STEP = 0.02
+HALF_GEMM = "half_gemm_ratio"
+"""The 16-bit twin of `gemm_ratio`: the same parameter for another number format."""
+
+Etas = Mapping[str, NDArray[np.float64]]
+LogStep = Callable[[Etas, Etas], NDArray[np.float64]]
+"""Log seconds per step of every row, from transformed parameters and their 16-bit twins."""
+
+
+def derivatives(log_step: LogStep, etas: Etas, half: Etas) -> dict[str, NDArray[np.float64]]:
+    """d log(step) / d parameter of every row, by moving one parameter at a time."""
+    base = log_step(etas, half)
+    result = {
+        name: (log_step({**etas, name: eta + DERIVATIVE_STEP}, half) - base) / DERIVATIVE_STEP
+        for name, eta in etas.items()
+    }
+    moved = {**half, "gemm_ratio": half["gemm_ratio"] + DERIVATIVE_STEP}
+    result[HALF_GEMM] = (log_step(etas, moved) - base) / DERIVATIVE_STEP
+    return result
+
+
+def log_variances(
+    slopes: Mapping[str, NDArray[np.float64]],
+    calibration: Calibration,
+    factors: Sequence[Factors],
+    *,
+    is_moe: NDArray[np.bool_],
+) -> dict[str, NDArray[np.float64]]:
+    """Variance of log step time by where it comes from: each parameter, and "unexplained"."""
+    sds = [calibration.sds(f) for f in factors]
+    residual = calibration.residual_sd
+    parts = {"unexplained": np.where(is_moe, residual.get("moe", 0.15), residual.get("dense", 0.10)) ** 2}
+    for name, slope in slopes.items():
+        sd = np.array([s["gemm_ratio" if name == HALF_GEMM else name] for s in sds])
+        parts[name] = (slope * sd) ** 2
+    return {name: part * calibration.interval_scale**2 for name, part in parts.items()}
+
+
+def spread(variances: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The factor between a value and either end of its 80 % interval."""
+    return np.exp(Z80 * np.sqrt(sum(variances.values())))

@@ -1,0 +1,286 @@
+"""Why this plan, why not that one, and what is missing when nothing fits: plain values, in ms and GiB.
+
+Signs: a difference is the loser's number minus the winner's, so a positive one speaks for the winner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from meshwright.cost.memory import MemoryTable
+from meshwright.cost.tables import plan_from_row
+from meshwright.planner.legality import Violation, broken_rules, setting_for, violations
+from meshwright.planner.objective import Goal
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.rules import Severity
+from meshwright.planner.search import PlanResult, RankedPlan, search
+from meshwright.planner.space import Space, choices, combine, num_rows, shapes
+from meshwright.specs.plan import Offload, Plan
+from meshwright.units import gib, ms
+
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
+SAMPLED_CANDIDATES = 20_000
+MAX_GROWTH = 4096
+"""A request that does not fit is tried on up to this many times its nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One number of two plans."""
+
+    name: str
+    winner: float
+    loser: float
+    unit: str
+
+    @property
+    def delta(self) -> float:
+        return self.loser - self.winner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two plans side by side. `components_ms` and `memory_gib` have the largest difference first."""
+
+    winner: RankedPlan
+    loser: RankedPlan
+    step_ms: Difference
+    components_ms: tuple[Difference, ...]
+    memory_gib: tuple[Difference, ...]
+    headroom_gib: Difference
+
+    @property
+    def decided_by(self) -> Difference:
+        """The component that sets the loser back most."""
+        return max(self.components_ms, key=lambda d: d.delta)
+
+    def __str__(self) -> str:
+        cause = self.decided_by
+        return (
+            f"{self.loser.plan.describe()} takes {self.step_ms.delta:+.1f} ms a step; "
+            f"{cause.name} {cause.delta:+.1f} ms decides, memory {-self.headroom_gib.delta:+.1f} GiB"
+        )
+
+
+class Verdict(Enum):
+    """What came of asking why not."""
+
+    BEST = "best"  # it is the winner, or as good
+    SLOWER = "slower"
+    DOES_NOT_FIT = "does not fit"
+    ILLEGAL = "illegal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyNot:
+    """The answer to "why not `fixed`?"."""
+
+    fixed: Mapping[str, object]
+    verdict: Verdict
+    comparison: Comparison | None = None  # BEST and SLOWER: the best plan with `fixed` against the winner
+    infeasible: Infeasible | None = None  # DOES_NOT_FIT
+    violations: tuple[Violation, ...] = ()  # ILLEGAL: the rules; otherwise warnings about the plan
+
+    def __str__(self) -> str:
+        what = ", ".join(f"{name}={getattr(value, 'value', value)}" for name, value in self.fixed.items())
+        if self.comparison is not None:
+            return f"{what}: {self.verdict.value}: {self.comparison}"
+        if self.infeasible is not None:
+            return f"{what}: {self.infeasible}"
+        return f"{what}: {self.verdict.value}: {'; '.join(map(str, self.violations))}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infeasible:
+    """No plan is possible: by memory (`needed_gib` of the least demanding legal plan) or by legality."""
+
+    needed_gib: float | None
+    available_gib: float
+    binding: str
+    nearest: RankedPlan | None  # the legal plan that needs least memory
+    memory_gib: dict[str, float]
+    violations: tuple[Violation, ...]
+    suggestions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [self.binding]
+        if self.suggestions:
+            lines.append(f"hint: {'; '.join(self.suggestions)}")
+        return "\n".join(lines)
+
+
+def compare(winner: RankedPlan, loser: RankedPlan, *, usable_bytes: float) -> Comparison:
+    """Where `loser` loses its time, and how much memory each leaves of `usable_bytes`."""
+    first, second = _components_s(winner), _components_s(loser)
+    names = first | second
+    times = [
+        Difference(name=n, winner=ms(first.get(n, 0.0)), loser=ms(second.get(n, 0.0)), unit="ms")
+        for n in names
+    ]
+    one, other = memory_parts_gib(winner.memory), memory_parts_gib(loser.memory)
+    parts = [Difference(name=n, winner=one[n], loser=other[n], unit="GiB") for n in one]
+    free = [gib(usable_bytes - _number(r.memory.reserved_bytes)) for r in (winner, loser)]
+    return Comparison(
+        winner=winner,
+        loser=loser,
+        step_ms=Difference(name="step", winner=ms(winner.step_s), loser=ms(loser.step_s), unit="ms"),
+        components_ms=_largest_first(times),
+        memory_gib=_largest_first(parts),
+        headroom_gib=Difference(name="headroom", winner=free[0], loser=free[1], unit="GiB"),
+    )
+
+
+def nearest_losers(result: PlanResult, *, count: int = 3) -> tuple[Comparison, ...]:
+    """The winner against the plans ranked next."""
+    if result.best is None:
+        return ()
+    usable = result.request.usable_bytes
+    return tuple(compare(result.best, loser, usable_bytes=usable) for loser in result.plans[1 : 1 + count])
+
+
+def why_not(
+    request: PlanRequest, fixed: Mapping[str, object], *, winner: RankedPlan, goal: Goal | None = None
+) -> WhyNot:
+    """The best plan with `fixed` against `winner`, or the rule or the memory that forbids every such plan.
+
+    `fixed` maps fields of `specs.plan.Plan` to values, as in {"tensor": 8}.
+    """
+    restricted = request.fixing(**fixed)
+    result = search(restricted, top=1, goal=goal)
+    if result.best is None:
+        infeasible = explain_infeasible(result, suggest=False)
+        verdict = Verdict.DOES_NOT_FIT if infeasible.nearest else Verdict.ILLEGAL
+        return WhyNot(
+            fixed=fixed,
+            verdict=verdict,
+            infeasible=infeasible if infeasible.nearest else None,
+            violations=infeasible.violations,
+        )
+    warnings = tuple(violations(result.best.plan, setting=setting_for(restricted)))
+    verdict = Verdict.SLOWER if result.best.value > winner.value else Verdict.BEST
+    return WhyNot(
+        fixed=fixed,
+        verdict=verdict,
+        comparison=compare(winner, result.best, usable_bytes=request.usable_bytes),
+        violations=warnings,
+    )
+
+
+def explain_infeasible(result: PlanResult, *, suggest: bool = True) -> Infeasible:
+    """What `result`, a search without plans, lacked; with `suggest` also what would make it fit."""
+    request, nearest = result.request, result.least_memory
+    available = gib(request.usable_bytes)
+    suggestions = _suggestions(request) if suggest else ()
+    if nearest is None:
+        rules = forbidding_rules(request, result.space)
+        return Infeasible(
+            needed_gib=None,
+            available_gib=available,
+            binding=f"no legal plan: {'; '.join(map(str, rules))}",
+            nearest=None,
+            memory_gib={},
+            violations=rules,
+            suggestions=suggestions,
+        )
+    needed = gib(_number(nearest.memory.reserved_bytes))
+    parts = memory_parts_gib(nearest.memory)
+    largest = max(MEMORY_PARTS, key=parts.__getitem__)
+    return Infeasible(
+        needed_gib=needed,
+        available_gib=available,
+        binding=(
+            f"device memory: {request.model.name} needs at least {needed:.1f} GiB per device "
+            f"({nearest.plan.describe()}), there are {available:.1f} GiB; largest part: {largest}, "
+            f"{parts[largest]:.1f} GiB"
+        ),
+        nearest=nearest,
+        memory_gib=parts,
+        violations=(),
+        suggestions=suggestions,
+    )
+
+
+def forbidding_rules(request: PlanRequest, space: Space) -> tuple[Violation, ...]:
+    """The rules that the most nearly legal candidate of `space` breaks."""
+    setting = setting_for(request)
+    shape_table = shapes(space)
+    if num_rows(shape_table) == 0:
+        return _refused(violations(_as_fixed(request), setting=setting))
+    choice_table = choices(space)
+    best_shapes = np.argsort(broken_rules(shape_table, setting=setting), kind="stable")
+    count = max(1, SAMPLED_CANDIDATES // len(choice_table))
+    row = np.repeat(best_shapes[:count], len(choice_table))
+    choice = np.tile(np.arange(len(choice_table)), len(row) // len(choice_table))
+    plan = combine(shape_table.take(row), choice_table.take(choice))
+    index = int(np.argmin(broken_rules(plan, setting=setting)))
+    return _refused(violations(plan_from_row(plan.take(index)), setting=setting))
+
+
+def _refused(found: list[Violation]) -> tuple[Violation, ...]:
+    return tuple(v for v in found if v.severity is Severity.REFUSED)
+
+
+def _as_fixed(request: PlanRequest) -> Plan:
+    """A plan with the fixed fields and, where it is free, the data width that comes nearest to the devices."""
+    plan = Plan(**dict(request.fixed))  # pyright: ignore[reportArgumentType]
+    if "data_shard" in request.fixed:
+        return plan
+    inner = plan.tensor * plan.context * plan.pipeline * plan.data_replicate
+    return replace(plan, data_shard=max(1, request.num_devices // inner))
+
+
+def _suggestions(request: PlanRequest) -> tuple[str, ...]:
+    """The nearest requests that are feasible: fewer fixed fields, an offloaded optimizer, more devices."""
+    found = []
+    for name, value in request.fixed.items():
+        freed = replace(request, fixed={k: v for k, v in request.fixed.items() if k != name})
+        best = _first_plan(freed)
+        if best is not None:
+            found.append(f"fits when {name} is not held at {getattr(value, 'value', value)}: {best}")
+    if not found and "offload" not in request.fixed:
+        best = _first_plan(request.fixing(offload=Offload.OPTIMIZER))
+        if best is not None:
+            found.append(f"fits with the optimizer states in host memory: {best}")
+    found += _with_more_devices(request)
+    return tuple(found)
+
+
+def _with_more_devices(request: PlanRequest) -> list[str]:
+    nodes = request.cluster.num_nodes
+    for growth in (2**k for k in range(1, MAX_GROWTH.bit_length())):
+        cluster = replace(request.cluster, num_nodes=nodes * growth)
+        best = _first_plan(replace(request, cluster=cluster))
+        if best is not None:
+            return [f"fits with {cluster.num_devices} devices: {best}"]
+    return []
+
+
+def _first_plan(request: PlanRequest) -> str | None:
+    best = search(request, top=1).best
+    return None if best is None else best.plan.describe()
+
+
+def memory_parts_gib(memory: MemoryTable) -> dict[str, float]:
+    """GiB of each part of the fullest rank, and what is reserved beside them."""
+    parts = {name: gib(_number(getattr(memory, f"{name}_bytes"))) for name in MEMORY_PARTS}
+    parts["beside the allocator"] = gib(_number(memory.reserved_bytes) - _number(memory.allocated_bytes))
+    return parts
+
+
+def _components_s(ranked: RankedPlan) -> dict[str, float]:
+    """Components that add up to the simulated step: what the event graph changed is bubble."""
+    components = ranked.components_s
+    components["bubble"] = components.get("bubble", 0.0) + ranked.step_s - ranked.closed_form_s
+    return components
+
+
+def _largest_first(differences: list[Difference]) -> tuple[Difference, ...]:
+    return tuple(sorted(differences, key=lambda d: (-abs(d.delta), d.name)))
+
+
+def _number(x: object) -> float:
+    return float(np.ravel(np.asarray(x))[0])

@@ -1,0 +1,148 @@
+"""What is made best, as arrays: the smaller the value, the better the plan.
+
+    throughput  seconds per step: tokens, devices and with them tokens/s/device follow
+    time        days of the whole run
+    cost        USD per step: devices x step time x price, and the electricity where it is paid apart
+    energy      joules per step: facility power at the step's activity x step time
+
+For one cluster and batch the first three order plans alike unless electricity is paid apart. Energy does not:
+a plan that waits more draws less power for longer. `Goal.bound` turns a bound of step time into one of the
+value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.catalog.prices import power_assumptions, price_per_device_hour
+from meshwright.cost.energy import PowerModel, activity_ratio, facility_power_w, power_model
+from meshwright.cost.step import StepTable
+from meshwright.cost.tables import Array
+from meshwright.errors import InputError
+from meshwright.specs.hardware import Accelerator, Cluster
+from meshwright.specs.run import Costs, Objective
+from meshwright.units import HOUR_S, JOULE_PER_KWH
+
+FloatArray = NDArray[np.float64]
+
+
+INTENSITY_RATIO = {"bubble": 0.0, "host": 0.0, "fixed": 0.0, "stragglers": 0.0, "other": 1.0}
+"""Assumption: a device that waits draws idle power and one that works draws its design power."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """An objective with the prices and powers that it needs."""
+
+    objective: Objective = Objective.THROUGHPUT
+    num_devices: int = 1
+    num_steps: float = 1.0  # of the whole run, for `time`
+    usd_per_device_hour: float | None = None
+    usd_per_kwh: float = 0.0  # 0: electricity is in the price
+    power: PowerModel | None = None
+    intensity_ratio: Mapping[str, float] = field(default_factory=lambda: INTENSITY_RATIO)  # by component
+
+    def __post_init__(self) -> None:
+        if self.objective is Objective.COST and self.usd_per_device_hour is None:
+            raise InputError("the objective cost needs a price", hint="give costs.usd_per_device_hour")
+        if self.power is None and (self.objective is Objective.ENERGY or self.usd_per_kwh > 0):
+            raise InputError(
+                "energy needs the power of the accelerator", hint="its catalogue entry has no tdp_w"
+            )
+
+    def value(self, steps: StepTable) -> FloatArray:
+        """One number per plan, smaller is better."""
+        seconds = np.asarray(steps.step_s, dtype=np.float64)
+        if self.objective is Objective.THROUGHPUT:
+            return seconds
+        if self.objective is Objective.TIME:
+            return seconds * self.num_steps
+        if self.objective is Objective.ENERGY:
+            return self.energy_j(steps)
+        return self._rent_usd(seconds) + self._electricity_usd(steps)
+
+    def bound(self, bound_s: FloatArray) -> FloatArray:
+        """No plan whose step takes at least `bound_s` has a smaller value; idle power is the least."""
+        if self.objective is Objective.THROUGHPUT:
+            return bound_s
+        if self.objective is Objective.TIME:
+            return bound_s * self.num_steps
+        idle_j = 0.0 if self.power is None else bound_s * self._facility_w(0.0)
+        if self.objective is Objective.ENERGY:
+            return np.asarray(idle_j)
+        return self._rent_usd(bound_s) + idle_j / JOULE_PER_KWH * self.usd_per_kwh
+
+    def energy_j(self, steps: StepTable) -> FloatArray:
+        """Joules per step, at the facility."""
+        activity = activity_ratio(components_s=steps.components_s, intensity_ratio=self.intensity_ratio)
+        return np.asarray(self._facility_w(activity) * steps.step_s)
+
+    def _facility_w(self, activity: Array) -> Array:
+        assert self.power is not None
+        return facility_power_w(power=self.power, activity_ratio=activity, num_devices=self.num_devices)
+
+    def _rent_usd(self, seconds: Array) -> Array:
+        assert self.usd_per_device_hour is not None
+        return seconds * self.num_devices * self.usd_per_device_hour / HOUR_S
+
+    def _electricity_usd(self, steps: StepTable) -> Array:
+        if self.usd_per_kwh == 0.0:
+            return 0.0
+        return self.energy_j(steps) / JOULE_PER_KWH * self.usd_per_kwh
+
+
+def goal_for(
+    objective: Objective, *, cluster: Cluster, costs: Costs | None = None, num_steps: float | None = None
+) -> Goal:
+    """The goal with the catalogue's price and power where `costs` states none.
+
+    Raises InputError when the objective needs a price or a power that nobody knows.
+    """
+    costs = costs or Costs()
+    price = costs.usd_per_device_hour
+    if price is None and objective is Objective.COST:
+        price = price_per_device_hour(cluster.accelerator.name).usd_per_device_hour
+    return Goal(
+        objective=objective,
+        num_devices=cluster.num_devices,
+        num_steps=1.0 if num_steps is None else num_steps,
+        usd_per_device_hour=price,
+        usd_per_kwh=costs.usd_per_kwh or 0.0,
+        power=_power(cluster.accelerator),
+    )
+
+
+def _power(accelerator: Accelerator) -> PowerModel | None:
+    if accelerator.tdp_w is None:
+        return None
+    assumed = power_assumptions()
+    return power_model(
+        tdp_w=accelerator.tdp_w,
+        idle_ratio=assumed.idle_ratio,
+        node_overhead_ratio=assumed.node_overhead_ratio,
+        pue_ratio=assumed.pue,
+    )
+
+
+def pareto_front(*columns: Sequence[float] | FloatArray) -> NDArray[np.bool_]:
+    """True for rows that no other row beats: at most as large in every column and smaller in one.
+
+    Rows that are equal in every column are all on the front.
+
+    >>> pareto_front([1, 2, 3, 2], [9, 5, 6, 5]).tolist()
+    [True, True, False, True]
+    """
+    table = np.stack([np.asarray(c, dtype=np.float64) for c in columns], axis=1)
+    rows, inverse = np.unique(table, axis=0, return_inverse=True)
+    on_front = np.zeros(len(rows), dtype=bool)
+    front = np.empty((0, table.shape[1]))
+    # np.unique sorts by the first column: a row can only be beaten by one before it.
+    for index, row in enumerate(rows):
+        if not bool(np.any(np.all(front <= row, axis=1))):
+            on_front[index] = True
+            front = np.vstack([front, row])
+    return on_front[inverse.ravel()]

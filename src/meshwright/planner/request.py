@@ -1,0 +1,96 @@
+"""What the planner is asked, and the tables of numbers it works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+
+from meshwright.cost.tables import BatchTable, ModelTable, PrecisionTable, model_row, precision_row
+from meshwright.errors import InputError, UnknownNameError
+from meshwright.specs.hardware import Cluster, Stack
+from meshwright.specs.model import Lora, Model
+from meshwright.specs.plan import Plan
+from meshwright.specs.precision import Precision
+from meshwright.specs.run import Engine, Run
+
+DEFAULT_MEMORY_MARGIN = 0.05
+"""Share of device memory kept free. An assumption: what drivers and other processes take differs by host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """One question to the planner.
+
+    `fixed` maps fields of `specs.plan.Plan` to the only value they may take. `global_batch` is in sequences,
+    `seq_len` in tokens.
+    """
+
+    model: Model
+    lora: Lora | None = None
+    cluster: Cluster
+    seq_len: int
+    global_batch: int
+    precision: Precision
+    stack: Stack
+    engine: Engine = Engine.NATIVE
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    memory_margin: float = DEFAULT_MEMORY_MARGIN
+
+    def __post_init__(self) -> None:
+        known = [f.name for f in fields(Plan)]
+        for name in self.fixed:
+            if name not in known:
+                raise UnknownNameError("plan field", name, known=known)
+        for name in ("seq_len", "global_batch"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is out of range", got=getattr(self, name), allowed=">= 1")
+        if not 0 <= self.memory_margin < 1:
+            raise InputError("memory margin is out of range", got=self.memory_margin, allowed="0 to below 1")
+
+    @cached_property
+    def model_table(self) -> ModelTable:
+        return model_row(self.model, lora=self.lora)
+
+    @cached_property
+    def batch_table(self) -> BatchTable:
+        return BatchTable(seq_len=self.seq_len, global_batch=self.global_batch)
+
+    @cached_property
+    def precision_table(self) -> PrecisionTable:
+        return precision_row(self.precision)
+
+    @property
+    def num_devices(self) -> int:
+        return self.cluster.num_devices
+
+    @property
+    def usable_bytes(self) -> float:
+        """Device memory that a plan may reserve."""
+        return self.cluster.accelerator.memory_bytes * (1 - self.memory_margin)
+
+    def fixing(self, **values: object) -> PlanRequest:
+        """The same question with more fields fixed."""
+        return replace(self, fixed={**self.fixed, **values})
+
+
+def request_for(run: Run, **changes: object) -> PlanRequest:
+    """The question a run file asks. Its cluster must be known: measure `here` first."""
+    if run.cluster is None:
+        raise InputError(
+            "the planner needs a known cluster", got=run.cluster_name,
+            hint="name one of the catalogue, as in `cluster: h100-8x4`",
+        )  # fmt: skip
+    fixed = {} if run.micro_batch is None else {"micro_batch": run.micro_batch}
+    request = PlanRequest(
+        model=run.model,
+        lora=run.lora,
+        cluster=run.cluster,
+        seq_len=run.sequence_length,
+        global_batch=run.global_batch,
+        precision=run.precision,
+        stack=run.stack,
+        engine=run.engine,
+        fixed=fixed,
+    )
+    return replace(request, **changes) if changes else request  # pyright: ignore[reportArgumentType]

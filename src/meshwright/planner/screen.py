@@ -1,0 +1,91 @@
+"""Two filters over whole tables: does it fit, and could it be fast.
+
+`CostModel.memory` is the memory model, `CostModel.bound_s` a lower bound of the step time. It is taken from
+the cost model itself: a *relaxation* of a plan has the same shape and micro-batch but recomputes nothing,
+shards nothing, and neither reduces gradients nor runs the optimizer. What a plan adds to its relaxation
+(recomputation, FSDP gathers, gradient reduction, optimizer) is never negative, so
+
+    bound = (step of the relaxation - data_parallel - optimizer - stragglers) x (1 + stragglers' share)
+
+and one relaxation bounds all choices of sharding, replicas, recomputation and offload at once: a few hundred
+plans for the price of one. A law in the tests holds the bound to the cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
+from meshwright.cost.rates import system_rates
+from meshwright.cost.step import StepTable, estimate_steps
+from meshwright.cost.tables import RECOMPUTES, PlanTable
+from meshwright.planner.request import PlanRequest
+from meshwright.specs.plan import Recompute, Sharding
+
+FloatArray = NDArray[np.float64]
+
+RELAXED = ("data_parallel", "optimizer")
+"""Components of a step that depend on sharding and may vanish."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """What the search asks of the cost model; every call takes and returns tables of equal length."""
+
+    memory: Callable[[PlanTable], MemoryTable]
+    steps: Callable[[PlanTable], StepTable]
+    bound_s: Callable[[PlanTable], FloatArray]  # never above the step time of any plan with these shapes
+    usable_bytes: float
+
+
+def cost_model(request: PlanRequest) -> CostModel:
+    """The cost model of `meshwright.cost` for one request."""
+    rates = system_rates(request.cluster, request.precision, request.stack)
+    constants = memory_constants(request.stack)
+    facts = {
+        "model": request.model_table,
+        "batch": request.batch_table,
+        "precision": request.precision_table,
+    }
+
+    def steps(plan: PlanTable) -> StepTable:
+        return estimate_steps(plan=plan, rates=rates, **facts)
+
+    return CostModel(
+        memory=lambda plan: estimate_memory(plan=plan, constants=constants, **facts),
+        steps=steps,
+        bound_s=lambda plan: relaxed_step_s(steps(relaxation(plan))),
+        usable_bytes=request.usable_bytes,
+    )
+
+
+def relaxation(plan: PlanTable) -> PlanTable:
+    """The same shapes and micro-batches without recomputation, sharding and offload."""
+    none = np.zeros_like(plan.tensor)
+    return replace(
+        plan,
+        sharding=none + int(Sharding.NONE),
+        data_shard=plan.data,
+        data_replicate=none + 1,
+        recompute=none + RECOMPUTES.index(Recompute.NONE),
+        recompute_mask=none,
+        recompute_layers=none - 1,
+        offload_optimizer=none,
+    )
+
+
+def relaxed_step_s(steps: StepTable) -> FloatArray:
+    """The step time of relaxations without the components that depend on sharding."""
+    components = steps.components_s
+    rest = steps.step_s - components["stragglers"]
+    straggle = steps.step_s / rest
+    return (rest - sum(components[name] for name in RELAXED)) * straggle
+
+
+def fits(memory: MemoryTable, usable_bytes: float) -> NDArray[np.bool_]:
+    """True where the reserved memory is at most `usable_bytes`."""
+    return np.asarray(memory.reserved_bytes) <= usable_bytes

@@ -1,0 +1,380 @@
+"""Best first, exact: every plan of the space is either scored or bounded away.
+
+    shapes x micro-batches   a lower bound each, from one evaluation of the cost model (`screen`)
+    in order of the bound    expand sharding x replicas x recomputation x offload, score what is legal and
+                             fits; stop when the next bound is worse than the k-th best plan
+    finalists                step time again from the pipeline's event graph
+
+The result is what exhaustive search over `space.enumerate_plans` finds (tests compare them), and it is
+deterministic: plans of equal value are ordered by fewer degrees above one, then by the columns of the table.
+With `Distinct.LAYOUTS` the k best plans differ in their degrees; otherwise recomputation alone may differ.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.memory import MemoryTable
+from meshwright.cost.step import StepTable
+from meshwright.cost.tables import PlanTable, plan_from_row
+from meshwright.planner.finalists import simulated_step_s
+from meshwright.planner.legality import legal_mask, setting_for
+from meshwright.planner.objective import FloatArray, Goal, pareto_front
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.rules import Scope, Setting
+from meshwright.planner.screen import CostModel, cost_model, fits
+from meshwright.planner.space import (
+    Choices,
+    Space,
+    choices,
+    combine,
+    default_space,
+    is_whole,
+    num_rows,
+    shapes,
+)
+from meshwright.specs.estimate import Shortfall
+from meshwright.specs.plan import Plan
+from meshwright.units import gib
+
+EXTRA_FINALISTS = 6
+"""Simulated beside the k best, because the event graph may rank neighbours unlike the closed form."""
+
+BLOCK_ROWS = 16_384
+"""Candidates evaluated at once: their columns stay in the cache of one core."""
+
+ROUNDING = 1 - 1e-9
+"""The bound and the step add up the same terms in another order."""
+
+LAYOUT_COLUMNS = ("tensor", "context", "pipeline", "virtual_pipeline", "expert", "expert_tensor")
+
+
+class Distinct(Enum):
+    """In what ranked plans must differ."""
+
+    LAYOUTS = "layouts"  # in a degree: each layout is there once, with its best choices
+    PLANS = "plans"  # in anything
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many plans each stage of the search saw."""
+
+    enumerated: int  # shapes x choices of the space, legal or not
+    nodes: int  # legal pairs of shape and micro-batch, each bounded once
+    expanded: int  # candidates of the nodes that the bound did not exclude
+    legal: int
+    fit: int
+    scored: int
+    simulated: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedPlan:
+    """One plan of the result. `steps` and `memory` hold one row each; `value` is the objective's."""
+
+    plan: Plan
+    value: float
+    step_s: float  # from the event graph where it was simulated
+    closed_form_s: float
+    is_simulated: bool
+    steps: StepTable
+    memory: MemoryTable
+
+    @property
+    def components_s(self) -> dict[str, float]:
+        return {name: float(np.ravel(x)[0]) for name, x in self.steps.components_s.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """The best plans, best first, or why there is none.
+
+    `front` are the plans that no scored plan beats in both value and reserved memory; it is complete for
+    plans whose value is within the search's `slack` of the best.
+    """
+
+    request: PlanRequest
+    space: Space
+    plans: tuple[RankedPlan, ...]
+    front: tuple[RankedPlan, ...]
+    counts: Counts
+    seconds: dict[str, float]
+    least_memory: RankedPlan | None = None  # when nothing fits: the legal plan that needs least memory
+
+    @property
+    def shortfall(self) -> Shortfall | None:
+        """Memory needed and there, when a legal plan exists and none fits."""
+        if self.least_memory is None:
+            return None
+        return Shortfall(
+            what="device memory",
+            needed=gib(float(np.ravel(self.least_memory.memory.reserved_bytes)[0])),
+            available=gib(self.request.usable_bytes),
+            unit="GiB",
+        )
+
+    @property
+    def best(self) -> RankedPlan | None:
+        return self.plans[0] if self.plans else None
+
+
+@dataclass(kw_only=True)
+class _Kept:
+    """The scored plans that can still matter, and the smallest memory seen. Grows while the search runs."""
+
+    top: int
+    distinct: Distinct
+    slack: float
+    plan: PlanTable | None = None
+    value: FloatArray | None = None
+    reserved_bytes: FloatArray | None = None
+    least: PlanTable | None = None  # one row: the legal plan that needs least memory
+    least_bytes: float = np.inf
+
+    @property
+    def threshold(self) -> float:
+        """No plan with a larger value can enter the result."""
+        if self.value is None or self.plan is None:
+            return np.inf
+        ranked = self.value[_leaders(self.plan, self.value, self.distinct)]
+        if len(ranked) < self.top:
+            return np.inf
+        return max(float(ranked[self.top - 1]), float(ranked[0]) * (1 + self.slack))
+
+    def note_least(self, plan: PlanTable, reserved_bytes: FloatArray) -> None:
+        """Remember the row that needs least memory."""
+        lowest = int(np.argmin(reserved_bytes))
+        if reserved_bytes[lowest] < self.least_bytes:
+            self.least, self.least_bytes = plan.take(np.array([lowest])), float(reserved_bytes[lowest])
+
+    def add(self, plan: PlanTable, value: FloatArray, reserved_bytes: FloatArray) -> None:
+        """Merge new rows, keep leaders of the ranking and of the front."""
+        if self.plan is not None and self.value is not None and self.reserved_bytes is not None:
+            plan = _stacked(self.plan, plan)
+            value = np.concatenate([self.value, value])
+            reserved_bytes = np.concatenate([self.reserved_bytes, reserved_bytes])
+        keep = np.zeros(len(value), dtype=bool)
+        keep[_leaders(plan, value, self.distinct)[: self.top]] = True
+        keep[_front_candidates(value, reserved_bytes)] = True
+        index = np.flatnonzero(keep)
+        self.plan, self.value, self.reserved_bytes = plan.take(index), value[index], reserved_bytes[index]
+
+
+def search(
+    request: PlanRequest,
+    *,
+    top: int = 10,
+    goal: Goal | None = None,
+    space: Space | None = None,
+    model: CostModel | None = None,
+    distinct: Distinct = Distinct.LAYOUTS,
+    slack: float = 0.0,
+) -> PlanResult:
+    """The `top` best plans for `request`.
+
+    `space` and `model` default to `default_space` and `cost_model` of the request. `slack`: the front is
+    complete for plans up to this share worse than the best (0.1: 10 %).
+    """
+    clock = _Clock()
+    goal = goal or Goal(num_devices=request.num_devices)
+    space = space or default_space(request)
+    model = model or cost_model(request)
+    setting = setting_for(request)
+    tree = _Tree.build(space, setting)
+    clock.lap("enumerate")
+    bound = tree.bounds(model, goal)
+    order = np.lexsort((np.arange(len(bound)), bound))
+    clock.lap("bound")
+    kept = _Kept(top=top + EXTRA_FINALISTS, distinct=distinct, slack=slack)
+    tally = _expand(tree, order, bound, kept=kept, model=model, goal=goal)
+    clock.lap("score")
+    finalists, front = _finish(kept, model, goal)
+    plans = finalists[:top]
+    clock.lap("simulate")
+    return PlanResult(
+        request=request,
+        space=space,
+        plans=plans,
+        front=front,
+        counts=Counts(
+            enumerated=tree.num_candidates,
+            nodes=len(bound),
+            simulated=sum(p.is_simulated for p in finalists),
+            **tally,
+        ),
+        seconds=clock.seconds,
+        least_memory=None if plans or kept.least is None else _ranked(kept.least, model, goal),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tree:
+    """Nodes are pairs of a shape and a micro-batch; leaves add the other choices."""
+
+    num_candidates: int
+    space: Space
+    setting: Setting
+    shapes: PlanTable
+    choices: Choices
+    node_shape: NDArray[np.intp]
+    node_micro: NDArray[np.int64]
+
+    @classmethod
+    def build(cls, space: Space, setting: Setting) -> _Tree:
+        table = shapes(space)
+        legal = table.take(np.flatnonzero(legal_mask(table, setting=setting, scope=Scope.SHAPE)))
+        micro = np.asarray(space.micro_batch, dtype=np.int64)
+        shape = np.repeat(np.arange(num_rows(legal)), len(micro))
+        sizes = np.tile(micro, num_rows(legal))
+        rows = replace(legal.take(shape), micro_batch=sizes)
+        keep = legal_mask(rows, setting=setting, scope=Scope.BATCH)
+        options = choices(space)
+        return cls(
+            num_candidates=num_rows(table) * len(options),
+            space=space,
+            setting=setting,
+            shapes=legal,
+            choices=options,
+            node_shape=shape[keep],
+            node_micro=sizes[keep],
+        )
+
+    def nodes(self, index: NDArray[np.intp]) -> PlanTable:
+        """The relaxed plans of some nodes."""
+        return replace(self.shapes.take(self.node_shape[index]), micro_batch=self.node_micro[index])
+
+    def bounds(self, model: CostModel, goal: Goal) -> FloatArray:
+        """A lower bound of the objective for every node."""
+        blocks = _blocks(len(self.node_shape))
+        parts = [goal.bound(model.bound_s(self.nodes(block)) * ROUNDING) for block in blocks]
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def leaves(self, index: NDArray[np.intp]) -> PlanTable:
+        """All candidates of some nodes that are structurally whole."""
+        of_size = {int(b): np.flatnonzero(self.choices.micro_batch == b) for b in self.space.micro_batch}
+        groups = [of_size[int(b)] for b in self.node_micro[index]]
+        row = np.repeat(self.node_shape[index], [len(g) for g in groups])
+        plan = combine(self.shapes.take(row), self.choices.take(np.concatenate(groups)))
+        return plan.take(np.flatnonzero(is_whole(plan, self.space)))
+
+
+def _expand(
+    tree: _Tree,
+    order: NDArray[np.intp],
+    bound: FloatArray,
+    *,
+    kept: _Kept,
+    model: CostModel,
+    goal: Goal,
+) -> dict[str, int]:
+    """Visit nodes in order of their bound until no other can enter `kept`."""
+    tally: dict[str, int] = {"expanded": 0, "legal": 0, "fit": 0, "scored": 0}
+    per_node = max(1, len(tree.choices) // max(1, len(tree.space.micro_batch)))
+    step = max(1, BLOCK_ROWS // per_node)
+    for start in range(0, len(order), step):
+        block = order[start : start + step]
+        block = block[bound[block] <= kept.threshold]
+        if not len(block):
+            break
+        plan = tree.leaves(block)
+        tally["expanded"] += num_rows(plan)
+        plan = plan.take(np.flatnonzero(legal_mask(plan, setting=tree.setting, scope=Scope.CHOICE)))
+        tally["legal"] += num_rows(plan)
+        if not num_rows(plan):
+            continue
+        memory = model.memory(plan)
+        reserved = np.broadcast_to(np.asarray(memory.reserved_bytes, dtype=np.float64), np.shape(plan.tensor))
+        kept.note_least(plan, reserved)
+        fit = np.flatnonzero(fits(memory, model.usable_bytes))
+        tally["fit"] += len(fit)
+        if not len(fit):
+            continue
+        plan, reserved = plan.take(fit), reserved[fit]
+        kept.add(plan, goal.value(model.steps(plan)), reserved)
+        tally["scored"] += len(fit)
+    return tally
+
+
+def _finish(
+    kept: _Kept, model: CostModel, goal: Goal
+) -> tuple[tuple[RankedPlan, ...], tuple[RankedPlan, ...]]:
+    """Simulate the finalists and rank them by what the event graph says."""
+    if kept.plan is None or kept.value is None or kept.reserved_bytes is None:
+        return (), ()
+    leaders = _leaders(kept.plan, kept.value, kept.distinct)[: kept.top]
+    front = np.flatnonzero(pareto_front(kept.value, kept.reserved_bytes))
+    front = front[np.argsort(kept.value[front], kind="stable")]
+    finalists = [_ranked(kept.plan.take(np.array([i])), model, goal) for i in leaders]
+    ranked = sorted(finalists, key=lambda r: r.value)  # stable: equal ones stay in their order
+    on_front = tuple(_ranked(kept.plan.take(np.array([i])), model, goal) for i in front)
+    return tuple(ranked), on_front
+
+
+def _ranked(row: PlanTable, model: CostModel, goal: Goal) -> RankedPlan:
+    steps, memory = model.steps(row), model.memory(row)
+    plan = plan_from_row(row.take(0))
+    closed = float(np.ravel(steps.step_s)[0])
+    simulated = simulated_step_s(plan, steps)
+    step_s = closed if simulated is None else simulated
+    return RankedPlan(
+        plan=plan,
+        value=float(np.ravel(goal.value(steps))[0]) * step_s / closed,
+        step_s=step_s,
+        closed_form_s=closed,
+        is_simulated=simulated is not None,
+        steps=steps,
+        memory=memory,
+    )
+
+
+def _leaders(plan: PlanTable, value: FloatArray, distinct: Distinct) -> NDArray[np.intp]:
+    """Rows best first, ties broken by the stated order; with LAYOUTS the best row of each layout only."""
+    order = np.lexsort((*_tie_keys(plan), value))
+    if distinct is Distinct.PLANS:
+        return order
+    layout = np.stack([np.asarray(getattr(plan, name))[order] for name in LAYOUT_COLUMNS], axis=1)
+    first = np.unique(layout, axis=0, return_index=True)[1]
+    return order[np.sort(first)]
+
+
+def _tie_keys(plan: PlanTable) -> tuple[FloatArray, ...]:
+    """Keys for np.lexsort, least important first: columns of the table, then how many degrees exceed one."""
+    columns = [np.asarray(getattr(plan, f.name)) for f in fields(plan)]
+    degrees = sum((np.asarray(getattr(plan, name)) > 1) * 1 for name in LAYOUT_COLUMNS)
+    return (*reversed(columns), np.asarray(degrees))
+
+
+def _front_candidates(value: FloatArray, reserved_bytes: FloatArray) -> NDArray[np.intp]:
+    """The front of value against memory by one sort and a running minimum; of equal rows one stays."""
+    order = np.lexsort((reserved_bytes, value))
+    lowest = np.minimum.accumulate(reserved_bytes[order])
+    better = np.concatenate([[True], reserved_bytes[order][1:] < lowest[:-1]])
+    return order[better]
+
+
+def _stacked(first: PlanTable, second: PlanTable) -> PlanTable:
+    names = [f.name for f in fields(PlanTable)]
+    return PlanTable(**{n: np.concatenate([getattr(first, n), getattr(second, n)]) for n in names})
+
+
+def _blocks(num_rows: int) -> list[NDArray[np.intp]]:
+    return [np.arange(i, min(i + BLOCK_ROWS, num_rows)) for i in range(0, num_rows, BLOCK_ROWS)]
+
+
+class _Clock:
+    """Process seconds per stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.process_time()
+
+    def lap(self, name: str) -> None:
+        now = time.process_time()
+        self.seconds[name] = now - self._last
+        self._last = now

@@ -1,0 +1,344 @@
+"""What may vary: every candidate plan as rows of one table, made by broadcasting.
+
+A candidate is a *shape* (degrees, virtual stages, schedule: who computes what) with a *choice* (sharding,
+replicas, micro-batch, recomputation, offload: how each rank does it). Shapes and choices combine freely;
+`legality` decides which combinations an engine accepts. Degrees obey
+
+    data_replicate * data_shard * context * tensor * pipeline = devices
+    expert * expert_tensor divides data_shard * context * tensor
+
+and nothing is rounded: data_shard is what remains, and a row where something remains over does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import isqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.tables import RECOMPUTES, SCHEDULES, PlanTable
+from meshwright.errors import InputError
+from meshwright.planner.engines import EngineFacts, engine_facts, selective_sets
+from meshwright.planner.request import PlanRequest
+from meshwright.specs.model import AttentionKind
+from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Recompute, Schedule, Sharding
+
+IntArray = NDArray[np.int64]
+
+MAX_CONTEXT = 64
+MIN_CONTEXT_TOKENS = 1024
+"""A rank with fewer tokens of a sequence than this has kernels too small to be worth a plan."""
+
+MAX_MICRO_BATCH_TOKENS = 65_536
+MAX_SMALL_WORLD = 256
+"""Up to this many devices every replica count is tried; above, powers of four and one replica per domain."""
+
+
+_FIXED_TYPES: dict[str, Callable[[Any], Any]] = {
+    "sequence_parallel": bool,
+    "schedule": Schedule,
+    "sharding": Sharding,
+    "offload": Offload,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeChoice:
+    """One way to recompute. `layers` counts fully recomputed layers per pipeline rank; None: all."""
+
+    kind: Recompute = Recompute.NONE
+    modules: tuple[str, ...] = ()
+    layers: int | None = None
+
+    @property
+    def mask(self) -> int:
+        return sum(1 << RECOMPUTE_MODULES.index(m) for m in self.modules)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The values that each axis may take, ascending. `left_out` says what is not tried, and why."""
+
+    num_devices: int
+    tensor: tuple[int, ...] = (1,)
+    sequence_parallel: tuple[bool, ...] = (True,)
+    context: tuple[int, ...] = (1,)
+    pipeline: tuple[int, ...] = (1,)
+    virtual_pipeline: tuple[int, ...] = (1,)
+    schedule: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
+    expert: tuple[int, ...] = (1,)
+    expert_tensor: tuple[int, ...] = (1,)
+    sharding: tuple[Sharding, ...] = (Sharding.OPTIMIZER,)
+    data_replicate: tuple[int, ...] = (1,)
+    micro_batch: tuple[int, ...] = (1,)
+    recompute: tuple[RecomputeChoice, ...] = (RecomputeChoice(),)
+    offload: tuple[Offload, ...] = (Offload.NONE,)
+    data_shard: tuple[int, ...] | None = None  # None: whatever remains
+    max_stages: int | None = None  # of pipeline x virtual_pipeline; None: legality alone decides
+    left_out: tuple[str, ...] = ()
+
+    def restrict(self, fixed: Mapping[str, object]) -> Space:
+        """The same space with some fields of `Plan` held at one value, tried or not before."""
+        changes: dict[str, Any] = {}
+        recompute = {k: v for k, v in fixed.items() if k.startswith("recompute") and v is not None}
+        for name, value in fixed.items():
+            if name == "layers_per_stage":
+                raise InputError(
+                    "the planner splits layers itself", got=value, hint="leave layers_per_stage out"
+                )
+            if not name.startswith("recompute"):
+                changes[name] = (_FIXED_TYPES.get(name, int)(value),)
+        if "pipeline" in fixed or "virtual_pipeline" in fixed:
+            changes["max_stages"] = None
+        if recompute:
+            changes["recompute"] = _restricted_recompute(self.recompute, recompute)
+        return replace(self, **changes)
+
+
+def _restricted_recompute(
+    choices: tuple[RecomputeChoice, ...], fixed: Mapping[str, Any]
+) -> tuple[RecomputeChoice, ...]:
+    kind, modules, layers = (fixed.get(n) for n in ("recompute", "recompute_modules", "recompute_layers"))
+    if modules is not None:
+        return (RecomputeChoice(kind=kind or Recompute.SELECTIVE, modules=tuple(modules)),)
+    if layers is not None:
+        return (RecomputeChoice(kind=Recompute.FULL, layers=layers),)
+    kept = tuple(c for c in choices if c.kind is kind)
+    return kept or (RecomputeChoice(kind=Recompute(kind)),)
+
+
+def default_space(request: PlanRequest) -> Space:
+    """Everything worth trying for `request`, its fixed fields applied."""
+    model, cluster, facts = request.model, request.cluster, engine_facts(request.engine)
+    devices = cluster.num_devices
+    degrees = divisors(devices)
+    domain = cluster.fabric.scale_up_domain
+    heads, experts = model.attention.num_heads, model.experts
+    tensor = tuple(t for t in degrees if t <= min(domain, heads))
+    context = tuple(
+        c for c in degrees if c == 1 or (c <= MAX_CONTEXT and c * MIN_CONTEXT_TOKENS <= request.seq_len)
+    )
+    pipeline = tuple(p for p in degrees if p <= model.num_layers)
+    space = Space(
+        num_devices=devices,
+        tensor=tensor,
+        context=context,
+        pipeline=pipeline,
+        virtual_pipeline=tuple(range(1, model.num_layers + 1)),
+        schedule=tuple(s for s in facts.schedules if s is not Schedule.GPIPE or not _has_1f1b(facts)),
+        expert=tuple(e for e in degrees if experts and experts.num_experts % e == 0) or (1,),
+        expert_tensor=tensor if experts else (1,),
+        sharding=facts.shardings,
+        data_replicate=_replica_counts(devices, domain),
+        micro_batch=_micro_batches(request),
+        recompute=_recompute_choices(request, facts),
+        max_stages=model.num_layers + 2,  # a stage without layers holds the embedding or the head
+        left_out=_left_out(domain, facts),
+    )
+    return space.restrict(request.fixed)
+
+
+def _has_1f1b(facts: EngineFacts) -> bool:
+    return Schedule.ONE_F_ONE_B in facts.schedules
+
+
+def _replica_counts(devices: int, domain: int) -> tuple[int, ...]:
+    """1 is plain sharding; more makes hybrid sharding (HSDP)."""
+    if devices <= MAX_SMALL_WORLD:
+        return divisors(devices)
+    wanted = {4**k for k in range(9)} | {devices // domain}
+    return tuple(r for r in divisors(devices) if r in wanted)
+
+
+def _micro_batches(request: PlanRequest) -> tuple[int, ...]:
+    limit = max(4, MAX_MICRO_BATCH_TOKENS // request.seq_len)
+    return tuple(b for b in divisors(request.global_batch) if b <= limit and b & (b - 1) == 0)
+
+
+def _recompute_choices(request: PlanRequest, facts: EngineFacts) -> tuple[RecomputeChoice, ...]:
+    model = request.model
+    found: list[RecomputeChoice] = []
+    if Recompute.NONE in facts.recomputes:
+        found.append(RecomputeChoice())
+    if Recompute.SELECTIVE in facts.recomputes:
+        sets = selective_sets(
+            facts,
+            is_moe=model.experts is not None,
+            is_mla=model.attention.kind is AttentionKind.MLA,
+            has_shared=bool(model.experts and model.experts.shared_hidden),
+        )
+        found += [RecomputeChoice(kind=Recompute.SELECTIVE, modules=s) for s in sets]
+    if Recompute.FULL in facts.recomputes:
+        if facts.partial_full:
+            counts = [2**k for k in range(model.num_layers.bit_length()) if 2**k < model.num_layers]
+            found += [RecomputeChoice(kind=Recompute.FULL, layers=n) for n in counts]
+        found.append(RecomputeChoice(kind=Recompute.FULL))
+    return tuple(found)
+
+
+def _left_out(domain: int, facts: EngineFacts) -> tuple[str, ...]:
+    notes = [
+        f"tensor parallelism wider than the scale-up domain of {domain} devices: its collectives are exposed",
+        "tensor parallelism without sequence parallelism: it sends as many bytes and keeps more activations",
+        f"context parallelism below {MIN_CONTEXT_TOKENS} tokens per rank or above {MAX_CONTEXT} ranks",
+        f"micro-batches that are no power of two or exceed {MAX_MICRO_BATCH_TOKENS} tokens",
+        f"above {MAX_SMALL_WORLD} devices, replica counts other than powers of four and one per domain",
+        "offloading: ask for it with a fixed `offload`",
+    ]
+    if _has_1f1b(facts) and Schedule.GPIPE in facts.schedules:
+        notes.append("the gpipe schedule: 1f1b has the same bubble and keeps fewer activations")
+    return tuple(notes)
+
+
+def divisors(n: int) -> tuple[int, ...]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return tuple(small + [n // d for d in reversed(small) if d * d != n])
+
+
+def shapes(space: Space) -> PlanTable:
+    """All shapes whose degrees multiply out: data width in `data_shard`, choices at their defaults."""
+    t, sp, c, p = _cross(space.tensor, space.sequence_parallel, space.context, space.pipeline)
+    # Without tensor parallelism there is no sequence to split: one row stands for both.
+    whole = (space.num_devices % (t * c * p) == 0) & ((t > 1) | (sp == max(space.sequence_parallel)))
+    t, sp, c, p = t[whole], sp[whole], c[whole], p[whole]
+    # A pipeline of one stage has no schedule and no virtual stages: one row stands for all of them.
+    schedules = [SCHEDULES.index(x) for x in space.schedule]
+    ranks, v, s = _cross(space.pipeline, space.virtual_pipeline, schedules)
+    alone = (v == min(space.virtual_pipeline)) & (s == min(schedules))
+    real = np.where(ranks > 1, _has_chunks(v, s), alone)
+    if space.max_stages is not None:
+        real &= ranks * v <= space.max_stages
+    ranks, v, s = ranks[real], v[real], s[real]
+    left, right = _join(p, ranks)
+    t, sp, c, p, v, s = t[left], sp[left], c[left], p[left], v[right], s[right]
+    e, z = _cross(space.expert, space.expert_tensor)
+    row, pair = _cross(np.arange(len(t)), np.arange(len(e)))
+    data = space.num_devices // (t * c * p)
+    folds = ((t * c * data)[row] % (e * z)[pair]) == 0
+    row, pair = row[folds], pair[folds]
+    one, zero = np.ones(len(row), dtype=np.int64), np.zeros(len(row), dtype=np.int64)
+    return PlanTable(
+        tensor=t[row],
+        sequence_parallel=sp[row],
+        context=c[row],
+        pipeline=p[row],
+        virtual_pipeline=v[row],
+        schedule=s[row],
+        expert=e[pair],
+        expert_tensor=z[pair],
+        data_shard=data[row],
+        data_replicate=one,
+        sharding=zero,
+        micro_batch=one,
+        recompute=zero,
+        recompute_mask=zero,
+        recompute_layers=zero - 1,
+        offload_optimizer=zero,
+    )
+
+
+def _has_chunks(v: IntArray, schedule: IntArray) -> NDArray[np.bool_]:
+    """Interleaving needs two chunks per rank or more, ZBV has two, all other schedules one."""
+    interleaved = schedule == SCHEDULES.index(Schedule.INTERLEAVED)
+    vee = schedule == SCHEDULES.index(Schedule.ZBV)
+    return np.where(interleaved, v > 1, np.where(vee, v == 2, v == 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """All choices of a space, one row each."""
+
+    sharding: IntArray
+    data_replicate: IntArray
+    micro_batch: IntArray
+    recompute: IntArray
+    recompute_mask: IntArray
+    recompute_layers: IntArray
+    offload_optimizer: IntArray
+
+    def __len__(self) -> int:
+        return len(self.sharding)
+
+    def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> Choices:
+        return Choices(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+def choices(space: Space) -> Choices:
+    """All choices. Replicas without sharding are plain data parallelism, so they are not told apart."""
+    r = space.recompute
+    sharding, replicas, micro, again, offload = _cross(
+        space.sharding, space.data_replicate, space.micro_batch, range(len(r)),
+        [int(o is Offload.OPTIMIZER) for o in space.offload],
+    )  # fmt: skip
+    distinct = (sharding > Sharding.NONE) | (replicas == min(space.data_replicate))
+    sharding, replicas, micro, again, offload = (
+        x[distinct] for x in (sharding, replicas, micro, again, offload)
+    )
+    column = lambda values: np.array(values, dtype=np.int64)[again]  # noqa: E731
+    return Choices(
+        sharding=sharding,
+        data_replicate=replicas,
+        micro_batch=micro,
+        recompute=column([RECOMPUTES.index(c.kind) for c in r]),
+        recompute_mask=column([c.mask for c in r]),
+        recompute_layers=column([-1 if c.layers is None else c.layers for c in r]),
+        offload_optimizer=offload,
+    )
+
+
+def combine(shape_rows: PlanTable, choice_rows: Choices) -> PlanTable:
+    """Row i of one with row i of the other; where replicas do not divide the data width, data_shard is 0."""
+    replicas = choice_rows.data_replicate
+    data = shape_rows.data_shard
+    changes = {f.name: getattr(choice_rows, f.name) for f in fields(choice_rows)}
+    return replace(shape_rows, **changes, data_shard=np.where(data % replicas == 0, data // replicas, 0))
+
+
+def enumerate_plans(space: Space) -> PlanTable:
+    """Every candidate of `space` as one table: for small worlds and as the oracle of `search`.
+
+    Rows are structurally whole (degrees multiply to the devices, experts fold); `legal_mask` does the rest.
+    """
+    shape_table, choice_table = shapes(space), choices(space)
+    row, choice = _cross(np.arange(num_rows(shape_table)), np.arange(len(choice_table)))
+    plan = combine(shape_table.take(row), choice_table.take(choice))
+    keep = is_whole(plan, space)
+    return plan.take(np.flatnonzero(keep))
+
+
+def is_whole(plan: PlanTable, space: Space) -> NDArray[np.bool_]:
+    """Replicas divide the data width, experts fold inside one replica, and a fixed data_shard is met."""
+    inner = plan.tensor * plan.context * plan.data_shard
+    keep = (plan.data_shard > 0) & (inner % (plan.expert * plan.expert_tensor) == 0)
+    return keep if space.data_shard is None else keep & np.isin(plan.data_shard, space.data_shard)
+
+
+def num_rows(plan: PlanTable) -> int:
+    """Rows of a table of arrays."""
+    return len(plan.tensor)
+
+
+def _cross(*axes: Iterable[Any]) -> list[IntArray]:
+    """All combinations, the last axis running fastest."""
+    columns: Sequence[IntArray] = [
+        np.asarray(list(a) if not isinstance(a, np.ndarray) else a).astype(np.int64) for a in axes
+    ]
+    return [grid.ravel() for grid in np.meshgrid(*columns, indexing="ij")]
+
+
+def _join(left: IntArray, right: IntArray) -> tuple[IntArray, IntArray]:
+    """Pairs of indices with equal keys; `right` is ascending."""
+    first, last = np.searchsorted(right, left, "left"), np.searchsorted(right, left, "right")
+    count = last - first
+    rows = np.repeat(np.arange(len(left)), count)
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    return rows, np.repeat(first, count) + within

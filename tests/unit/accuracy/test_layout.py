@@ -1,0 +1,174 @@
+from collections.abc import Callable
+
+import pytest
+
+from meshwright.accuracy.reasons import Reason
+from meshwright.accuracy.rows import PublishedRun
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+
+ReadOne = Callable[..., PublishedRun]
+
+
+@pytest.fixture
+def plan_of(read_one: ReadOne) -> Callable[..., Plan]:
+    def plan(**cells: object) -> Plan:
+        run = read_one(**cells)
+        assert run.conditions is not None, (run.reason, run.reason_detail)
+        return run.conditions.plan
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("dp_type", "sharding"),
+    [
+        ("DDP", Sharding.NONE),
+        ("DP", Sharding.NONE),
+        ("ZeRO-0", Sharding.NONE),
+        ("DDP+distopt (overlap-grad-reduce, overlap-param-gather)", Sharding.OPTIMIZER),
+        ("ZeRO-1 (per paper)", Sharding.OPTIMIZER),
+        ("ZeRO-2", Sharding.GRADIENTS),
+        ("FSDP2 (ZeRO-3) over dp*cp", Sharding.PARAMETERS),
+        ("Megatron-FSDP", Sharding.PARAMETERS),
+        ("", Sharding.OPTIMIZER),
+    ],
+)
+def test_words_for_sharding(plan_of: Callable[..., Plan], dp_type: str, sharding: Sharding) -> None:
+    assert plan_of(dp_type=dp_type).sharding is sharding
+
+
+@pytest.mark.parametrize(
+    ("cells", "shard", "replicate"),
+    [
+        ({"dp_type": "FSDP"}, 64, 1),
+        ({"dp_type": "FSDP 16 x DP 4 (HSDP)"}, 16, 4),
+        ({"dp_type": "FSDP 32 (HSDP)"}, 32, 2),
+        ({"dp_type": "FSDP: dcn_data 2 x dcn_fsdp 4 x ici_fsdp 8"}, 32, 2),
+        ({"dp_type": "FSDP", "notes": "4 slice(s) of 16 chips"}, 16, 4),
+        ({"dp_type": "FSDP", "notes": "ici_data_parallelism=2, opt_type=adamw"}, 32, 2),
+        ({"dp_type": "FSDP 48 (HSDP)"}, 64, 1),
+        ({"dp_type": "DDP", "notes": "4 slices"}, 64, 1),
+    ],
+)
+def test_hybrid_sharding(
+    plan_of: Callable[..., Plan], cells: dict[str, object], shard: int, replicate: int
+) -> None:
+    plan = plan_of(num_gpus=64, cp=1, dp=64, **cells)
+    assert (plan.data_shard, plan.data_replicate) == (shard, replicate)
+
+
+def test_missing_degrees_follow_from_the_number_of_devices(read_one: ReadOne) -> None:
+    run = read_one(num_gpus=64, tp=2, pp="", cp="", dp="", gbs=128)
+    assert run.conditions
+    assert run.conditions.plan.data == 32
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"dp": 8}, "as many data-parallel ranks as devices"),
+        ({"dp": "", "dp_type": "FSDP2"}, "fully sharded data parallelism"),
+        ({"dp": "", "gbs": 8}, "the batch is micro-batch x devices"),
+    ],
+)
+def test_rows_without_degrees_that_can_only_be_data_parallel(
+    read_one: ReadOne, cells: dict[str, object], why: str
+) -> None:
+    run = read_one(**{"tp": "", "pp": "", "cp": ""} | cells)
+    assert run.conditions
+    assert run.conditions.plan.data == 8
+    assert f"no tensor or pipeline parallelism: {why}" in run.assumed
+
+
+@pytest.mark.parametrize(
+    ("cells", "micro_batch", "global_batch"),
+    [
+        ({"mbs": "", "grad_accum": 16}, 2, 128),
+        ({"mbs": "", "grad_accum": ""}, 32, 128),
+        ({"gbs": "", "grad_accum": 4}, 1, 16),
+        ({"gbs": "", "gbs_tokens": 64 * 8192}, 1, 64),
+        ({"gbs": "", "grad_accum": ""}, 1, 4),
+        ({"mbs": "", "pp": 2, "dp": 2}, 1, 128),
+    ],
+)
+def test_batch_from_what_is_stated(
+    read_one: ReadOne, cells: dict[str, object], micro_batch: int, global_batch: int
+) -> None:
+    c = read_one(**cells).conditions
+    assert c
+    assert (c.plan.micro_batch, c.global_batch) == (micro_batch, global_batch)
+
+
+def test_micro_batch_per_device_is_scaled_to_the_replica(read_one: ReadOne) -> None:
+    c = read_one(framework="MaxText", dp_type="FSDP", tp=2, cp=1, dp=4, mbs=2, gbs=16).conditions
+    assert c
+    assert c.plan.micro_batch == 4
+
+
+def test_a_pipelined_row_without_any_batch_is_not_guessed(read_one: ReadOne) -> None:
+    assert read_one(gbs="", pp=2, dp=2).reason is Reason.NO_BATCH
+
+
+@pytest.mark.parametrize(
+    ("cells", "schedule"),
+    [
+        ({"vpp": 4}, Schedule.INTERLEAVED),
+        ({"vpp": ""}, Schedule.ONE_F_ONE_B),
+        ({"notes": "Interleaved 1F1B; local batch 32"}, Schedule.INTERLEAVED),
+        ({"notes": "zero bubble schedule"}, Schedule.ZERO_BUBBLE),
+        ({"notes": "DualPipeV"}, Schedule.DUALPIPE),
+        ({"pp": 1, "dp": 4, "vpp": 4}, Schedule.ONE_F_ONE_B),
+    ],
+)
+def test_schedule(plan_of: Callable[..., Plan], cells: dict[str, object], schedule: Schedule) -> None:
+    plan = plan_of(**{"pp": 2, "dp": 2} | cells)
+    assert plan.schedule is schedule
+    assert plan.virtual_pipeline == (4 if cells.get("vpp") and plan.pipeline > 1 else 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "modules", "layers"),
+    [
+        ("", Recompute.NONE, (), None),
+        ("none (perf preset)", Recompute.NONE, (), None),
+        ("full (use_checkpoint=true in matching config)", Recompute.FULL, (), None),
+        ("full layers=5", Recompute.FULL, (), 5),
+        ("recompute_num_layers=2 (2 layers on every stage)", Recompute.FULL, (), 2),
+        ("recompute_layer_ids [0-9]", Recompute.FULL, (), 5),
+        ("selective layer", Recompute.FULL, (), 8),
+        ("selective", Recompute.SELECTIVE, ("core_attention",), None),
+        ("selective(core_attn)", Recompute.SELECTIVE, ("core_attention",), None),
+        ("selective modules=['layernorm', 'moe_act']", Recompute.SELECTIVE, ("norm", "activation"), None),
+        ("selective modules=['mla_up_proj']", Recompute.SELECTIVE, ("mla_up_projection",), None),
+        ("selective [layernorm, moe]", Recompute.SELECTIVE, ("norm", "moe"), None),
+        ("selective [norm, act, shared_expert]", Recompute.SELECTIVE,
+         ("norm", "activation", "shared_experts"), None),
+        ("save_dot_with_context_except_mlp", Recompute.SELECTIVE, ("mlp",), None),
+    ],
+)  # fmt: skip
+def test_words_for_recomputation(
+    plan_of: Callable[..., Plan], text: str, kind: Recompute, modules: tuple[str, ...], layers: int | None
+) -> None:
+    plan = plan_of(recompute=text, pp=2, dp=2, layers=32)
+    assert (plan.recompute, plan.recompute_modules, plan.recompute_layers) == (kind, modules, layers)
+
+
+def test_sequence_parallelism_as_stated_or_as_the_framework_of_the_time(plan_of: Callable[..., Plan]) -> None:
+    tensor = {"tp": 2, "cp": 1}
+    assert plan_of(**tensor, seq_parallel="yes (default)").sequence_parallel
+    assert not plan_of(**tensor, seq_parallel="no").sequence_parallel
+    assert plan_of(**tensor).sequence_parallel
+    old = {"framework": "Megatron-LM", "framework_version": "2021-04"}
+    assert not plan_of(**tensor, **old).sequence_parallel
+
+
+def test_experts_need_ranks_and_divide(read_one: ReadOne) -> None:
+    moe = {"model": "Mixtral-8x7B", "cp": 1, "dp": 8}
+    fits = read_one(**moe, ep=8).conditions
+    assert fits
+    assert (fits.plan.expert, fits.plan.expert_tensor) == (8, 1)
+    assert read_one(**moe, ep=16).reason is Reason.INCONSISTENT
+    missing = read_one(**moe)
+    assert missing.conditions
+    assert missing.conditions.plan.expert == 1
+    assert "no expert parallelism" in missing.assumed

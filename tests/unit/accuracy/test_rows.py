@@ -1,0 +1,175 @@
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.reasons import Reason
+from meshwright.accuracy.rows import MEASURED_COLUMNS, PublishedRun, read_failed, read_row, read_runs
+from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
+from meshwright.errors import InputError
+from meshwright.specs.plan import Sharding
+
+ReadOne = Callable[..., PublishedRun]
+
+COLUMNS = [
+    *MEASURED_COLUMNS,
+    *("cp", "ep", "etp", "vpp", "grad_accum", "gbs_tokens", "gpus_per_node", "arch", "kv_heads", "ffn"),
+    *("vocab", "experts", "topk", "dp_type", "recompute", "notes", "params_b"),
+]
+COMPLETE = {
+    "model": "Mixtral-8x7B", "gpu": "H100-SXM-80GB", "num_gpus": "8", "seq_len": "4096",
+    "mbs": "1", "gbs": "64", "tp": "1", "pp": "1", "dp": "8", "ep": "8",
+    "precision": "bf16", "framework": "NeMo", "tok_s_gpu_best": "9",
+}  # fmt: skip
+ODD = (
+    *("1e30", "-3", "x", "", "nemo 24.13", "FSDP 0 (HSDP)", "full layers=0", "0 slices", "L0", "-L9"),
+    *(
+        "recompute_layer_ids [5-2]",
+        "recompute_layer_ids [-]",
+        "moe",
+        "hybrid",
+        "Mixtral-8x7B",
+        "GPT-1L",
+        "zero bubble",
+    ),
+)
+CELL_TEXTS = st.one_of(st.integers(0, 64).map(str), st.sampled_from(ODD), st.text(max_size=12))
+
+
+def test_a_complete_row_becomes_conditions_without_assumptions(read_one: ReadOne) -> None:
+    run = read_one(interconnect="NVLink4")
+    c = run.conditions
+    assert c is not None
+    assert (c.model.name, c.accelerator.name, c.num_nodes, c.devices_per_node) == ("llama3-8b", "h100", 1, 8)
+    assert (c.plan.context, c.plan.data, c.plan.sharding) == (2, 4, Sharding.OPTIMIZER)
+    assert (c.global_batch, c.tokens_per_step, c.precision) == (128, 128 * 8192, "fp8")
+    assert (c.stack.framework, c.stack.vintage, c.fabric_hint) == ("nemo", 2024.5, "NVLink4")
+    assert (run.reason, run.assumed, run.tokens_per_s_per_device) == (None, (), 13000)
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"tok_s_gpu_best": ""}, Reason.NO_RATE),
+        ({"tok_s_gpu_best": "", "mfu_pct": 40}, Reason.FLOPS_ONLY),
+        ({"metric_kind": "end_to_end_gpu_hours"}, Reason.END_TO_END),
+        ({"gpu": ""}, Reason.NO_ACCELERATOR),
+        ({"gpu": "Abacus 9000"}, Reason.UNKNOWN_ACCELERATOR),
+        ({"num_gpus": ""}, Reason.NO_DEVICES),
+        ({"num_gpus": 12, "dp": 6, "gbs": 12}, Reason.INCONSISTENT),
+        ({"model": "Nemotron-H 56B", "arch": "hybrid"}, Reason.UNKNOWN_ARCHITECTURE),
+        ({"model": "NewArch 9B", "arch": "hybrid", "hidden": 4096}, Reason.UNKNOWN_ARCHITECTURE),
+        ({"model": "Unheard-of 9B"}, Reason.NO_DIMENSIONS),
+        ({"task": "qlora"}, Reason.QUANTISED_BASE),
+        ({"seq_len": ""}, Reason.NO_SEQUENCE_LENGTH),
+        ({"mbs": "", "gbs": ""}, Reason.NO_BATCH),
+        ({"tp": "", "pp": "", "dp": ""}, Reason.NO_PARALLELISM),
+        ({"precision": "int3"}, Reason.UNKNOWN_PRECISION),
+        ({"precision": "nvfp4"}, Reason.UNKNOWN_PRECISION),
+        ({"dp": 8}, Reason.INCONSISTENT),
+        ({"gbs": 130}, Reason.INCONSISTENT),
+    ],
+)
+def test_what_a_row_leaves_open_or_contradicts_is_its_reason(
+    read_one: ReadOne, cells: dict[str, object], reason: Reason
+) -> None:
+    run = read_one(**cells)
+    assert run.reason is reason
+    assert run.conditions is None or reason in (Reason.NO_RATE, Reason.FLOPS_ONLY)
+
+
+def test_a_row_with_memory_but_no_rate_keeps_its_conditions(read_one: ReadOne) -> None:
+    run = read_one(tok_s_gpu_best="", mem_gb_per_gpu=50, notes="mem = max allocated")
+    assert run.conditions is not None
+    assert (run.reason, run.memory_bytes, run.memory_definition) == (Reason.NO_RATE, 50e9, "allocated")
+
+
+def test_lora_adapters_follow_the_benchmark_or_the_framework(read_one: ReadOne) -> None:
+    mlperf = read_one(task="lora", source_key="mlperf_v5.0", model="Llama-2-70B")
+    assert mlperf.conditions
+    assert mlperf.conditions.lora
+    assert (mlperf.conditions.lora.rank, mlperf.conditions.lora.dropout) == (16, 0.1)
+    tune = read_one(task="lora", framework="torchtune")
+    assert tune.conditions
+    assert tune.conditions.lora
+    assert (tune.conditions.lora.rank, "gate" in tune.conditions.lora.targets) == (8, True)
+    assert any(note.startswith("LoRA rank 8") for note in tune.assumed)
+
+
+def test_a_missing_precision_is_the_frameworks_and_noted(read_one: ReadOne) -> None:
+    run = read_one(precision="", framework="Megatron-DeepSpeed")
+    assert run.conditions
+    assert run.conditions.precision == "fp16"
+    assert "precision fp16, the default of megatron-deepspeed" in run.assumed
+
+
+def test_nodes_hold_no_more_devices_than_are_used(read_one: ReadOne) -> None:
+    run = read_one(num_gpus=4, dp=2)
+    assert run.conditions
+    assert (run.conditions.devices_per_node, run.conditions.num_nodes) == (4, 1)
+
+
+def test_groups_name_the_catalogues_accelerator_also_for_unpredicted_rows(read_one: ReadOne) -> None:
+    predicted, not_predicted = read_one(), read_one(seq_len="")
+    assert predicted.groups["accelerator"] == not_predicted.groups["accelerator"] == "h100"
+    assert predicted.groups["size"] == "3B to 20B active"
+    assert "size" not in not_predicted.groups
+    assert predicted.is_gpu
+    assert not read_one(gpu="TPU v5p").is_gpu
+
+
+def test_sweeps_are_told_by_their_own_words_or_by_the_list(read_one: ReadOne) -> None:
+    assert not read_one().is_sweep
+    assert read_one(quality="B-third-party-sweep").is_sweep
+    assert read_one(source_key="vtrain_single").is_sweep
+
+
+def test_failed_configurations_count_only_when_memory_ran_out(read_one: ReadOne) -> None:
+    for kind, reason in (("oom", None), ("oom_or_crash", None), ("error", Reason.NOT_MEMORY)):
+        run = read_one(failed=True, metric_kind=kind, tok_s_gpu_best="")
+        assert run.reason is reason, kind
+        assert run.conditions is not None
+
+
+def test_a_file_without_the_schema_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text("id,speed\na,3\n")
+    with pytest.raises(InputError, match="missing columns source_key, task, model"):
+        read_runs(path)
+
+
+def test_most_shipped_rows_with_a_rate_can_be_predicted() -> None:
+    runs = read_runs(measured_runs_path())
+    rated = [run for run in runs if run.tokens_per_s_per_device]
+    predictable = [run for run in rated if run.conditions]
+    assert (len(runs), len(rated)) == (2801, 2712)
+    assert len(predictable) >= 2570
+    for run in predictable:
+        c = run.conditions
+        assert c is not None
+        assert c.plan.num_devices == c.num_devices, run.id
+        assert c.global_batch == c.plan.micro_batch * c.plan.data * c.plan.num_micro_batches(c.global_batch)
+    for run in runs:
+        assert run.conditions is not None or run.reason is not None, run.id
+
+
+def test_every_shipped_failure_by_memory_can_be_predicted() -> None:
+    reasons = Counter(run.reason for run in read_failed(failed_configs_path()))
+    assert reasons == {None: 1054, Reason.NOT_MEMORY: 12}
+
+
+@given(st.data())
+def test_any_cells_give_conditions_a_reason_or_bad_input(data: st.DataObject) -> None:
+    cells = data.draw(st.dictionaries(st.sampled_from(COLUMNS), CELL_TEXTS, max_size=8))
+    row = Row("any.csv", 2, COMPLETE | cells)
+    try:
+        run = read_row(row)
+    except InputError:
+        return
+    assert run.conditions is not None or run.reason is not None
+    if run.conditions is not None:
+        assert run.conditions.plan.num_devices == run.conditions.num_devices

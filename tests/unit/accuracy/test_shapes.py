@@ -1,0 +1,143 @@
+from collections.abc import Callable
+
+import pytest
+
+from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.rows import PublishedRun
+from meshwright.accuracy.shapes import read_model
+from meshwright.accuracy.shipped import published_models
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.specs.model import AttentionKind, Model, Router
+
+ReadOne = Callable[..., PublishedRun]
+
+
+def model_of(**cells: object) -> Model:
+    return read_model(Row("runs.csv", 2, {k: str(v) for k, v in cells.items()})).model
+
+
+def billions(model: Model) -> float:
+    return float(count_parameters(model_row(model)).total) / 1e9
+
+
+@pytest.mark.parametrize(
+    ("published", "name"),
+    [
+        ("LLAMA3.1-405B", "llama3.1-405b"),
+        ("Llama-3.1-405B", "llama3.1-405b"),
+        ("LLAMA3_70B", "llama3-70b"),
+        ("Llama-2-70B", "llama2-70b"),
+        ("DeepSeekV3", "deepseek-v3"),
+        ("DeepSeek V3 671B", "deepseek-v3"),
+        ("Qwen3_235B_a22B", "qwen3-235b-a22b"),
+        ("Qwen3 MoE 30B", "qwen3-30b-a3b"),
+        ("GPT OSS 120B", "gpt-oss-120b"),
+        ("GPT-3 175B", "gpt3-175b"),
+        ("Kimi_K2", "kimi-k2"),
+        ("Mixtral-8x22B", "mixtral-8x22b"),
+        ("Nemotron4-340B", "nemotron-340b"),
+        ("Grok-1 314B", "grok1"),
+        ("Llama4-Maverick-17B-128E", "llama4-maverick"),
+    ],
+)
+def test_published_spellings_find_their_model(published: str, name: str) -> None:
+    assert model_of(model=published).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "published_billions"),
+    [
+        ("grok1", 314), ("nemotron-15b", 15.6), ("nemotron-340b", 341), ("llama4-scout", 107.8),
+        ("llama4-maverick", 400.7), ("llama3.2-1b", 1.236), ("llama3.2-3b", 3.213), ("mistral-7b", 7.24),
+        ("qwen2.5-7b", 7.616), ("qwen2.5-14b", 14.77), ("qwen2.5-32b", 32.76), ("qwen2.5-72b", 72.71),
+        ("gemma-2b", 2.51), ("gemma-7b", 8.54), ("gemma2-9b", 9.24), ("gemma2-27b", 27.2),
+        ("gemma3-12b", 11.8), ("gemma3-27b", 27.0), ("starcoder2-15b", 15.96), ("minimax-m2.5", 229),
+    ],
+)  # fmt: skip
+def test_models_outside_the_catalogue_have_their_published_size(name: str, published_billions: float) -> None:
+    assert billions(model_of(model=name)) == pytest.approx(published_billions, rel=0.015)
+
+
+def test_every_entry_has_a_source() -> None:
+    data = published_models()
+    assert all(entry["source"] for entry in (*data["model"].values(), *data["family"]))
+
+
+def test_every_listed_name_leads_to_a_model() -> None:
+    data = published_models()
+    for name in (*data["names"], *data["ambiguous_names"]):
+        assert billions(model_of(model=name)) > 0
+
+
+def test_a_truncated_model_keeps_the_layer_shape() -> None:
+    whole, cut = (
+        model_of(model="deepseek-v3"),
+        model_of(model="deepseekv3-L4", notes="dense_layers=1 per summary"),
+    )
+    assert (cut.num_layers, cut.num_dense_layers, cut.num_mtp_layers) == (4, 1, 0)
+    assert cut.attention == whole.attention
+    assert cut.attention.kind is AttentionKind.MLA
+    proxy = model_of(model="Llama3.1 405B (proxy, 21 layers)")
+    assert (proxy.num_layers, proxy.hidden) == (21, 16384)
+
+
+def test_half_of_a_truncated_alternating_model_stays_dense() -> None:
+    cut = model_of(model="Llama4-Maverick", layers=32)
+    assert (cut.num_layers, cut.num_dense_layers, cut.num_moe_layers) == (32, 16, 16)
+    assert cut.attention.num_windowed_layers == 24
+    assert cut.experts
+    assert cut.experts.router is Router.SIGMOID
+
+
+def test_the_rows_own_dimensions_win() -> None:
+    model = model_of(
+        model="llama3-405b-L4", layers=4, hidden=16384, heads=128, kv_heads=16, ffn=53248, vocab=128000
+    )
+    assert (model.attention.num_kv_heads, model.vocab, model.num_layers) == (16, 128000, 4)
+
+
+def test_latent_attention_ignores_listed_key_value_heads() -> None:
+    assert model_of(model="DeepSeekV3", kv_heads=7).attention == model_of(model="DeepSeekV3").attention
+
+
+@pytest.mark.parametrize(
+    ("cells", "gated", "tied"),
+    [
+        ({"model": "nanotron-3.57B", "layers": 28, "hidden": 3072, "heads": 32, "kv_heads": 32, "ffn": 8192,
+          "vocab": 131072, "params_b": 3.573}, True, True),
+        ({"model": "nanotron-8.86B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn": 14336,
+          "vocab": 131072, "params_b": 8.859}, True, False),
+        ({"model": "BLOOM-176B", "layers": 70, "hidden": 14336, "heads": 112, "kv_heads": 112, "ffn": 57344,
+          "vocab": 250880, "params_b": 176}, False, True),
+    ],
+)  # fmt: skip
+def test_families_and_printed_sizes_decide_gates_and_ties(
+    cells: dict[str, object], gated: bool, tied: bool
+) -> None:
+    model = model_of(**cells)
+    assert (model.gated_ffn, model.tied_embeddings) == (gated, tied)
+    assert billions(model) == pytest.approx(cells["params_b"], rel=0.005)
+
+
+def test_what_a_gpt_leaves_out_is_filled_and_noted(read_one: ReadOne) -> None:
+    run = read_one(model="GPT-h1024-L12", layers=12, hidden=1024, heads=16, framework="Megatron-DeepSpeed")
+    assert run.conditions
+    model = run.conditions.model
+    assert (model.ffn_hidden, model.vocab, model.attention.num_kv_heads) == (4096, 51200, 16)
+    assert model.learned_positions == 8192
+    assert {"feed-forward 4 x hidden", "vocabulary 51200"} <= set(run.assumed)
+
+
+def test_a_reading_of_an_ambiguous_name_is_noted(read_one: ReadOne) -> None:
+    assert "Llama-7B read as llama2-7b" in read_one(model="Llama-7B").assumed
+
+
+def test_multi_token_prediction_is_trained_only_by_stacks_that_do(read_one: ReadOne) -> None:
+    cells = {"model": "DeepSeek-V3", "tp": 1, "cp": 1, "dp": 8, "ep": 8}
+    bridge = read_one(**cells, framework="NeMo Megatron-Bridge").conditions
+    torch = read_one(**cells, framework="torchtitan").conditions
+    assert bridge
+    assert torch
+    assert torch.model.num_mtp_layers == 0
+    assert bridge.model.num_mtp_layers == model_of(model="DeepSeek-V3").num_mtp_layers

@@ -1,0 +1,83 @@
+from collections.abc import Callable
+
+import pytest
+
+from meshwright.accuracy.rows import PublishedRun
+from meshwright.accuracy.shipped import frameworks
+from meshwright.catalog.stacks import stack_names
+
+ReadOne = Callable[..., PublishedRun]
+
+
+@pytest.mark.parametrize(
+    ("cells", "key", "vintage"),
+    [
+        ({"framework": "NeMo", "framework_version": "nemo:24.12"}, "nemo", 2024.917),
+        ({"framework": "NeMo Megatron-Bridge", "framework_version": "26.04.01"}, "megatron-bridge", 2026.25),
+        ({"framework": "Megatron-Core", "framework_version": "r0.8.0", "date": "2024-07-15"},
+         "megatron-lm", 2024.538),
+        ({"framework": "Megatron-LM", "framework_version": "2021-04"}, "megatron-lm-2021", 2021.25),
+        ({"framework": "Megatron-LM (ROCm)", "date": "2025-06"}, "primus-megatron", 2025.417),
+        ({"framework": "Primus (torchtitan)", "date": "2026"}, "primus-torchtitan", 2026.5),
+        ({"framework": "torchtitan", "framework_version": "commit 1a2; torch 2024-12-23"},
+         "torchtitan", 2024.977),
+        ({"framework": "Paxml (JAX)", "framework_version": "24.04 XLA"}, "pax", 2024.25),
+        ({"framework": "Somebody's own", "date": "2025-01"}, "other", 2025.0),
+        ({"framework": "", "date": ""}, "other", None),
+    ],
+)  # fmt: skip
+def test_stack_key_and_vintage(
+    read_one: ReadOne, cells: dict[str, object], key: str, vintage: float | None
+) -> None:
+    c = read_one(**{"framework_version": ""} | cells).conditions
+    assert c
+    assert (c.stack.framework, c.stack.vintage) == (key, vintage)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "framework", "key"),
+    [
+        ("H100-SXM-80GB", "PyTorch NVIDIA Release 23.09", "mlperf-nvidia"),
+        ("MI300X", "LLMBoost 1.1.0", "mlperf-amd"),
+        ("Gaudi2", "PyTorch 2.1.1", "mlperf-other"),
+        ("TPU v5p", "maxtext", "maxtext"),
+    ],
+)
+def test_mlperf_results_run_the_vendors_stack_of_the_round(
+    read_one: ReadOne, gpu: str, framework: str, key: str
+) -> None:
+    c = read_one(
+        source_key="mlperf_v4.0", gpu=gpu, framework=framework, framework_version="", precision="bf16"
+    ).conditions
+    assert c
+    assert (c.stack.framework, c.stack.vintage) == (key, 2024.45)
+
+
+@pytest.mark.parametrize(
+    ("cells", "definition"),
+    [
+        ({"framework": "torchtitan"}, "reserved"),
+        ({"framework": "nanotron"}, "unknown"),
+        ({"framework": "nanotron", "notes": "mem = max allocated GiB"}, "allocated"),
+        ({"framework": "NeMo", "notes": "read with nvidia-smi"}, "reserved"),
+    ],
+)
+def test_memory_definition(read_one: ReadOne, cells: dict[str, object], definition: str) -> None:
+    assert read_one(mem_gb_per_gpu=50, **cells).memory_definition == definition
+
+
+@pytest.mark.parametrize(
+    ("notes", "unfused"),
+    [("kernel=torch; trial 3", True), ("kernel=fused", True), ("kernel=flash_attention2", False), ("", None)],
+)
+def test_attention_kernels_that_notes_name(read_one: ReadOne, notes: str, unfused: bool | None) -> None:
+    c = read_one(notes=notes).conditions
+    assert c
+    assert c.unfused_attention is unfused
+
+
+def test_every_framework_key_is_a_stack_of_the_catalogue_and_has_a_source() -> None:
+    data = frameworks()
+    keys = {entry["key"] for entry in (*data["framework"], *data["mlperf"]["vendor"].values())}
+    assert keys <= set(stack_names())
+    assert all(entry["source"] for entry in data["framework"])

@@ -1,0 +1,112 @@
+import pytest
+
+from meshwright.catalog import accelerator, accelerator_names, fabric_names, usual_devices_per_node
+from meshwright.catalog.accelerators import default_fabric_name
+from meshwright.errors import UnknownNameError
+
+REQUIRED = [
+    "a100-40gb",
+    "a100",
+    "h100",
+    "h100-pcie",
+    "h100-96gb",
+    "h200",
+    "h800",
+    "h20",
+    "b200",
+    "b300",
+    "gb200",
+    "gb300",
+    "v100",
+    "mi250x",
+    "mi300x",
+    "mi325x",
+    "mi350x",
+    "mi355x",
+    "tpu-v4",
+    "tpu-v5e",
+    "tpu-v5p",
+    "tpu-v6e",
+    "tpu7x",
+    "gaudi2",
+    "gaudi3",
+    "l40s",
+    "rtx-4090",
+    "rtx-a6000",
+    "cpu",
+]
+
+MARKETED = {
+    # bf16 TFLOP/s, memory in the GB of the label, memory TB/s, scale-up GB/s
+    "a100": (312, 80, 2.0, 300),
+    "h100": (989, 80, 3.35, 450),
+    "h200": (989, 141, 4.8, 450),
+    "b200": (2250, 180, 8.0, 900),
+    "gb200": (2500, 186, 8.0, 900),
+    "mi300x": (1307, 192, 5.3, 448),
+    "mi355x": (2500, 288, 8.0, 537.6),
+    "tpu-v5p": (459, 95, 2.765, 600),
+    "tpu7x": (2307, 192, 7.38, 600),
+    "gaudi2": (432, 96, 2.46, 262.5),
+}
+
+
+def test_catalogue_has_every_required_accelerator():
+    assert set(REQUIRED) <= set(accelerator_names())
+
+
+@pytest.mark.parametrize(("name", "marketed"), MARKETED.items())
+def test_values_are_those_of_the_datasheets(name, marketed):
+    a = accelerator(name)
+    tflops, memory_gb, memory_tb_s, up_gb_s = marketed
+    assert a.peak_flops_per_s["bf16"] == tflops * 1e12
+    assert memory_gb * 1e9 * 0.99 <= a.memory_bytes <= memory_gb * 2**30  # a label's GB is between the two
+    assert a.memory_bytes_per_s == pytest.approx(memory_tb_s * 1e12, rel=0.03)
+    assert a.scale_up_bytes_per_s == up_gb_s * 1e9
+
+
+@pytest.mark.parametrize("name", accelerator_names())
+def test_values_are_physical(name):
+    a = accelerator(name)
+    peaks = a.peak_flops_per_s
+    assert all(peak > 0 for peak in peaks.values())
+    order = [peaks[f] for f in ("fp32", "bf16", "fp8", "fp4") if f in peaks]
+    assert order == sorted(order)
+    assert 16e9 <= a.memory_bytes <= 400e9
+    assert 0 < a.scale_up_peer_bytes_per_s <= a.scale_up_bytes_per_s
+    assert a.scale_up_bytes_per_s < a.memory_bytes_per_s
+    assert a.num_compute_units > 0
+    assert default_fabric_name(name) in fabric_names()
+    assert usual_devices_per_node(name) >= 1
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("A100", "a100"),
+        ("A100-SXM-80GB", "a100"),
+        ("a100-80gb", "a100"),
+        ("A100-SXM-40GB", "a100-40gb"),
+        ("H100-SXM-80GB", "h100"),
+        ("H100-SXM-96GB (500W)", "h100-96gb"),
+        ("H100-PCIe-80GB", "h100-pcie"),
+        ("TPU v5e", "tpu-v5e"),
+        ("TPU7x (Ironwood)", "tpu7x"),
+        ("V100-SXM2-32GB", "v100"),
+        ("RTX A6000", "rtx-a6000"),
+        ("MI355X", "mi355x"),
+    ],
+)
+def test_names_of_published_runs_find_their_device(written, name):
+    assert accelerator(written).name == name
+
+
+@pytest.mark.parametrize("written", ["Blackwell (not stated)", "", "h10000"])
+def test_unknown_device_is_never_another_one(written):
+    with pytest.raises(UnknownNameError):
+        accelerator(written)
+
+
+def test_volta_has_no_bf16_and_tpus_no_fp32():
+    assert "bf16" not in accelerator("v100").peak_flops_per_s
+    assert "fp32" not in accelerator("tpu-v5p").peak_flops_per_s

@@ -1,0 +1,255 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from meshwright.catalog import model
+from meshwright.catalog.huggingface import architectures, model_from_config, model_from_path
+from meshwright.errors import InputError, MeshwrightError
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+    "vocab_size": 32000,
+}
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "max_window_layers": 28,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+DEEPSEEK_V2_LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "scoring_func": "softmax",
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+DEEPSEEK_V3 = DEEPSEEK_V2_LITE | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "scoring_func": "sigmoid",
+    "topk_group": 4,
+    "vocab_size": 129280,
+}
+KIMI_K2 = DEEPSEEK_V3 | {
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "n_routed_experts": 384,
+    "num_attention_heads": 64,
+    "num_nextn_predict_layers": 0,
+    "topk_group": 1,
+    "vocab_size": 163840,
+}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "sliding_window": 128,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+GPT3 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 12288,
+    "n_head": 96,
+    "n_inner": None,
+    "n_layer": 96,
+    "n_positions": 2048,
+    "vocab_size": 50257,
+}
+QWEN2_MOE = QWEN3_MOE | {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "shared_expert_intermediate_size": 5632,
+    "mlp_only_layers": [0],
+}
+GEMMA3 = QWEN3 | {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 512, "num_hidden_layers": 26}
+SAMPLES = [LLAMA, MIXTRAL, QWEN3, QWEN3_MOE, QWEN2_MOE, DEEPSEEK_V2_LITE, DEEPSEEK_V3, GPT_OSS, GPT3, GEMMA3]
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("llama3-8b", LLAMA),
+        ("mixtral-8x7b", MIXTRAL),
+        ("qwen3-0.6b", QWEN3),
+        ("qwen3-30b-a3b", QWEN3_MOE),
+        ("deepseek-v2-lite", DEEPSEEK_V2_LITE),
+        ("deepseek-v3", DEEPSEEK_V3),
+        ("kimi-k2", KIMI_K2),
+        ("gpt-oss-20b", GPT_OSS),
+    ],
+)
+def test_config_gives_the_catalogued_model(name, config):
+    assert model_from_config(config, name=name) == model(name)
+
+
+def test_gpt2_config_of_gpt3_gives_the_catalogued_model():
+    # the catalogue's GPT-3 has no architecture name, because it was never released
+    assert replace(model_from_config(GPT3, name="gpt3-175b"), family="") == model("gpt3-175b")
+
+
+def test_absent_keys_take_the_defaults_of_transformers():
+    bare = {
+        key: value
+        for key, value in LLAMA.items()
+        if key not in ("num_key_value_heads", "tie_word_embeddings")
+    }
+    m = model_from_config(bare, name="bare")
+    assert (m.attention.num_kv_heads, m.attention.head_dim, m.tied_embeddings) == (32, 128, False)
+    no_types = {key: value for key, value in GPT_OSS.items() if key != "layer_types"}
+    assert model_from_config(no_types, name="gpt-oss-20b") == model("gpt-oss-20b")
+
+
+def test_some_layers_may_be_dense_or_windowed():
+    moe = model_from_config(QWEN2_MOE, name="m")
+    assert (moe.experts.num_dense_layers, moe.ffn_hidden, moe.experts.shared_hidden) == (1, 6144, 5632)
+    assert moe.attention.bias
+    every_other = model_from_config(QWEN3_MOE | {"decoder_sparse_step": 2}, name="m")
+    assert every_other.num_moe_layers == 24
+    gemma = model_from_config(GEMMA3, name="g")
+    assert (gemma.attention.window, gemma.attention.num_windowed_layers) == (512, 22)  # 26 less 4 full ones
+    mistral = model_from_config(
+        LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, name="m"
+    )
+    assert mistral.attention.num_windowed_layers == 32
+    qwen2 = LLAMA | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 1024,
+        "max_window_layers": 20,
+    }
+    assert model_from_config(qwen2, name="m").attention.num_windowed_layers == 12
+
+
+def test_unknown_architecture_lists_the_known_ones():
+    with pytest.raises(InputError, match="LlamaForCausalLM"):
+        model_from_config(LLAMA | {"architectures": ["MambaForCausalLM"]}, name="m")
+    assert "DeepseekV3ForCausalLM" in architectures()
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"])
+def test_missing_key_is_named(key):
+    with pytest.raises(InputError, match=f"key '{key}' is missing"):
+        model_from_config({k: v for k, v in LLAMA.items() if k != key}, name="m")
+
+
+@pytest.mark.parametrize("config", SAMPLES)
+@pytest.mark.parametrize("nonsense", [-1, 0, "many", 1.5, True, [], {}])
+def test_nonsense_in_any_key_is_a_model_or_one_clear_error(config, nonsense):
+    refused = 0
+    for key in config:
+        try:
+            model_from_config(config | {key: nonsense}, name="m")
+        except MeshwrightError:
+            refused += 1
+    assert refused >= 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_key_value_heads": 5}, "not a multiple"),
+        ({"num_attention_heads": 8192, "num_key_value_heads": 8}, "head_dim"),
+    ],
+)
+def test_impossible_shapes_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        model_from_config(LLAMA | changes, name="m")
+
+
+def test_more_choices_than_experts_are_refused():
+    with pytest.raises(InputError, match="exceed the experts"):
+        model_from_config(MIXTRAL | {"num_experts_per_tok": 9}, name="m")
+
+
+def test_path_may_be_the_file_or_its_folder(tmp_path):
+    folder = tmp_path / "My-Model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    expected = replace(model("llama3-8b"), name="My-Model")
+    assert model_from_path(folder) == expected
+    assert model_from_path(folder / "config.json") == expected
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b'"text"', b"\xff\xfe\x00", b"null"])
+def test_files_that_are_no_config_are_refused(tmp_path, content):
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(InputError):
+        model_from_path(file)
+
+
+def test_missing_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match="cannot read"):
+        model_from_path(tmp_path / "nowhere")
