@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.flops import keys_seen
+from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.tables import Array, BatchTable, ModelTable, PlanTable, PrecisionTable, Table
 
 TILES = ((256, 128, 1.0), (128, 128, 0.90), (64, 128, 0.62))
@@ -42,6 +42,7 @@ class DeviceRates(Table):
     num_units: Array  # that compute output tiles at the same time; 0: no tile quantisation (systolic arrays)
     gemm_ratio: Array  # share of matmul_flops_per_s of a large GEMM
     half_gemm_ratio: Array  # share of half_flops_per_s of a large 16-bit GEMM
+    sustained_ratio: Array  # share of the peaks that a whole layer can sustain within the power limit
     grouped_ratio: Array  # grouped GEMM against a plain GEMM of the same tiles
     attention_forward_ratio: Array  # share of half_flops_per_s
     attention_backward_ratio: Array
@@ -129,6 +130,8 @@ class LayerCompute:
     elementwise: Passes  # norms, residual, rotary embedding, casts of one dense layer
     moe_elementwise: Passes
     head: Passes  # output matrix and loss
+    dense_floor: Passes  # least time of a dense layer's arithmetic at the sustained rate
+    moe_floor: Passes
     latent_up: Passes  # the part of attention_gemm that expands MLA's latent; recomputed by mla_up_projection
 
 
@@ -166,12 +169,13 @@ def layer_compute(
                 element_bytes=2.0 if half else b_in,
             )
 
-        # Quantising operands reads 16 bits and writes the narrow format, for inputs, weights and gradients.
-        casts = 0.0 if half else precision.cast_passes * 2.0 * (2 + b_in) * groups / streaming
+        # Quantising reads 16 bits and writes the narrow format, as it is and transposed: inputs forward, output
+        # gradients backward. Quantised weights are kept for all micro-batches of a step.
+        casts = 0.0 if half else precision.cast_passes * (2 + 2 * b_in) * groups / streaming
         return Passes(
             forward_s=seconds(m, n, k) + casts * m * k,
             input_s=seconds(m, k, n) + casts * m * n,
-            weight_s=(seconds(n, k, m) + casts * k * n) * trained,
+            weight_s=seconds(n, k, m) * trained,
         )
 
     grouped_query = linear(tokens, (nq * d + nkv * (d + dv)) / t, h)
@@ -211,6 +215,12 @@ def layer_compute(
     permutation = (6 * received * h + tokens * 4 * num_experts / split) * moved
     router = linear(tokens / split, num_experts, h, half=True)
 
+    parameters = count_parameters(model)
+    attention_flops = 2 * tokens * parameters.attention_layer / t
+    dense_flops = 2 * tokens * parameters.dense_ffn_layer / t
+    expert_flops = 2 * (received * parameters.expert / plan.expert_tensor + tokens * parameters.shared_layer / t)
+    core_flops = tokens * _keys(model, batch) * 2 * nq / t * (d + dv)
+
     return LayerCompute(
         attention_gemm=attention_gemm,
         attention_core=_attention_core(model, batch, plan, rates, tokens),
@@ -220,8 +230,17 @@ def layer_compute(
         elementwise=_memory_bound(common + activation + starts),
         moe_elementwise=_memory_bound(common + expert_activation + starts),
         head=_head(model, plan, rates, tokens, linear(tokens, model.vocab / t, h, half=True)),
+        dense_floor=_floor(attention_flops, dense_flops, core_flops, rates, trained),
+        moe_floor=_floor(attention_flops, expert_flops, core_flops, rates, trained),
         latent_up=latent_up,
     )
+
+
+def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, trained: Array) -> Passes:
+    """Forward FLOPs of one layer (projections, feed-forward, scores) at the rate the power limit sustains."""
+    linear = (attention + ffn) / (rates.matmul_flops_per_s * rates.sustained_ratio)
+    scores = core / (rates.half_flops_per_s * rates.sustained_ratio)
+    return Passes(forward_s=linear + scores, input_s=linear + 2.5 * scores, weight_s=linear * trained)
 
 
 def _memory_bound(forward_s: Array) -> Passes:
@@ -236,13 +255,17 @@ def _head(model: ModelTable, plan: PlanTable, rates: DeviceRates, tokens: Array,
     return gemm + Passes(forward_s=loss, input_s=loss, weight_s=0.0 * loss)
 
 
+def _keys(model: ModelTable, batch: BatchTable) -> Array:
+    """Mean keys a query sees over full and windowed layers."""
+    share = model.num_windowed_layers / model.num_layers
+    return keys_seen(batch.seq_len) * (1 - share) + share * keys_seen(batch.seq_len, window=model.window)
+
+
 def _attention_core(
     model: ModelTable, batch: BatchTable, plan: PlanTable, rates: DeviceRates, tokens: Array
 ) -> Passes:
     """Scores and values, mean over full and windowed layers of one micro-batch on one rank."""
-    full_keys = keys_seen(batch.seq_len)
-    windowed_share = model.num_windowed_layers / model.num_layers
-    keys = full_keys * (1 - windowed_share) + windowed_share * keys_seen(batch.seq_len, window=model.window)
+    keys = _keys(model, batch)
     per_token = 2 * model.num_heads / plan.tensor * (model.qk_dim + model.v_dim)
     # An unfused kernel computes the whole square and moves the probabilities through memory six times.
     flops = tokens * per_token * np.where(rates.unfused_attention > 0, batch.seq_len, keys)

@@ -183,6 +183,15 @@ class _LayerParts:
     host_moe_s: Array
 
 
+def _throttled(parts: dict[str, Passes], floor: Passes) -> Passes:
+    """What the power limit adds when a layer's parts together would run its arithmetic faster than it sustains."""
+
+    def lacking(name: str) -> Array:
+        return np.maximum(getattr(floor, name) - sum(getattr(p, name) for p in parts.values()), 0.0)
+
+    return Passes(forward_s=lacking("forward_s"), input_s=lacking("input_s"), weight_s=lacking("weight_s"))
+
+
 def _only(forward_s: Array, input_s: Array) -> Passes:
     return Passes(forward_s=forward_s, input_s=input_s, weight_s=0.0 * forward_s)
 
@@ -217,6 +226,8 @@ def _layer_parts(
         "context_parallel": context,
         "expert_parallel": expert,
     }
+    dense["power_limit"] = _throttled(dense, compute.dense_floor)
+    moe["power_limit"] = _throttled(moe, compute.moe_floor)
     again_dense = _recomputed(plan, compute, dense, is_moe=False)
     again_moe = _recomputed(plan, compute, moe, is_moe=True)
     dense["recompute"] = _only(0.0 * again_dense, again_dense)

@@ -19,7 +19,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import Severity
 from meshwright.planner.search import PlanResult, RankedPlan, search
 from meshwright.planner.space import Space, choices, combine, num_rows, shapes
-from meshwright.specs.plan import Offload, Plan
+from meshwright.specs.plan import Offload, Plan, Sharding
 from meshwright.units import gib, ms
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
@@ -86,7 +86,7 @@ class WhyNot:
     violations: tuple[Violation, ...] = ()  # ILLEGAL: the rules; otherwise warnings about the plan
 
     def __str__(self) -> str:
-        what = ", ".join(f"{name}={getattr(value, 'value', value)}" for name, value in self.fixed.items())
+        what = ", ".join(f"{name}={_word(name, value)}" for name, value in self.fixed.items())
         if self.comparison is not None:
             return f"{what}: {self.verdict.value}: {self.comparison}"
         if self.infeasible is not None:
@@ -225,7 +225,7 @@ def _refused(found: list[Violation]) -> tuple[Violation, ...]:
 
 
 def _as_fixed(request: PlanRequest) -> Plan:
-    """A plan with the fixed fields and, where it is free, the data width that comes nearest to the devices."""
+    """A plan with the fixed fields; the data width, where free, comes nearest to the devices."""
     plan = Plan(**dict(request.fixed))  # pyright: ignore[reportArgumentType]
     if "data_shard" in request.fixed:
         return plan
@@ -240,7 +240,7 @@ def _suggestions(request: PlanRequest) -> tuple[str, ...]:
         freed = replace(request, fixed={k: v for k, v in request.fixed.items() if k != name})
         best = _first_plan(freed)
         if best is not None:
-            found.append(f"fits when {name} is not held at {getattr(value, 'value', value)}: {best}")
+            found.append(f"fits when {name} is not held at {_word(name, value)}: {best}")
     if not found and "offload" not in request.fixed:
         best = _first_plan(request.fixing(offload=Offload.OPTIMIZER))
         if best is not None:
@@ -257,6 +257,11 @@ def _with_more_devices(request: PlanRequest) -> list[str]:
         if best is not None:
             return [f"fits with {cluster.num_devices} devices: {best}"]
     return []
+
+
+def _word(name: str, value: object) -> object:
+    """A fixed value as a run file would say it."""
+    return Sharding(value).name.lower() if name == "sharding" else getattr(value, "value", value)
 
 
 def _first_plan(request: PlanRequest) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
-from meshwright.cost.pipeline.simulate import StageTimes, simulate
+from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
 from meshwright.cost.step import LayerTimes, StepTable
 from meshwright.specs.plan import Plan
 
@@ -24,6 +24,23 @@ def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
 
     `steps` holds the one row that `cost.step` computed for `plan`.
     """
+    timeline = simulate_pipeline(plan, steps)
+    if timeline is None:
+        return None
+    num_micro = round(_number(steps.num_micro_batches))
+    totals = [_total(t) for t in (steps.stages.first, steps.stages.middle, steps.stages.last)]
+    components = {name: _number(x) for name, x in steps.components_s.items()}
+    in_pipeline = sum(x for name, x in components.items() if name not in OUTSIDE_PIPELINE)
+    # The cost model scales kernel times by calibrated factors; the graph's times are scaled alike.
+    factor = in_pipeline / (num_micro * max(totals))
+    pipeline_s = timeline.step_s * factor
+    rest = _number(steps.step_s) - components["stragglers"]
+    straggle = _number(steps.step_s) / rest
+    return (rest - in_pipeline - components["bubble"] + pipeline_s) * straggle
+
+
+def simulate_pipeline(plan: Plan, steps: StepTable) -> Timeline | None:
+    """The event graph of one step's pipeline, before calibrated factors; None as in `simulated_step_s`."""
     num_micro = round(_number(steps.num_micro_batches))
     shape = PipelineShape(
         schedule=plan.schedule,
@@ -34,15 +51,7 @@ def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
     operations = 3 * plan.pipeline * plan.virtual_pipeline * num_micro
     if plan.pipeline == 1 or operations > MAX_OPERATIONS or schedule_shortfall(shape) is not None:
         return None
-    totals = [_total(t) for t in (steps.stages.first, steps.stages.middle, steps.stages.last)]
-    components = {name: _number(x) for name, x in steps.components_s.items()}
-    in_pipeline = sum(x for name, x in components.items() if name not in OUTSIDE_PIPELINE)
-    # The cost model scales kernel times by calibrated factors; the graph's times are scaled alike.
-    factor = in_pipeline / (num_micro * max(totals))
-    pipeline_s = simulate(shape, _stage_times(shape, steps)).step_s * factor
-    rest = _number(steps.step_s) - components["stragglers"]
-    straggle = _number(steps.step_s) / rest
-    return (rest - in_pipeline - components["bubble"] + pipeline_s) * straggle
+    return simulate(shape, _stage_times(shape, steps))
 
 
 def _stage_times(shape: PipelineShape, steps: StepTable) -> StageTimes:

@@ -1,7 +1,7 @@
 """What is made best, as arrays: the smaller the value, the better the plan.
 
     throughput  seconds per step: tokens, devices and with them tokens/s/device follow
-    time        days of the whole run
+    time        seconds of the whole run
     cost        USD per step: devices x step time x price, and the electricity where it is paid apart
     energy      joules per step: facility power at the step's activity x step time
 

@@ -107,11 +107,11 @@ def _says_chunks(_: Setting, p: PlanTable) -> str:
 
 
 def _selective_offered(s: Setting, plan: PlanTable) -> Array:
-    picked = plan.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
+    other = np.not_equal(plan.recompute, RECOMPUTES.index(Recompute.SELECTIVE))
     if s.facts.selective is None:
-        return ~picked | (plan.recompute_mask > 0)
+        return other | (plan.recompute_mask > 0)
     masks = [sum(1 << RECOMPUTE_MODULES.index(m) for m in modules) for modules in s.facts.selective]
-    return ~picked | np.isin(plan.recompute_mask, masks)
+    return other | np.isin(plan.recompute_mask, masks)
 
 
 def _names(mask: int) -> str:

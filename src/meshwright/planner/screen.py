@@ -23,8 +23,9 @@ from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constant
 from meshwright.cost.rates import system_rates
 from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import RECOMPUTES, PlanTable
+from meshwright.planner.finalists import simulated_step_s
 from meshwright.planner.request import PlanRequest
-from meshwright.specs.plan import Recompute, Sharding
+from meshwright.specs.plan import Plan, Recompute, Sharding
 
 FloatArray = NDArray[np.float64]
 
@@ -40,6 +41,7 @@ class CostModel:
     steps: Callable[[PlanTable], StepTable]
     bound_s: Callable[[PlanTable], FloatArray]  # never above the step time of any plan with these shapes
     usable_bytes: float
+    refine: Callable[[Plan, StepTable], float | None] = simulated_step_s  # step time of a finalist
 
 
 def cost_model(request: PlanRequest) -> CostModel:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.step import StepTable
 from meshwright.cost.tables import PlanTable, plan_from_row
-from meshwright.planner.finalists import simulated_step_s
 from meshwright.planner.legality import legal_mask, setting_for
 from meshwright.planner.objective import FloatArray, Goal, pareto_front
 from meshwright.planner.request import PlanRequest
@@ -320,7 +319,7 @@ def _ranked(row: PlanTable, model: CostModel, goal: Goal) -> RankedPlan:
     steps, memory = model.steps(row), model.memory(row)
     plan = plan_from_row(row.take(0))
     closed = float(np.ravel(steps.step_s)[0])
-    simulated = simulated_step_s(plan, steps)
+    simulated = model.refine(plan, steps)
     step_s = closed if simulated is None else simulated
     return RankedPlan(
         plan=plan,

@@ -1,0 +1,126 @@
+"""What one pinned plan will give: step time with interval, components, memory by rank, pipeline timeline.
+
+The step is that of the cost model with the pipeline simulated as an event graph (`finalists`); its interval carries
+the calibration's spread through the model (`cost.uncertainty`) and says which uncertainty weighs most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.catalog.calibration import Calibration, fitted
+from meshwright.cost.flops import model_flops_per_token
+from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
+from meshwright.cost.pipeline.simulate import Timeline
+from meshwright.cost.rates import factors_of, half_factors, rates_from_etas, system_facts
+from meshwright.cost.step import StepTable, estimate_steps
+from meshwright.cost.tables import plan_row
+from meshwright.cost.uncertainty import Etas, derivatives, log_variances, spread
+from meshwright.planner.finalists import simulate_pipeline, simulated_step_s
+from meshwright.planner.request import PlanRequest
+from meshwright.specs.estimate import Estimate, MemoryEstimate, StepEstimate, Tier
+from meshwright.specs.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanEstimate:
+    """`estimate_plan`'s answer. `uncertainty` maps a calibrated parameter to its share of the variance."""
+
+    plan: Plan
+    step: StepEstimate
+    steps: StepTable
+    memory: MemoryTable
+    timeline: Timeline | None  # None without a pipeline
+    uncertainty: dict[str, float]
+
+
+def estimate_plan(
+    request: PlanRequest, plan: Plan, *, calibration: Calibration | None = None, load_factor: float = 1.0
+) -> PlanEstimate:
+    """Cost one plan. `load_factor`: tokens of the busiest expert rank over the mean (1.0: balanced routing)."""
+    calibration = calibration or fitted()
+    row = plan_row(plan)
+    facts = system_facts(request.cluster, request.precision, request.stack)
+    factors = factors_of(request.cluster, request.precision, request.stack)
+    etas, half = calibration.etas([factors]), calibration.etas([half_factors(factors)])
+
+    def steps_at(etas: Etas, half: Etas) -> StepTable:
+        return estimate_steps(
+            model=request.model_table,
+            batch=request.batch_table,
+            plan=row,
+            precision=request.precision_table,
+            rates=rates_from_etas(calibration, facts, etas, half),
+            load_factor=load_factor,
+        )
+
+    def log_step(etas: Etas, half: Etas) -> NDArray[np.float64]:
+        return np.log(steps_at(etas, half).step_s)
+
+    steps = steps_at(etas, half)
+    slopes = derivatives(log_step, etas, half)
+    is_moe = np.array([request.model.experts is not None])
+    variances = log_variances(slopes, calibration, [factors], is_moe=is_moe)
+    factor = float(spread(variances)[0])
+    simulated = simulated_step_s(plan, steps)
+    closed = float(steps.step_s[0])
+    step_s = closed if simulated is None else simulated
+    components = {name: float(np.ravel(value)[0]) for name, value in steps.components_s.items()}
+    components["bubble"] += step_s - closed
+    memory = estimate_memory(
+        model=request.model_table,
+        batch=request.batch_table,
+        plan=row,
+        precision=request.precision_table,
+        constants=memory_constants(request.stack),
+    )
+    total = sum(float(v[0]) for v in variances.values())
+    tokens = request.global_batch * request.seq_len / plan.num_devices
+    flops = float(model_flops_per_token(request.model_table, seq_len=request.seq_len))
+    peak = request.cluster.accelerator.peak_flops_per_s[request.precision.matmul]
+    tier = _tier(calibration, factors)
+
+    def around(value: float, unit: str) -> Estimate:
+        return Estimate(value=value, low=value / factor, high=value * factor, unit=unit, tier=tier)
+
+    return PlanEstimate(
+        plan=plan,
+        step=StepEstimate(
+            step=around(step_s, "s"),
+            tokens_per_s_per_device=around(tokens / step_s, "tokens/s"),
+            mfu=around(tokens / step_s * flops / peak, "ratio"),
+            model_flops_per_token=flops,
+            components_s=components,
+            memory=_memory(memory, request, plan),
+        ),
+        steps=steps,
+        memory=memory,
+        timeline=simulate_pipeline(plan, steps),
+        uncertainty={name: float(v[0]) / total for name, v in variances.items()},
+    )
+
+
+def _tier(calibration: Calibration, factors: dict[str, str] | object) -> Tier:
+    """Interpolated where both device and software have rows, datasheet where one has, guessed where neither has."""
+    known = [calibration.num_rows(level, factors[level]) > 0 for level in ("device_format", "framework")]  # pyright: ignore[reportIndexIssue]
+    return (Tier.GUESSED, Tier.DATASHEET, Tier.INTERPOLATED)[sum(known)]
+
+
+def _memory(memory: MemoryTable, request: PlanRequest, plan: Plan) -> MemoryEstimate:
+    def number(value: object) -> float:
+        return float(np.ravel(np.asarray(value))[0])
+
+    return MemoryEstimate(
+        weights_bytes=number(memory.weights_bytes),
+        gradients_bytes=number(memory.gradients_bytes),
+        optimizer_bytes=number(memory.optimizer_bytes),
+        activations_bytes=number(memory.activations_bytes),
+        workspace_bytes=number(memory.workspace_bytes),
+        allocated_bytes=number(memory.allocated_bytes),
+        reserved_bytes=number(memory.reserved_bytes),
+        capacity_bytes=request.cluster.accelerator.memory_bytes,
+        stage=plan.pipeline - 1 if number(memory.on_last_stage) else 0,
+    )

@@ -1,0 +1,109 @@
+"""Names and families of a step's components: one vocabulary for tables, figures and pages.
+
+`specs.estimate.StepEstimate.components_s` says which seconds; here stands what to call them and to which of
+five families they belong. A family answers "what bounds this plan".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Family(StrEnum):
+    """What a device does with the time."""
+
+    MATRIX = "compute"  # matrix products and attention
+    MEMORY = "memory traffic"  # kernels bound by memory bandwidth
+    COMMUNICATION = "communication"  # what no computation hides
+    RECOMPUTATION = "recomputation"
+    WAITING = "waiting"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One part of a step."""
+
+    label: str
+    family: Family
+
+
+COMPONENTS: dict[str, Component] = {
+    key: Component(label=label, family=family)
+    for key, label, family in (
+        ("attention_gemm", "attention projections", Family.MATRIX),
+        ("attention_core", "attention", Family.MATRIX),
+        ("ffn", "feed-forward", Family.MATRIX),
+        ("experts", "experts", Family.MATRIX),
+        ("head", "head and loss", Family.MATRIX),
+        ("router", "router", Family.MEMORY),
+        ("elementwise", "norms and element-wise", Family.MEMORY),
+        ("optimizer", "optimizer", Family.MEMORY),
+        ("recompute", "activation recomputation", Family.RECOMPUTATION),
+        ("tensor_parallel", "tensor parallel", Family.COMMUNICATION),
+        ("context_parallel", "context parallel", Family.COMMUNICATION),
+        ("expert_parallel", "expert parallel", Family.COMMUNICATION),
+        ("gather", "parameter gather", Family.COMMUNICATION),
+        ("data_parallel", "gradient reduction", Family.COMMUNICATION),
+        ("bubble", "pipeline bubble", Family.WAITING),
+        ("host", "host", Family.WAITING),
+        ("fixed", "fixed part of a step", Family.WAITING),
+        ("stragglers", "stragglers", Family.WAITING),
+    )
+}
+"""In the order in which a step is told: what computes, what it costs to divide it, what waits."""
+
+NEGLIGIBLE_RATIO = 5e-4
+"""Components below this share of the step are left out of tables and figures."""
+
+NOTEWORTHY_RATIO = 0.03
+"""A component outside matrix products is named beside the bound from this share of the step."""
+
+
+def label(name: str) -> str:
+    """What to call a component.
+
+    >>> label("ffn"), label("something_new")
+    ('feed-forward', 'something new')
+    """
+    known = COMPONENTS.get(name)
+    return known.label if known else name.replace("_", " ")
+
+
+def family(name: str) -> Family:
+    """The family of a component; one that is not listed waits."""
+    known = COMPONENTS.get(name)
+    return known.family if known else Family.WAITING
+
+
+def told(components_s: Mapping[str, float]) -> dict[str, float]:
+    """The components that matter, in the order of `COMPONENTS`. Seconds in, seconds out."""
+    total = sum(components_s.values())
+    order = {name: i for i, name in enumerate(COMPONENTS)}
+    names = sorted(components_s, key=lambda name: order.get(name, len(order)))
+    return {n: components_s[n] for n in names if abs(components_s[n]) > NEGLIGIBLE_RATIO * total}
+
+
+def by_family(components_s: Mapping[str, float]) -> dict[Family, float]:
+    """Seconds of each family, largest first."""
+    sums = dict.fromkeys(Family, 0.0)
+    for name, seconds in components_s.items():
+        sums[family(name)] += seconds
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def bound_by(components_s: Mapping[str, float]) -> str:
+    """What bounds a step: its largest family, and the largest component outside matrix products.
+
+    >>> bound_by({"ffn": 0.8, "bubble": 0.15, "elementwise": 0.05})
+    'compute 80 %, pipeline bubble 15 %'
+    """
+    total = sum(components_s.values())
+    largest, seconds = next(iter(by_family(components_s).items()))
+    words = [f"{largest.value} {seconds / total:.0%}".replace("%", " %")]
+    others = {n: s for n, s in components_s.items() if family(n) is not Family.MATRIX}
+    name = max(others, key=others.__getitem__, default=None)
+    if name is not None and others[name] >= NOTEWORTHY_RATIO * total:
+        words.append(f"{label(name)} {others[name] / total:.0%}".replace("%", " %"))
+    return ", ".join(words)

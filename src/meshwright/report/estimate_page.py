@@ -1,0 +1,174 @@
+"""The page of one run: what it will give, where the time and the memory go, and where the numbers come from."""
+
+from __future__ import annotations
+
+from html import escape
+
+from meshwright import __version__
+from meshwright.report.components import bound_by, family, label, told
+from meshwright.report.figures import memory_svg, shares_svg, waterfall_svg
+from meshwright.report.html import Endnotes, Section, document, figure, paragraph, table, tiles
+from meshwright.report.provenance import INTERVAL_CONVENTION, MFU_CONVENTION, Source, sources_of
+from meshwright.report.quantities import interval_of, percent, rate, seconds, value_of
+from meshwright.report.quantities import memory as memory_words
+from meshwright.report.run_estimate import RunEstimate, memory_parts
+from meshwright.report.timeline import legend, step_timeline, timeline_svg, windows
+from meshwright.units import format_count, format_seconds, gib
+
+MAX_UNCERTAINTIES = 6
+
+
+def estimate_page(done: RunEstimate) -> str:
+    """The whole page of `done`."""
+    notes, sources = Endnotes(), sources_of(done)
+    sections = [
+        _step(done, notes, sources),
+        *_timeline(done),
+        _memory(done, notes, sources),
+        _uncertainty(done, notes, sources),
+        _economics(done, notes, sources),
+        _run_file(done),
+    ]
+    # The notes are numbered while the other sections are made, so theirs comes last.
+    lead = _lead(done, notes, sources)
+    sections.append(Section(title="Sources", parts=[notes.html()]))
+    return document(
+        title=f"{done.run.name}: {done.request.model.name} on {done.run.cluster_name}",
+        lead=lead,
+        sections=sections,
+        footer=f"Meshwright {__version__}. An estimate, not a measurement.",
+    )
+
+
+def _lead(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> str:
+    request, step = done.request, done.estimate.step
+    words = (
+        f"{done.plan.describe()}, {request.precision.name}, {request.global_batch} sequences of "
+        f"{request.seq_len} tokens a step, engine {request.engine.value}. "
+        + ("The plan was chosen by the planner." if done.chosen else "The plan is pinned in the run file.")
+    )
+    rows = [
+        (value_of(step.step), "step time", interval_of(step.step)),
+        (value_of(step.tokens_per_s_per_device), "tokens/s/device", interval_of(step.tokens_per_s_per_device)),
+        (value_of(step.mfu), "MFU", interval_of(step.mfu)),
+        (f"{gib(step.memory.reserved_bytes):.1f} GiB", "memory per device", _of_capacity(done)),
+    ]
+    totals = done.economics.totals
+    if totals is not None:
+        rows.append((value_of(totals.wall), "time to train", interval_of(totals.wall)))
+        rows += [(value_of(e), w, interval_of(e)) for e, w in ((totals.cost, "cost"), (totals.energy, "energy")) if e]
+    marks = notes.mark(str(sources["hardware"])) + notes.mark(str(sources["software"]))
+    cautions = "".join(paragraph(f"Note: {note}.", css_class="lead") for note in done.notes)
+    return paragraph(words, marks=marks, css_class="lead") + tiles(rows) + cautions
+
+
+def _of_capacity(done: RunEstimate) -> str:
+    memory = done.estimate.step.memory
+    return f"{percent(memory.reserved_bytes / memory.capacity_bytes)} of {gib(memory.capacity_bytes):.1f} GiB"
+
+
+def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
+    step = done.estimate.step
+    whole = step.step.value
+    rows = [
+        (label(n), family(n).value, seconds(s), percent(s / whole)) for n, s in told(step.components_s).items()
+    ]
+    marks = notes.mark(MFU_CONVENTION) + notes.mark(str(sources["fabric"]))
+    words = f"{bound_by(step.components_s)[:1].upper()}{bound_by(step.components_s)[1:]} of the step."
+    return Section(
+        title="Where the time goes",
+        parts=[
+            paragraph(
+                f"{words} Communication counts where no computation hides it, so the parts add up to the step.",
+                marks=marks,
+            ),
+            figure(waterfall_svg(step.components_s)),
+            table(("component", "is", "time", "share"), rows),
+        ],
+    )
+
+
+def _timeline(done: RunEstimate) -> list[Section]:
+    timeline = step_timeline(done.estimate)
+    if timeline is None or done.plan.pipeline == 1:
+        return []
+    parts = len(windows(timeline))
+    words = (
+        f"{done.plan.pipeline} pipeline ranks, schedule {done.plan.schedule.value}; the ranks wait "
+        f"{percent(timeline.bubble_ratio)} of the time."
+        + (" Drawn are the beginning and the end; between, the pattern repeats." if parts > 1 else "")
+    )
+    picture = figure(timeline_svg(timeline), legend=legend(timeline))
+    return [Section(title="Pipeline", parts=[paragraph(words), picture])]
+
+
+def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
+    memory = done.estimate.step.memory
+    rows = [(name, f"{gib(size):.2f}") for name, size in memory_parts(memory).items()]
+    rows.append(("reserved", f"{gib(memory.reserved_bytes):.2f}"))
+    words = (
+        f"Pipeline stage {memory.stage} is the fullest: "
+        f"{memory_words(memory.reserved_bytes, memory.capacity_bytes)} per device."
+    )
+    return Section(
+        title="Where the memory goes",
+        parts=[
+            paragraph(words, marks=notes.mark(str(sources["hardware"]))),
+            figure(memory_svg(memory_parts(memory), capacity_bytes=memory.capacity_bytes)),
+            table(("part", "GiB"), rows),
+        ],
+    )
+
+
+def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
+    largest = sorted(done.estimate.uncertainty.items(), key=lambda item: -item[1])[:MAX_UNCERTAINTIES]
+    shares = {name.replace("_", " "): share for name, share in largest if share > 0.005}
+    step = done.estimate.step.step
+    words = (
+        f"The step takes {interval_of(step)} in four cases of five (inputs: {step.tier.name.lower()}). "
+        "The bars say which input the width of that interval comes from."
+    )
+    return Section(
+        title="How sure this is",
+        parts=[
+            paragraph(words, marks=notes.mark(INTERVAL_CONVENTION) + notes.mark(str(sources["calibration"]))),
+            figure(shares_svg(shares, title="Share of the variance of the step time by input")),
+        ],
+    )
+
+
+def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
+    economics, totals = done.economics, done.economics.totals
+    goodput = economics.goodput
+    rows: list[tuple[str, str, str]] = [
+        ("goodput", percent(goodput.value), f"{percent(goodput.low)} to {percent(goodput.high)}"),
+        ("mean time between failures", format_seconds(goodput.mtbf_s), ""),
+        ("work between two checkpoints", format_seconds(goodput.interval_s), ""),
+    ]
+    if economics.joule_per_token is not None:
+        rows.append(("energy per million tokens", f"{economics.joule_per_token / 3.6:,.3g} kWh", ""))
+    if economics.usd_per_million_tokens is not None:
+        rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", ""))
+    if totals is not None:
+        rows.append(("tokens", format_count(totals.num_tokens), ""))
+        rows.append(("steps", f"{totals.num_steps:,}", ""))
+        named = (("time to train", totals.wall), ("cost", totals.cost), ("energy", totals.energy))
+        rows += [(name, value_of(e), interval_of(e)) for name, e in named if e is not None]
+    topics = [topic for topic in ("failures", "power", "price") if topic in sources]
+    marks = "".join(notes.mark(str(sources[topic])) for topic in topics)
+    words = "Failures, checkpoints and restarts take their share of the wall time; the rest is training."
+    return Section(
+        title="The whole training",
+        parts=[paragraph(words, marks=marks), table(("", "value", "interval"), rows)],
+    )
+
+
+def _run_file(done: RunEstimate) -> Section:
+    from meshwright.runfile import pinned_text
+
+    words = f"{rate(done.run.tokens_per_step)} tokens a step on {done.request.num_devices} devices."
+    text = pinned_text(done.run, done.plan)
+    return Section(
+        title="The run file, with the plan pinned",
+        parts=[paragraph(words), f"<pre>{escape(text)}</pre>"],
+    )

@@ -1,0 +1,129 @@
+"""Figures as inline SVG, drawn offline by Altair and vl-convert.
+
+Text, axes and grid are drawn in two placeholder colours that the page's style sheet replaces by its own, so
+that one figure serves a light page, a dark one and paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.report.components import Family, family, label, told
+from meshwright.report.quantities import percent, seconds
+from meshwright.units import gib
+
+INK, FAINT = "#16191d", "#c8ccd2"
+"""Placeholders for the page's text and line colours."""
+
+FAMILY_COLORS = {
+    Family.MATRIX: "#3f78b5",
+    Family.MEMORY: "#6bb0b8",
+    Family.RECOMPUTATION: "#8b6bb1",
+    Family.COMMUNICATION: "#d98a35",
+    Family.WAITING: "#b5525c",
+}
+MEMORY_COLORS = {
+    "weights": "#3f78b5",
+    "gradients": "#6bb0b8",
+    "optimizer": "#4c9a6a",
+    "activations": "#d98a35",
+    "workspace": "#8b6bb1",
+    "beside the allocator": "#8a919b",
+}
+WIDTH = 560
+
+
+def svg(chart: Any, *, title: str) -> str:
+    """The SVG text of an Altair chart, to stand inside a page; `title` is read to those who cannot see it."""
+    from html import escape
+
+    import vl_convert
+
+    text = vl_convert.vegalite_to_svg(chart.configure(**_config()).to_dict())
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+
+
+def waterfall_svg(components_s: Mapping[str, float]) -> str:
+    """A step from left to right: each component begins where the one above it ends."""
+    import altair as alt
+
+    rows, end = [], 0.0
+    for name, length in told(components_s).items():
+        rows.append(
+            {
+                "component": label(name), "start": end, "end": end + length, "family": family(name).value,
+                "text": f"{seconds(length)}  {percent(length / sum(components_s.values()))}",
+            }
+        )  # fmt: skip
+        end += length
+    order = [row["component"] for row in rows]
+    limit = max(row["end"] for row in rows)
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("component:N", sort=order, title=None))
+    bars = base.mark_bar(height={"band": 0.72}).encode(
+        x=alt.X("start:Q", title="seconds of one step", scale=alt.Scale(domain=[0, limit * 1.22], nice=False)),
+        x2="end:Q",
+        color=_color("family", {f.value: c for f, c in FAMILY_COLORS.items()}, {r["family"] for r in rows}),
+    )
+    words = base.mark_text(align="left", dx=5, color=INK).encode(x="end:Q", text="text:N")
+    return svg((bars + words).properties(width=WIDTH, height={"step": 24}), title="Step time by component")
+
+
+def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> str:
+    """Memory of the fullest stage as one bar, and the line that it must not cross."""
+    import altair as alt
+
+    rows, end = [], 0.0
+    for name, size in parts_bytes.items():
+        rows.append({"part": name, "start": gib(end), "end": gib(end + size), "row": "reserved"})
+        end += size
+    scale = alt.Scale(domain=[0, gib(max(end, capacity_bytes)) * 1.08], nice=False)
+    bars = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_bar()
+        .encode(
+            x=alt.X("start:Q", title="GiB per device", scale=scale),
+            x2="end:Q",
+            y=alt.Y("row:N", title=None, axis=None),
+            color=_color("part", MEMORY_COLORS, {r["part"] for r in rows}),
+        )
+    )
+    limit = alt.Chart(alt.Data(values=[{"x": gib(capacity_bytes), "text": "capacity"}]))
+    rule = limit.mark_rule(color=INK, strokeWidth=2).encode(x="x:Q")
+    words = limit.mark_text(align="right", dx=-5, dy=-28, color=INK).encode(x="x:Q", text="text:N")
+    chart = (bars + rule + words).properties(width=WIDTH + 140, height=48)
+    return svg(chart, title="Memory of the fullest pipeline stage by part")
+
+
+def shares_svg(shares: Mapping[str, float], *, title: str) -> str:
+    """Bars of shares that add up to one, largest first."""
+    import altair as alt
+
+    rows = [{"name": n, "share": s, "text": percent(s)} for n, s in shares.items()]
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("name:N", sort=[r["name"] for r in rows], title=None),
+        x=alt.X("share:Q", axis=alt.Axis(format="%"), title=None, scale=alt.Scale(domain=[0, 1])),
+    )
+    bars = base.mark_bar(color="#3f78b5", height={"band": 0.7})
+    words = base.mark_text(align="left", dx=5, color=INK).encode(text="text:N")
+    return svg((bars + words).properties(width=WIDTH, height={"step": 22}), title=title)
+
+
+def _color(field: str, colors: Mapping[str, str], present: set[str]) -> Any:
+    import altair as alt
+
+    names = [name for name in colors if name in present]
+    scale = alt.Scale(domain=names, range=[colors[name] for name in names])
+    return alt.Color(f"{field}:N", scale=scale, title=None, legend=alt.Legend(orient="top"))
+
+
+def _config() -> dict[str, Any]:
+    axis = {
+        "labelColor": INK, "titleColor": INK, "gridColor": FAINT, "domainColor": FAINT, "tickColor": FAINT,
+        "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": 240,
+    }  # fmt: skip
+    legend = {"labelColor": INK, "labelFontSize": 12, "symbolType": "square"}
+    return {
+        "background": "transparent", "font": "sans-serif", "axis": axis, "axisY": {"grid": False},
+        "legend": legend, "view": {"stroke": None}, "text": {"fontSize": 12},
+    }  # fmt: skip

@@ -1,0 +1,75 @@
+"""Where the numbers of an estimate come from, one sentence a source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.catalog.calibration import fitted
+from meshwright.catalog.prices import power_assumptions
+from meshwright.catalog.reliability import failure_range
+from meshwright.catalog.stacks import stack_facts
+from meshwright.cost.rates import factors_of
+from meshwright.planner.request import PlanRequest
+from meshwright.report.run_estimate import RunEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What one input of an estimate is, and who says so."""
+
+    what: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.source}"
+
+
+MFU_CONVENTION = (
+    "model FLOPs utilization: forward and backward without recomputation, causal attention counted at half, "
+    "one multiply-add is 2 FLOP, over the dense peak of the format that the linear layers multiply in"
+)
+INTERVAL_CONVENTION = (
+    "80 % interval: four of five measured runs are expected inside; it carries the spread of every calibrated "
+    "parameter and what the fit leaves unexplained"
+)
+
+
+def sources_of(done: RunEstimate) -> dict[str, Source]:
+    """Sources by topic: hardware, fabric, software, calibration, failures, power, price."""
+    request = done.request
+    accelerator, fabric = request.cluster.accelerator, request.cluster.fabric
+    facts, rates = stack_facts(request.stack.framework), failure_range()
+    found = {
+        "hardware": Source(what=f"{accelerator.name}, datasheet", source=_whole(accelerator.sources)),
+        "fabric": Source(what=f"fabric {fabric.name}", source=_whole(fabric.sources)),
+        "software": Source(what=f"software stack {facts.title}", source=facts.source),
+        "calibration": Source(what="calibration of the cost model", source=calibration_words(request)),
+        "failures": Source(what=f"failure rate: {rates.value.scope}", source=rates.value.source),
+    }
+    if done.economics.joule_per_token is not None:
+        assumed = power_assumptions()
+        words = "; ".join(f"{name} {text}" for name, text in assumed.sources.items())
+        found["power"] = Source(what="power beside the design power, assumptions", source=words)
+    if done.economics.price is not None:
+        price = done.economics.price
+        found["price"] = Source(
+            what=f"{price.usd_per_device_hour:g} USD per device-hour, {price.offer}, {price.date}",
+            source=price.source,
+        )
+    return found
+
+
+def calibration_words(request: PlanRequest) -> str:
+    """Which calibration was used, and how many measured rows it holds of this accelerator and software."""
+    calibration = fitted()
+    factors = factors_of(request.cluster, request.precision, request.stack)
+    device = calibration.num_rows("device_format", factors["device_format"])
+    framework = calibration.num_rows("framework", factors["framework"])
+    return (
+        f"version {calibration.made!r}, fitted on published measured runs; {device} rows of "
+        f"{factors['device_format']}, {framework} rows of {factors['framework']}"
+    )
+
+
+def _whole(sources: dict[str, str]) -> str:
+    return sources.get("all") or "; ".join(dict.fromkeys(sources.values())) or "not stated"

@@ -1,0 +1,79 @@
+"""Estimates as words: a value with its interval, in the unit a reader expects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshwright.specs.estimate import Estimate
+from meshwright.units import format_bytes, format_seconds, gib
+
+
+def seconds(value: float) -> str:
+    """Step times: four digits, so that neighbours in a ranking differ.
+
+    >>> [seconds(x) for x in (0.01234567, 2.590423, 153.2)]
+    ['12.35 ms', '2.590 s', '153.2 s']
+    """
+    if not 0 < value < 1000:
+        return format_seconds(value)
+    if value < 1:
+        return f"{_digits(value * 1e3)} ms"
+    return f"{_digits(value)} s"
+
+
+def rate(value: float) -> str:
+    """Tokens per second.
+
+    >>> rate(25299.3), rate(12.345)
+    ('25,299', '12.35')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else _digits(value)
+
+
+def percent(value: float) -> str:
+    """
+    >>> percent(0.4127)
+    '41.3 %'
+    """
+    return f"{100 * value:.1f} %"
+
+
+def memory(needed_bytes: float, available_bytes: float) -> str:
+    """
+    >>> memory(202 * 2**30, 288 * 2**30)
+    '202.0 of 288.0 GiB'
+    """
+    return f"{gib(needed_bytes):.1f} of {gib(available_bytes):.1f} GiB"
+
+
+FORMATS: dict[str, Callable[[float], str]] = {
+    "s": format_seconds,
+    "tokens/s": rate,
+    "ratio": percent,
+    "bytes": format_bytes,
+    "USD": lambda usd: f"{usd:,.0f} USD",
+    "MWh": lambda mwh: f"{mwh:,.4g} MWh",
+}
+
+
+def value_of(estimate: Estimate) -> str:
+    """The value alone."""
+    form = seconds if estimate.unit == "s" else FORMATS[estimate.unit]
+    return form(estimate.value)
+
+
+def interval_of(estimate: Estimate) -> str:
+    """The two ends of the interval.
+
+    >>> from meshwright.specs.estimate import Tier
+    >>> interval_of(Estimate(value=0.5, low=0.4, high=0.6, unit="ratio", tier=Tier.DATASHEET))
+    '40.0 % to 60.0 %'
+    """
+    form = FORMATS[estimate.unit]
+    return f"{form(estimate.low)} to {form(estimate.high)}"
+
+
+def _digits(value: float) -> str:
+    """Four significant digits without an exponent."""
+    decimals = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+    return f"{value:.{decimals}f}"

@@ -1,0 +1,107 @@
+"""Laws of the planner over random small models and clusters."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshwright import catalog
+from meshwright.catalog.stacks import stack_for_engine
+from meshwright.planner.legality import legal_mask, setting_for
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.screen import cost_model, fits
+from meshwright.planner.search import Distinct, search
+from meshwright.planner.space import default_space, enumerate_plans, num_rows
+from meshwright.specs.model import Attention, Experts, Model
+from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Engine
+
+FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def models(draw) -> Model:
+    heads = draw(st.sampled_from([4, 6, 8]))
+    experts = draw(st.sampled_from([0, 4, 6]))
+    return Model(
+        name="random",
+        hidden=128 * heads,
+        num_layers=draw(st.integers(2, 9)),
+        vocab=32_000,
+        attention=Attention(
+            num_heads=heads, num_kv_heads=draw(st.sampled_from([h for h in (1, 2, heads) if heads % h == 0])),
+            head_dim=128,
+        ),
+        ffn_hidden=draw(st.sampled_from([1024, 3072])),
+        experts=Experts(num_experts=experts, top_k=2, ffn_hidden=512, num_shared=draw(st.integers(0, 1)))
+        if experts
+        else None,
+    )  # fmt: skip
+
+
+@st.composite
+def requests(draw) -> PlanRequest:
+    engine = draw(st.sampled_from(list(Engine)))
+    width, nodes = draw(st.sampled_from([(1, 1), (2, 1), (4, 1), (3, 2), (4, 2), (8, 1)]))
+    cluster = catalog.cluster(f"{draw(st.sampled_from(['h100', 'mi300x']))}-{width}x{nodes}")
+    # Devices with little memory, so that the memory filter matters.
+    memory = draw(st.sampled_from([6e9, 10e9, 80e9]))
+    small = replace(cluster.accelerator, memory_bytes=int(memory))
+    return PlanRequest(
+        model=draw(models()),
+        cluster=replace(cluster, accelerator=small),
+        seq_len=draw(st.sampled_from([1024, 4096, 6144])),
+        global_batch=draw(st.sampled_from([1, 6, 16, 24])),
+        precision=PRECISIONS[draw(st.sampled_from(["bf16", "fp8"]))],
+        stack=stack_for_engine(engine.value),
+        engine=engine,
+        memory_margin=0.0,
+    )
+
+
+@FEW
+@given(requests())
+def test_search_equals_exhaustive_search(request):
+    model = replace(cost_model(request), refine=lambda plan, steps: None)
+    plan = enumerate_plans(default_space(request))
+    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(request))))
+    if num_rows(plan):
+        plan = plan.take(np.flatnonzero(fits(model.memory(plan), model.usable_bytes)))
+    expected = np.sort(np.atleast_1d(model.steps(plan).step_s))[:7] if num_rows(plan) else []
+    result = search(request, top=7, model=model, distinct=Distinct.PLANS)
+    assert [p.value for p in result.plans] == pytest.approx(list(expected), rel=1e-12)
+
+
+@FEW
+@given(requests())
+def test_the_bound_never_exceeds_the_step(request):
+    model = cost_model(request)
+    plan = enumerate_plans(default_space(request))
+    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(request))))
+    if num_rows(plan):
+        assert np.all(model.bound_s(plan) <= model.steps(plan).step_s * (1 + 1e-9))
+
+
+@FEW
+@given(requests(), st.data())
+def test_fixing_what_the_winner_has_changes_nothing(request, data):
+    best = search(request, top=1).best
+    if best is None:
+        return
+    name = data.draw(st.sampled_from(["tensor", "context", "pipeline", "expert", "sharding", "micro_batch"]))
+    again = search(request.fixing(**{name: getattr(best.plan, name)}), top=1).best
+    assert again is not None
+    assert again.value <= best.value * (1 + 1e-12)
+
+
+@FEW
+@given(requests())
+def test_more_memory_is_never_slower(request):
+    model = replace(cost_model(request), refine=lambda plan, steps: None)
+    little = search(request, top=1, model=model).best
+    much = search(request, top=1, model=replace(model, usable_bytes=2 * model.usable_bytes)).best
+    if little is not None:
+        assert much is not None
+        assert much.value <= little.value

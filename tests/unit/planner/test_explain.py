@@ -1,0 +1,120 @@
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog.stacks import stack_for_engine
+from meshwright.errors import InputError, UnknownNameError
+from meshwright.planner import PlanRequest, compare, explain_infeasible, nearest_losers, search, why_not
+from meshwright.planner.explain import Verdict
+from meshwright.specs.plan import Schedule
+from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Engine
+
+
+def request(model="llama3-8b", cluster="h100-8x2", engine=Engine.MEGATRON, batch=64, **fixed) -> PlanRequest:
+    return PlanRequest(
+        model=catalog.model(model),
+        cluster=catalog.cluster(cluster),
+        seq_len=8192,
+        global_batch=batch,
+        precision=PRECISIONS["bf16"],
+        stack=stack_for_engine(engine.value),
+        engine=engine,
+        fixed=fixed,
+    )
+
+
+@pytest.fixture(scope="module")
+def result():
+    return search(request(), top=6)
+
+
+def test_component_differences_add_up_to_the_step(result):
+    for comparison in nearest_losers(result, count=5):
+        total = sum(d.delta for d in comparison.components_ms)
+        assert total == pytest.approx(comparison.step_ms.delta, abs=1e-6)
+        assert comparison.step_ms.delta >= 0
+        sizes = [abs(d.delta) for d in comparison.components_ms]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_memory_differences_add_up_to_the_headroom(result):
+    for comparison in nearest_losers(result):
+        used = sum(d.delta for d in comparison.memory_gib)
+        assert used == pytest.approx(-comparison.headroom_gib.delta, abs=1e-6)
+
+
+def test_a_plan_against_itself_differs_in_nothing(result):
+    same = compare(result.best, result.best, usable_bytes=1e9)
+    assert all(d.delta == 0 for d in (*same.components_ms, *same.memory_gib))
+
+
+def test_why_not_wider_tensor_parallelism(result):
+    answer = why_not(request(), {"tensor": 8}, winner=result.best)
+    assert answer.verdict is Verdict.SLOWER
+    assert answer.comparison is not None
+    assert answer.comparison.decided_by.name == "tensor_parallel"
+    assert "tensor=8: slower" in str(answer)
+
+
+def test_why_not_an_illegal_degree(result):
+    answer = why_not(request(), {"tensor": 3}, winner=result.best)
+    assert answer.verdict is Verdict.ILLEGAL
+    assert "tensor 3 does not divide 32 attention heads" in str(answer)
+
+
+def test_why_not_a_schedule_the_engine_lacks(result):
+    answer = why_not(request(), {"schedule": Schedule.DUALPIPE, "pipeline": 2}, winner=result.best)
+    assert answer.verdict is Verdict.ILLEGAL
+    assert "has no dualpipe schedule" in str(answer)
+
+
+def test_why_not_what_does_not_fit():
+    wanted = request("llama3-70b", "h100-8x4")
+    best = search(wanted, top=1).best
+    answer = why_not(wanted, {"tensor": 1, "pipeline": 1, "sharding": 0}, winner=best)
+    assert answer.verdict is Verdict.DOES_NOT_FIT
+    assert answer.infeasible is not None
+    assert answer.infeasible.needed_gib > answer.infeasible.available_gib
+    assert "GiB" in str(answer)
+
+
+def test_why_not_the_winner_itself(result):
+    plan = result.best.plan
+    answer = why_not(request(), {"tensor": plan.tensor, "pipeline": plan.pipeline}, winner=result.best)
+    assert answer.verdict is Verdict.BEST
+
+
+def test_infeasible_names_the_nearest_number_of_devices_that_fits():
+    lacking = explain_infeasible(search(request("llama3-70b", "h100-8x1", Engine.NATIVE), top=1))
+    assert lacking.needed_gib is not None
+    assert lacking.needed_gib > lacking.available_gib
+    assert sum(lacking.memory_gib.values()) == pytest.approx(lacking.needed_gib, rel=1e-9)
+    (devices,) = [s for s in lacking.suggestions if "devices" in s]
+    num_devices = int(devices.split()[2])
+    assert search(request("llama3-70b", f"h100-8x{num_devices // 8}", Engine.NATIVE), top=1).best is not None
+    assert search(request("llama3-70b", f"h100-8x{num_devices // 16}", Engine.NATIVE), top=1).best is None
+
+
+def test_infeasible_by_a_fixed_field_says_which():
+    wanted = request("llama3-70b", "h100-8x4", pipeline=1, tensor=1, sharding=0)
+    lacking = explain_infeasible(search(wanted, top=1))
+    assert any(s.startswith("fits when sharding is not held at") for s in lacking.suggestions)
+
+
+def test_an_impossible_degree_is_explained():
+    lacking = explain_infeasible(search(request(tensor=5), top=1), suggest=False)
+    assert lacking.nearest is None
+    assert "tensor 5 does not divide" in lacking.binding
+
+
+def test_unknown_field():
+    with pytest.raises(UnknownNameError, match="tensr"):
+        request(tensr=2)
+
+
+def test_margin_out_of_range():
+    with pytest.raises(InputError, match="margin"):
+        PlanRequest(
+            model=catalog.model("llama3-8b"), cluster=catalog.cluster("h100-8x1"), seq_len=1, global_batch=1,
+            precision=PRECISIONS["bf16"], stack=stack_for_engine("native"), memory_margin=1.5,
+        )  # fmt: skip

@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog.stacks import stack_for_engine
+from meshwright.cost.tables import PlanTable, plan_from_row, plan_row
+from meshwright.planner.legality import broken_rules, legal_mask, setting_for, violations
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.rules import RULES, Setting, Severity
+from meshwright.planner.space import default_space, enumerate_plans, num_rows
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Engine
+
+
+def setting(model="llama3-8b", cluster="h100-8x8", engine=Engine.NATIVE, seq_len=8192, batch=512) -> Setting:
+    request = PlanRequest(
+        model=catalog.model(model),
+        cluster=catalog.cluster(cluster),
+        seq_len=seq_len,
+        global_batch=batch,
+        precision=PRECISIONS["bf16"],
+        stack=stack_for_engine(engine.value),
+        engine=engine,
+    )
+    return setting_for(request)
+
+
+def rules(plan: Plan, **where) -> set[str]:
+    return {v.rule for v in violations(plan, setting=setting(**where))}
+
+
+def test_a_usual_plan_breaks_no_rule():
+    plan = Plan(tensor=4, pipeline=2, data_shard=8)
+    for engine in (Engine.NATIVE, Engine.MEGATRON):
+        assert violations(plan, setting=setting(engine=engine)) == []
+
+
+E_ = Engine
+CASES = [
+    ("devices", Plan(tensor=4, data_shard=8), {}),
+    ("heads", Plan(tensor=64, data_shard=1), {}),
+    ("kv heads", Plan(tensor=16, data_shard=4), {}),
+    ("feed-forward", Plan(tensor=3, data_shard=21), {"cluster": "h100-7x9"}),
+    ("vocabulary", Plan(tensor=4, data_shard=16), {"model": "gpt3-175b", "engine": E_.MAXTEXT}),
+    ("experts", Plan(expert=2, data_shard=64), {}),
+    ("experts", Plan(expert=16, data_shard=64), {"model": "mixtral-8x7b"}),
+    ("expert feed-forward", Plan(expert_tensor=7, tensor=7, data_shard=7),
+     {"model": "gpt-oss-20b", "cluster": "h100-7x7"}),
+    ("expert folding", Plan(expert=8, pipeline=16, data_shard=4), {"model": "mixtral-8x7b"}),
+    ("expert tensor width", Plan(expert_tensor=2, tensor=2, data_shard=32),
+     {"model": "mixtral-8x7b", "engine": E_.TORCHTITAN}),
+    ("expert tensor width", Plan(expert_tensor=2, tensor=4, data_shard=16), {"model": "mixtral-8x7b"}),
+    ("expert axis", Plan(expert=8, context=2, data_shard=4, pipeline=8),
+     {"model": "mixtral-8x7b", "engine": E_.MAXTEXT}),
+    ("layers", Plan(pipeline=64, data_shard=1), {}),
+    ("layers", Plan(pipeline=16, data_shard=4), {"model": "llama3.1-405b", "engine": E_.MAXTEXT}),
+    ("virtual stages", Plan(virtual_pipeline=2, data_shard=64), {}),
+    ("virtual stages", Plan(pipeline=4, schedule=Schedule.INTERLEAVED, data_shard=16), {}),
+    ("virtual stages", Plan(pipeline=4, virtual_pipeline=4, schedule=Schedule.ZBV, data_shard=16), {}),
+    ("schedule", Plan(pipeline=4, schedule=Schedule.ZERO_BUBBLE, data_shard=16), {"engine": E_.MEGATRON}),
+    ("schedule", Plan(pipeline=4, schedule=Schedule.DUALPIPE, data_shard=16), {"engine": E_.TORCHTITAN}),
+    ("sequence", Plan(context=8, data_shard=8), {"seq_len": 8200}),
+    ("sequence", Plan(context=8, data_shard=8), {"seq_len": 8208, "engine": E_.TORCHTITAN}),
+    ("sequence parallelism", Plan(tensor=2, sequence_parallel=False, data_shard=32),
+     {"model": "mixtral-8x7b", "engine": E_.MEGATRON}),
+    ("scale-up domain", Plan(tensor=16, data_shard=4), {"model": "llama2-7b"}),
+    ("global batch", Plan(data_shard=64, micro_batch=3), {}),
+    ("micro-batches", Plan(pipeline=8, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, data_shard=8),
+     {"batch": 32, "engine": E_.MEGATRON}),
+    ("micro-batches", Plan(pipeline=8, schedule=Schedule.DUALPIPE, data_shard=8), {"batch": 64}),
+    ("micro-batch rounds", Plan(pipeline=8, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, data_shard=8),
+     {"batch": 8 * 17, "engine": E_.TORCHTITAN}),
+    ("micro-batch rounds", Plan(pipeline=8, schedule=Schedule.GPIPE, data_shard=8),
+     {"batch": 8 * 12, "engine": E_.MAXTEXT}),
+    ("sharding", Plan(data_shard=64, sharding=Sharding.GRADIENTS), {"engine": E_.MEGATRON}),
+    ("sharding", Plan(data_shard=64, sharding=Sharding.OPTIMIZER), {"engine": E_.TORCHTITAN}),
+    ("replicas", Plan(data_shard=8, data_replicate=8, sharding=Sharding.OPTIMIZER), {}),
+    ("fully sharded width", Plan(data_shard=63, sharding=Sharding.PARAMETERS),
+     {"cluster": "h100-7x9", "engine": E_.MAXTEXT, "batch": 63}),
+    ("recomputation", Plan(data_shard=64), {"engine": E_.MAXTEXT}),
+    ("recomputed modules", Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("mlp",)),
+     {"engine": E_.TORCHTITAN}),
+    ("recomputed modules exist",
+     Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("moe",)), {}),
+    ("recomputed layers", Plan(pipeline=8, data_shard=8, recompute=Recompute.FULL, recompute_layers=4), {}),
+    ("recomputation under zero bubble",
+     Plan(pipeline=4, virtual_pipeline=2, schedule=Schedule.ZBV, data_shard=16, recompute=Recompute.FULL),
+     {"engine": E_.TORCHTITAN}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "plan", "where"), CASES)
+def test_rule_is_broken(rule, plan, where):
+    assert rule in rules(plan, **where)
+
+
+def test_every_rule_has_a_case():
+    assert {rule.name for rule in RULES} == {rule for rule, _, _ in CASES}
+
+
+def test_messages_hold_the_numbers():
+    (found,) = [
+        v for v in violations(Plan(tensor=16, data_shard=4), setting=setting()) if v.rule == "kv heads"
+    ]
+    assert str(found) == "tensor 16 does not divide 8 key/value heads"
+
+
+def test_a_discouraged_plan_is_legal_and_flagged():
+    where = setting("llama2-7b")
+    plan = Plan(tensor=16, data_shard=4)
+    assert [v.severity for v in violations(plan, setting=where)] == [Severity.DISCOURAGED]
+    assert legal_mask(PlanTable.stack([plan_row(plan)]), setting=where).all()
+
+
+def test_megatron_repeats_key_value_heads():
+    assert "kv heads" not in rules(Plan(tensor=16, data_shard=4), engine=Engine.MEGATRON)
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_mask_and_sentences_agree(engine):
+    request = PlanRequest(
+        model=catalog.model("gpt-oss-20b"),
+        cluster=catalog.cluster("h100-8x2"),
+        seq_len=4096,
+        global_batch=48,
+        precision=PRECISIONS["bf16"],
+        stack=stack_for_engine(engine.value),
+        engine=engine,
+    )
+    where = setting_for(request)
+    plan = enumerate_plans(default_space(request))
+    rows = plan.take(np.random.default_rng(7).integers(0, num_rows(plan), 300))
+    mask, count = legal_mask(rows, setting=where), broken_rules(rows, setting=where)
+    for i in range(300):
+        found = violations(plan_from_row(rows.take(i)), setting=where)
+        refused = [v for v in found if v.severity is Severity.REFUSED]
+        assert (len(refused) == 0) == mask[i]
+        assert len(refused) == count[i]

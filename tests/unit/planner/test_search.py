@@ -1,0 +1,149 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog.stacks import stack_for_engine
+from meshwright.planner.legality import legal_mask, setting_for
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.screen import CostModel, cost_model, fits, relaxation
+from meshwright.planner.search import Distinct, search
+from meshwright.planner.space import Space, default_space, enumerate_plans
+from meshwright.specs.plan import Schedule
+from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Engine
+
+
+def request(model, cluster, engine=Engine.NATIVE, seq_len=4096, batch=64, **fixed) -> PlanRequest:
+    return PlanRequest(
+        model=catalog.model(model),
+        cluster=catalog.cluster(cluster),
+        seq_len=seq_len,
+        global_batch=batch,
+        precision=PRECISIONS["bf16"],
+        stack=stack_for_engine(engine.value),
+        engine=engine,
+        fixed=fixed,
+    )
+
+
+def closed_form(wanted: PlanRequest) -> CostModel:
+    """The cost model without event graphs, so that the search and the oracle score alike."""
+    return replace(cost_model(wanted), refine=lambda plan, steps: None)
+
+
+def exhaustive_s(wanted: PlanRequest, space: Space) -> np.ndarray:
+    """Step times of all legal plans that fit, ascending."""
+    model = cost_model(wanted)
+    plan = enumerate_plans(space)
+    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(wanted))))
+    plan = plan.take(np.flatnonzero(fits(model.memory(plan), model.usable_bytes)))
+    return np.sort(model.steps(plan).step_s)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "engine"),
+    [
+        ("qwen3-0.6b", "h100-8x1", Engine.NATIVE),
+        ("llama3-8b", "h100-8x1", Engine.MEGATRON),
+        ("gpt-oss-20b", "h100-8x1", Engine.TORCHTITAN),
+        ("deepseek-v2-lite", "h100-8x2", Engine.NATIVE),
+    ],
+)
+def test_equal_to_exhaustive_search(model, cluster, engine):
+    wanted = request(model, cluster, engine)
+    space = default_space(wanted)
+    result = search(wanted, top=20, model=closed_form(wanted), distinct=Distinct.PLANS)
+    assert [p.value for p in result.plans] == pytest.approx(exhaustive_s(wanted, space)[:20], rel=1e-12)
+
+
+def test_layouts_are_ranked_by_their_best_plan():
+    wanted = request("gpt-oss-20b", "h100-8x1")
+    every = search(wanted, top=400, model=closed_form(wanted), distinct=Distinct.PLANS).plans
+    best: dict[tuple, float] = {}
+    for ranked in every:
+        p = ranked.plan
+        layout = (p.tensor, p.context, p.pipeline, p.virtual_pipeline, p.expert, p.expert_tensor)
+        best.setdefault(layout, ranked.value)
+    result = search(wanted, top=5, model=closed_form(wanted))
+    assert [p.value for p in result.plans] == pytest.approx(list(best.values())[:5], rel=1e-12)
+
+
+def test_deterministic():
+    wanted = request("gpt-oss-20b", "h100-8x2")
+    first, second = search(wanted, top=8), search(wanted, top=8)
+    assert [p.plan for p in first.plans] == [p.plan for p in second.plans]
+    assert first.counts == second.counts
+
+
+def test_ties_go_to_fewer_degrees():
+    wanted = request("llama3-8b", "h100-8x1")
+    even = replace(
+        closed_form(wanted),
+        steps=lambda plan: replace(cost_model(wanted).steps(plan), step_s=np.ones(len(plan.tensor))),
+        bound_s=lambda plan: np.zeros(len(plan.tensor)),
+    )
+    plan = search(wanted, top=1, model=even).plans[0].plan
+    assert (plan.tensor, plan.context, plan.pipeline) == (1, 1, 1)
+
+
+def test_the_bound_is_below_every_plan_it_stands_for():
+    wanted = request("deepseek-v2-lite", "h100-8x2", Engine.MEGATRON)
+    model = cost_model(wanted)
+    plan = enumerate_plans(default_space(wanted))
+    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(wanted)))[::17])
+    ratio = model.bound_s(plan) / model.steps(plan).step_s
+    assert ratio.max() <= 1 + 1e-9
+    assert np.median(ratio) > 0.5  # and near enough to be of use
+
+
+def test_relaxed_plans_have_the_same_devices():
+    plan = enumerate_plans(default_space(request("gpt-oss-20b", "h100-8x1")))
+    relaxed = relaxation(plan)
+    assert np.array_equal(relaxed.num_devices, plan.num_devices)
+    assert np.array_equal(relaxed.data, plan.data)
+
+
+def test_nothing_fits_is_a_value():
+    result = search(request("llama3.1-405b", "h100-8x1"), top=3)
+    assert result.plans == ()
+    assert result.shortfall is not None
+    assert result.shortfall.needed > result.shortfall.available
+    assert result.counts.legal > result.counts.fit == 0
+
+
+def test_nothing_legal_is_a_value():
+    result = search(request("llama3-8b", "h100-8x1", batch=7, tensor=1, pipeline=1, context=1))
+    assert result.best is None
+    assert result.shortfall is None
+
+
+def test_every_plan_of_the_result_fits_and_is_legal():
+    wanted = request("mixtral-8x7b", "h100-8x4", Engine.MEGATRON)
+    result = search(wanted, top=10)
+    assert len(result.plans) == 10
+    for ranked in (*result.plans, *result.front):
+        assert ranked.plan.num_devices == 32
+        assert float(ranked.memory.reserved_bytes[0]) <= wanted.usable_bytes
+
+
+def test_the_front_trades_time_for_memory():
+    result = search(request("llama3-8b", "h100-8x1"), top=1, slack=0.3)
+    reserved = [float(r.memory.reserved_bytes[0]) for r in result.front]
+    assert len(reserved) > 3
+    assert reserved == sorted(reserved, reverse=True)
+
+
+def test_finalists_are_simulated():
+    result = search(request("llama3-8b", "h100-8x2", Engine.MEGATRON, pipeline=4), top=3)
+    assert result.counts.simulated >= 3
+    for ranked in result.plans:
+        assert ranked.is_simulated
+        assert ranked.step_s == pytest.approx(ranked.closed_form_s, rel=0.25)
+
+
+def test_fixed_fields_hold():
+    result = search(request("llama3-8b", "h100-8x2", pipeline=4, schedule=Schedule.ONE_F_ONE_B), top=3)
+    assert {p.plan.pipeline for p in result.plans} == {4}
+    assert {p.plan.schedule for p in result.plans} == {Schedule.ONE_F_ONE_B}

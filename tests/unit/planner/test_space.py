@@ -1,0 +1,166 @@
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog.stacks import stack_for_engine
+from meshwright.cost.tables import PlanTable
+from meshwright.errors import InputError
+from meshwright.planner.legality import legal_mask, setting_for
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.space import (
+    RecomputeChoice,
+    Space,
+    choices,
+    default_space,
+    divisors,
+    enumerate_plans,
+    num_rows,
+    shapes,
+)
+from meshwright.specs.plan import Recompute, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Engine
+
+
+def request(model="qwen3-0.6b", cluster="h100-8x2", engine=Engine.NATIVE, **changes) -> PlanRequest:
+    values = {"seq_len": 4096, "global_batch": 64, "fixed": {}} | changes
+    return PlanRequest(
+        model=catalog.model(model),
+        cluster=catalog.cluster(cluster),
+        precision=PRECISIONS["bf16"],
+        stack=stack_for_engine(engine.value),
+        engine=engine,
+        **values,
+    )
+
+
+def small_space() -> Space:
+    return Space(
+        num_devices=12,
+        tensor=(1, 2, 4),
+        context=(1, 2),
+        pipeline=(1, 2, 3),
+        virtual_pipeline=(1, 2, 3),
+        schedule=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
+        expert=(1, 2, 4),
+        expert_tensor=(1, 2),
+        sharding=(Sharding.NONE, Sharding.PARAMETERS),
+        data_replicate=(1, 2, 3),
+        micro_batch=(1, 2),
+        recompute=(RecomputeChoice(), RecomputeChoice(kind=Recompute.FULL)),
+    )
+
+
+def by_hand(space: Space) -> set[tuple[int, ...]]:
+    """The definition, one plan at a time."""
+    found = set()
+    for t in space.tensor:
+        for c in space.context:
+            for p in space.pipeline:
+                if space.num_devices % (t * c * p):
+                    continue
+                data = space.num_devices // (t * c * p)
+                stages = [(v, v > 1) for v in space.virtual_pipeline] if p > 1 else [(1, False)]
+                for v, interleaved in stages:
+                    for e in space.expert:
+                        for z in space.expert_tensor:
+                            for sharding in space.sharding:
+                                for r in space.data_replicate:
+                                    if data % r or (sharding is Sharding.NONE and r > 1):
+                                        continue
+                                    if (t * c * data // r) % (e * z):
+                                        continue
+                                    for b in space.micro_batch:
+                                        for full in (0, 1):
+                                            degrees = (t, c, p, v, int(interleaved), e, z)
+                                            found.add((*degrees, data // r, r, int(sharding), b, full))
+    return found
+
+
+def test_every_combination_of_the_definition_is_there_exactly_once():
+    plan = enumerate_plans(small_space())
+    rows = list(
+        zip(
+            plan.tensor, plan.context, plan.pipeline, plan.virtual_pipeline, (plan.schedule == 2) * 1,
+            plan.expert, plan.expert_tensor, plan.data_shard, plan.data_replicate, plan.sharding,
+            plan.micro_batch, (plan.recompute > 0) * 1, strict=True,
+        )
+    )  # fmt: skip
+    rows = [tuple(int(x) for x in row) for row in rows]
+    assert len(rows) == len(set(rows))
+    assert set(rows) == by_hand(small_space())
+
+
+def test_degrees_multiply_to_the_devices_and_experts_fold():
+    plan = enumerate_plans(default_space(request("gpt-oss-20b")))
+    assert num_rows(plan) > 10_000
+    assert np.all(plan.num_devices == 16)
+    assert np.all((plan.tensor * plan.context * plan.data_shard) % (plan.expert * plan.expert_tensor) == 0)
+
+
+def test_columns_are_wide_enough_for_products():
+    plan = shapes(small_space())
+    assert all(np.asarray(getattr(plan, f.name)).dtype == np.int64 for f in fields(PlanTable))
+
+
+def test_fixed_fields_hold_even_where_the_space_would_not_go():
+    space = default_space(request(fixed={"tensor": 16, "schedule": "gpipe", "data_shard": 1}))
+    plan = enumerate_plans(space)
+    assert space.tensor == (16,)
+    assert space.schedule == (Schedule.GPIPE,)
+    assert set(plan.tensor.tolist()) == {16}
+    assert set(plan.data_shard.tolist()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("fixed", "expected"),
+    [
+        ({"recompute": Recompute.FULL, "recompute_layers": 3}, [(Recompute.FULL, (), 3)]),
+        ({"recompute_modules": ("norm",)}, [(Recompute.SELECTIVE, ("norm",), None)]),
+        ({"recompute": Recompute.NONE}, [(Recompute.NONE, (), None)]),
+    ],
+)
+def test_fixed_recomputation(fixed, expected):
+    space = small_space().restrict(fixed)
+    assert [(c.kind, c.modules, c.layers) for c in space.recompute] == expected
+
+
+def test_a_layer_split_cannot_be_fixed():
+    with pytest.raises(InputError, match="splits layers itself"):
+        small_space().restrict({"layers_per_stage": (1, 2)})
+
+
+def test_126_layers_lie_on_16_ranks_with_8_virtual_stages():
+    wanted = request("llama3.1-405b", "h100-8x1024", Engine.MEGATRON, seq_len=8192, global_batch=2048)
+    table = shapes(default_space(wanted))
+    table = table.take(np.flatnonzero(legal_mask(table, setting=setting_for(wanted))))
+    assert np.any((table.tensor == 8) & (table.pipeline == 16) & (table.virtual_pipeline == 8))
+
+
+def test_engines_offer_only_what_they_accept():
+    for engine in Engine:
+        space = default_space(request("gpt-oss-20b", engine=engine))
+        plan = enumerate_plans(replace(space, micro_batch=(1,)))
+        assert legal_mask(plan, setting=setting_for(request("gpt-oss-20b", engine=engine))).any()
+    titan = default_space(request(engine=Engine.TORCHTITAN))
+    assert Sharding.OPTIMIZER not in titan.sharding
+    assert Schedule.ZERO_BUBBLE not in titan.schedule
+
+
+def test_one_device_has_plain_plans_only():
+    plan = enumerate_plans(default_space(request(cluster="h100-1x1")))
+    assert np.all(plan.num_devices == 1)
+    assert len(np.unique(plan.pipeline)) == 1
+
+
+def test_choices_do_not_repeat():
+    table = choices(default_space(request("gpt-oss-20b", "h100-8x128")))
+    rows = np.stack([getattr(table, f.name) for f in fields(table)], axis=1)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_divisors_multiply_back():
+    assert all(360 % d == 0 for d in divisors(360))
+    assert len(divisors(360)) == 24
