@@ -2,6 +2,9 @@
 
 A configuration that ran out of memory should be rejected; a run that was measured should not be. Both shares
 are given, because either is easy alone: rejecting everything gets the first one right.
+
+A run that worked can be rejected for what its source does not say: recomputation and offloading move memory by
+factors. Such runs are therefore also counted apart from those whose source states what decides their memory.
 """
 
 from __future__ import annotations
@@ -15,6 +18,14 @@ import numpy as np
 
 from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.rows import PublishedRun
+
+UNSTATED = (
+    "no recomputation",
+    "full recomputation, without which",
+    "recomputation '",
+    "offloading of activations",
+)
+"""Beginnings of the notes on rows whose memory hangs on something that had to be assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +56,14 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class FailedReport:
-    """Shares over all rows, over the sources that list failures, and by source; what was left out and why."""
+    """Shares over all rows, over parts of them, and by source; what was left out and why.
+
+    `stated` and `unstated` split `total` by `states_memory`; `same_sources` are the sources that list failures.
+    """
 
     total: Shares
+    stated: Shares
+    unstated: Shares
     same_sources: Shares
     by_source: dict[str, Shares]
     excluded: dict[str, int]
@@ -55,10 +71,17 @@ class FailedReport:
     def as_json(self) -> dict[str, Any]:
         return {
             **self.total.as_json(),
+            "stated": self.stated,
+            "unstated": self.unstated,
             "same_sources": self.same_sources,
             "by_source": self.by_source,
             "excluded": self.excluded,
         }
+
+
+def states_memory(run: PublishedRun) -> bool:
+    """Whether the source of `run` states recomputation and offloading, as the model knows them."""
+    return not any(note.startswith(UNSTATED) for note in run.assumed)
 
 
 def judge(
@@ -73,16 +96,20 @@ def judge(
 
     `failed` and `worked` have conditions; `excluded` counts the other failed rows by reason.
     """
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    counts: dict[tuple[str, bool], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for offset, runs, predictions in ((0, failed, failed_predictions), (2, worked, worked_predictions)):
         for run, fits in zip(runs, predictions.fits, strict=True):
-            counts[run.source_key][offset] += 1
-            counts[run.source_key][offset + 1] += not fits
-    listed = {source: c for source, c in counts.items() if c[0]}
+            count = counts[run.source_key, states_memory(run)]
+            count[offset] += 1
+            count[offset + 1] += not fits
+    sources = sorted({source for (source, _), c in counts.items() if c[0]})
+    by_source = {name: _sum(c for (source, _), c in counts.items() if source == name) for name in sources}
     return FailedReport(
         total=_sum(counts.values()),
-        same_sources=_sum(listed.values()),
-        by_source={source: _sum([c]) for source, c in sorted(listed.items())},
+        stated=_sum(c for (_, stated), c in counts.items() if stated),
+        unstated=_sum(c for (_, stated), c in counts.items() if not stated),
+        same_sources=_sum(c for (source, _), c in counts.items() if source in by_source),
+        by_source=by_source,
         excluded=dict(excluded.most_common()),
     )
 

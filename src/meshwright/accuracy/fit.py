@@ -3,36 +3,54 @@
     minimise  Σ_rows rho((log predicted - log measured) / s_row)  +  Σ_offsets (offset / prior sd)^2
 
 rho is Cauchy's loss c^2 log(1 + (r/c)^2), which lets go of rows that no physics explains (a sweep in which every
-tenth run stalls for a second per micro-batch), s_row the noise of the row: `NOISE` of a quality-A row, more for transcribed ones, and more the
-more rows one source brings, since rows of one source share their errors. The Jacobian needs one costing per
+tenth run stalls for a second per micro-batch), s_row the noise of the row by its quality. Rows of one source share
+their errors, so a source never counts as more than `EFFECTIVE_ROWS`. The Jacobian needs one costing per
 parameter, not per offset: the derivative of a row by an offset is its derivative by the parameter that the offset
 moves. Run `python -m meshwright.accuracy.fit` to write catalog/data/calibration/step.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.accuracy.predict import log_step_of, predict_steps
-from meshwright.accuracy.rows import PublishedRun
+from meshwright.accuracy.rows import PublishedRun, read_runs
+from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.accuracy.tables import RunTables, tables_of
-from meshwright.catalog.calibration import ALL, Calibration, Factors, Offset
+from meshwright.catalog.calibration import (
+    ALL,
+    STEP_CALIBRATION,
+    Calibration,
+    Factors,
+    Offset,
+    prior,
+    to_document,
+)
 from meshwright.cost.uncertainty import HALF_GEMM, Z80, Etas, derivatives
+from meshwright.files import write_atomically
 
 NOISE = {"A": 0.05, "B": 0.10, "C": 0.25}
 """Standard deviation of log rate by quality letter: the data's own noise floor is about 6 % between releases."""
-EFFECTIVE_ROWS = 60
-"""A source with more rows than this counts as the geometric mean of both."""
+EFFECTIVE_ROWS = 25
+"""A source with more rows than this counts as this many: its rows share their errors."""
 CAUCHY = 2.0
-ITERATIONS = 12
-SOURCE_SD = 0.08
-"""Standard deviation of what all rows of one source share and no condition explains (its machines, its way of
-measuring). Fitted beside the calibration and then dropped: predictions never use it."""
-SOURCE = "source"
+WIDE_CAUCHY = 4.0
+"""The fit begins with this wider loss, so that a distant start does not take good rows for outliers."""
+ITERATIONS = 25
+TOLERANCE = 1e-6
+"""A step that improves the objective by less than this share ends the fit."""
+COVERAGE = 0.8
+MEDIAN_OF_NORMAL = 0.6745
+"""Median absolute deviation of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +59,12 @@ class Problem:
 
     tables: RunTables
     log_measured: NDArray[np.float64]  # log seconds per step
-    noise: NDArray[np.float64]
+    noise: NDArray[np.float64]  # standard deviation of log measured
+    share: NDArray[np.float64]  # how much of a row counts: less than 1 in sources with many
     keys: list[tuple[str, str, str]]  # (parameter, level, key) of every offset
     prior_sd: NDArray[np.float64]
     columns: dict[str, NDArray[np.intp]]  # parameter -> (rows, levels) indices of offsets
     half_columns: NDArray[np.intp]  # of gemm_ratio when multiplying in 16 bits
-    source_column: NDArray[np.intp]  # of what the row's source shares
     prior_etas: Etas
     prior_half_eta: NDArray[np.float64]
 
@@ -75,36 +93,33 @@ def make_problem(runs: Sequence[PublishedRun], calibration: Calibration) -> Prob
 
     by_parameter = {name: columns(name, tables.factors) for name in calibration.parameters}
     half = columns("gemm_ratio", tables.half_factors)
-    source = np.array([column(SOURCE, SOURCE, r.source_key, SOURCE_SD) for r in runs])
     tokens = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices
     rates = np.array([r.tokens_per_s_per_device for r in runs], dtype=float)
     return Problem(
         tables=tables,
         log_measured=np.log(tokens / rates),
-        noise=_noise(runs),
+        noise=np.array([NOISE.get(r.quality_letter, NOISE["C"]) for r in runs]),
+        share=_shares(runs),
         keys=list(index),
         prior_sd=np.array(sds),
         columns=by_parameter,
         half_columns=half,
-        source_column=source,
         prior_etas=calibration.etas(tables.factors),
         prior_half_eta=calibration.etas(tables.half_factors)["gemm_ratio"],
     )
 
 
-def _noise(runs: Sequence[PublishedRun]) -> NDArray[np.float64]:
+def _shares(runs: Sequence[PublishedRun]) -> NDArray[np.float64]:
     sources = [r.source_key for r in runs]
     counts = {s: sources.count(s) for s in set(sources)}
-    return np.array(
-        [
-            NOISE.get(r.quality_letter, 0.25) * max(1.0, counts[r.source_key] / EFFECTIVE_ROWS) ** 0.5
-            for r in runs
-        ]
-    )
+    return np.array([min(1.0, EFFECTIVE_ROWS / counts[s]) for s in sources])
 
 
 def _etas(problem: Problem, calibration: Calibration, beta: NDArray[np.float64]) -> tuple[Etas, Etas]:
-    etas = {name: problem.prior_etas[name] + beta[columns].sum(axis=1) for name, columns in problem.columns.items()}
+    etas = {
+        name: problem.prior_etas[name] + beta[columns].sum(axis=1)
+        for name, columns in problem.columns.items()
+    }
     return etas, {"gemm_ratio": problem.prior_half_eta + beta[problem.half_columns].sum(axis=1)}
 
 
@@ -117,7 +132,6 @@ def _jacobian(
     for columns, slope in [*pairs, (problem.half_columns, slopes[HALF_GEMM])]:
         for level in range(columns.shape[1]):
             np.add.at(J, (rows, columns[:, level]), slope)
-    J[rows, problem.source_column] = 1.0
     return J
 
 
@@ -138,6 +152,7 @@ def solve(
     use: NDArray[np.bool_],
     start: NDArray[np.float64] | None = None,
     iterations: int = ITERATIONS,
+    cauchy: float = CAUCHY,
 ) -> Solution:
     """Gauss-Newton on the rows where `use` is true."""
     beta = np.zeros(len(problem.keys)) if start is None else start.copy()
@@ -150,35 +165,37 @@ def solve(
     for _ in range(iterations):
         etas, half = _etas(problem, calibration, beta + step)
         predicted = log_step(etas, half)
-        residual_new = predicted + (beta + step)[problem.source_column] - problem.log_measured
-        score = _score(residual_new, problem.noise, use) + float(((beta + step) ** 2 * precision).sum())
+        residual_new = predicted - problem.log_measured
+        score = _score(residual_new, problem, use, cauchy) + float(((beta + step) ** 2 * precision).sum())
         if not np.isfinite(score) or score > best * (1 + 1e-9):
             damping *= 8
-            step = _newton_step(H, J, beta, precision, residual, problem, use, damping)
+            step = _newton_step(H, J, beta, precision, residual, problem, use, damping, cauchy)
             continue
-        converged = best - score < 1e-4 * best
+        converged = best - score < TOLERANCE * best
         beta, best, residual = beta + step, score, residual_new
         damping = max(damping / 4, 1e-4)
         slopes = derivatives(log_step, etas, half)
         J = _jacobian(problem, slopes, len(beta))
-        step = _newton_step(H, J, beta, precision, residual, problem, use, damping)
+        step = _newton_step(H, J, beta, precision, residual, problem, use, damping, cauchy)
         if converged:
             break
     assert J is not None
-    weights = _weights(residual, problem.noise, use)
+    weights = _weights(residual, problem, use, cauchy)
     curvature = (J**2 * weights[:, None]).sum(axis=0) + precision
     touched = ((np.abs(J) > 1e-4) & use[:, None]).sum(axis=0)
     return Solution(beta=beta, sd=1 / np.sqrt(curvature), num_rows=touched, residual=residual)
 
 
 def _weights(
-    residual: NDArray[np.float64], noise: NDArray[np.float64], use: NDArray[np.bool_]
+    residual: NDArray[np.float64], problem: Problem, use: NDArray[np.bool_], cauchy: float
 ) -> NDArray[np.float64]:
-    return use / (1 + (residual / (CAUCHY * noise)) ** 2) / noise**2
+    scaled = residual / (cauchy * problem.noise)
+    return use * problem.share / (1 + scaled**2) / problem.noise**2
 
 
-def _score(residual: NDArray[np.float64], noise: NDArray[np.float64], use: NDArray[np.bool_]) -> float:
-    return float((use * CAUCHY**2 * np.log1p((residual / (CAUCHY * noise)) ** 2)).sum())
+def _score(residual: NDArray[np.float64], problem: Problem, use: NDArray[np.bool_], cauchy: float) -> float:
+    scaled = residual / (cauchy * problem.noise)
+    return float((use * problem.share * cauchy**2 * np.log1p(scaled**2)).sum())
 
 
 def _newton_step(
@@ -190,9 +207,10 @@ def _newton_step(
     problem: Problem,
     use: NDArray[np.bool_],
     damping: float,
+    cauchy: float,
 ) -> NDArray[np.float64]:
     assert J is not None
-    weights = _weights(residual, problem.noise, use)
+    weights = _weights(residual, problem, use, cauchy)
     A = (J.T * weights) @ J + np.diag(precision)
     gradient = J.T @ (weights * residual) + precision * beta
     return -np.linalg.solve(A + damping * np.diag(np.diag(A)), gradient)
@@ -205,7 +223,7 @@ def as_calibration(problem: Problem, solution: Solution, base: Calibration, *, m
             value=float(solution.beta[i]), sd=float(solution.sd[i]), num_rows=int(solution.num_rows[i])
         )
         for i, key in enumerate(problem.keys)
-        if solution.num_rows[i] > 0 and key[0] != SOURCE
+        if solution.num_rows[i] > 0
     }
     return replace(base, offsets=offsets, made=made)
 
@@ -226,7 +244,9 @@ def leave_one_source_out(
     predicted, sd = np.zeros(len(names)), np.zeros(len(names))
     for source in sorted(set(sources)):
         out = names == source
-        solution = solve(problem, calibration, use=~out, start=start * _informed(problem, ~out), iterations=10)
+        solution = solve(
+            problem, calibration, use=~out, start=start * _informed(problem, ~out), iterations=10
+        )
         refit = as_calibration(problem, solution, calibration, made=f"without {source}")
         held = problem.tables.take(np.flatnonzero(out))
         predicted[out], variances = predict_steps(held, refit)
@@ -237,11 +257,59 @@ def leave_one_source_out(
 def _informed(problem: Problem, use: NDArray[np.bool_]) -> NDArray[np.float64]:
     """1 for offsets that a used row has, 0 for those that only the left-out source has."""
     informed = np.zeros(len(problem.keys))
-    for columns in [*problem.columns.values(), problem.half_columns, problem.source_column]:
+    for columns in [*problem.columns.values(), problem.half_columns]:
         informed[np.unique(columns[use])] = 1.0
     return informed
 
 
-def interval_scale(error: NDArray[np.float64], sd: NDArray[np.float64]) -> float:
-    """The factor on `sd` with which 80 % intervals hold 80 % of the errors."""
-    return float(np.quantile(np.abs(error) / (Z80 * sd), 0.8))
+def calibrate(runs: Sequence[PublishedRun], *, made: str, report: Callable[[str], None]) -> dict[str, object]:
+    """Fit all rows, leave every source out in turn, and return the document that ships.
+
+    `runs` have conditions and a rate. Residual spreads and the interval scale come from the left-out predictions of
+    rows outside sweeps, so that intervals speak of sources the calibration has not seen.
+    """
+    base = prior()
+    problem = make_problem(runs, base)
+    everything = np.ones(len(runs), dtype=bool)
+    report(f"fitting {len(problem.keys)} offsets to {len(runs)} rows")
+    wide = solve(problem, base, use=everything, cauchy=WIDE_CAUCHY)
+    solution = solve(problem, base, use=everything, start=wide.beta, iterations=2 * ITERATIONS)
+    sources = [r.source_key for r in runs]
+    report(f"leaving out each of {len(set(sources))} sources")
+    is_moe = np.array([r.conditions is not None and r.conditions.model.experts is not None for r in runs])
+    steady = np.array([not r.is_sweep for r in runs])
+    spread = {
+        "dense": float(np.median(np.abs(solution.residual[steady & ~is_moe])) / MEDIAN_OF_NORMAL),
+        "moe": float(np.median(np.abs(solution.residual[steady & is_moe])) / MEDIAN_OF_NORMAL),
+    }
+    fit = replace(as_calibration(problem, solution, base, made=made), residual_sd=spread)
+    left = leave_one_source_out(problem, fit, sources, start=solution.beta)
+    error = left.log_predicted - problem.log_measured
+    scale = float(np.quantile(np.abs(error[steady]) / (Z80 * left.log_sd[steady]), COVERAGE))
+    document = to_document(replace(fit, interval_scale=scale))
+    document["rows"] = {source: sources.count(source) for source in sorted(set(sources))}
+    document["left_out"] = {
+        run.id: [round(float(np.exp(-e)) - 1, 4), round(float(np.exp(Z80 * scale * sd)), 4)]
+        for run, e, sd in zip(runs, error, left.log_sd, strict=True)
+    }
+    return document
+
+
+def main() -> None:
+    """Write catalog/data/calibration/step.json from the shipped rows."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=Path, default=measured_runs_path(), help="CSV of measured runs")
+    parser.add_argument("--out", type=Path, default=STEP_CALIBRATION, help="JSON to write")
+    arguments = parser.parse_args()
+    runs = [r for r in read_runs(arguments.runs) if r.reason is None]
+    made = f"{date.today().isoformat()} from {len(runs)} rows of {arguments.runs.name}"
+    document = calibrate(runs, made=made, report=lambda text: print(text, file=sys.stderr))
+    write_atomically(arguments.out, json.dumps(document, indent=1, sort_keys=True) + "\n")
+    errors = np.array([row[0] for row in document["left_out"].values()])  # pyright: ignore[reportAttributeAccessIssue]
+    print(f"{arguments.out}: left-out median absolute error {np.median(np.abs(errors)):.3f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

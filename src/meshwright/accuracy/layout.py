@@ -19,6 +19,9 @@ from meshwright.accuracy.software import Software
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 
+NO_RECOMPUTATION = "no recomputation"
+"""The note on rows that do not state it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -250,7 +253,7 @@ _MODULES = (
 """Words for the modules that selective recomputation names."""
 
 _POLICIES = (
-    (r"per-op sac|toml default", ("norm", "activation", "mlp"), "every second matrix product recomputed"),
+    (r"per-op sac|toml default", ("norm", "activation", "alternate_matmuls"), "torchtitan's selective op"),
     (r"minimal", ("norm", "activation"), "keeps every matrix product"),
 )
 """Named policies, the modules nearest to them, and what they are."""
@@ -260,7 +263,7 @@ def _recompute(row: Row, notes: list[str]) -> tuple[Recompute, tuple[str, ...], 
     """Kind, modules and layers per pipeline rank of recomputation."""
     text = row.text("recompute").lower()
     if not text:
-        notes.append("no recomputation")
+        notes.append(NO_RECOMPUTATION)
         return Recompute.NONE, (), None
     if text.startswith("none"):
         return Recompute.NONE, (), None

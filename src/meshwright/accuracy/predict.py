@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.rows import PublishedRun
-from meshwright.accuracy.tables import RunTables, tables_of
+from meshwright.accuracy.tables import RunTables, memory_of, tables_of
 from meshwright.catalog.calibration import Calibration, fitted
-from meshwright.cost.memory import estimate_memory
 from meshwright.cost.rates import rates_from_etas
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.uncertainty import Etas, LogStep, derivatives, log_variances, spread
@@ -43,17 +42,12 @@ def predict_steps(
 
 def predict(runs: Sequence[PublishedRun], *, calibration: Calibration | None = None) -> Predictions:
     """Rate and memory of every run; each must have conditions."""
-    tables = tables_of([run.conditions for run in runs if run.conditions is not None])
+    conditions = [run.conditions for run in runs if run.conditions is not None]
+    tables = tables_of(conditions)
     log_step_s, variances = predict_steps(tables, calibration or fitted())
     factor = spread(variances)
     rate = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices / np.exp(log_step_s)
-    memory = estimate_memory(
-        model=tables.model,
-        batch=tables.batch,
-        plan=tables.plan,
-        precision=tables.precision,
-        constants=tables.memory,
-    )
+    memory = memory_of(conditions, tables)
     return Predictions(
         tokens_per_s_per_device=rate,
         low=rate / factor,

@@ -286,6 +286,8 @@ def _precision(row: Row, accelerator: Accelerator, software: Software, notes: li
         notes.append(f"precision {name}, the default of {software.stack.framework}")
     if name == "fp16/bf16":
         name = "bf16"
+    if name == "fp8" and "rowwise" in row.text("notes").lower():
+        name = "fp8_rowwise"
     if name not in PRECISIONS or PRECISIONS[name].matmul not in accelerator.peak_flops_per_s:
         raise CannotPredictError(Reason.UNKNOWN_PRECISION, f"{name} on {accelerator.name}")
     return name

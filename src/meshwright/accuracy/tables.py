@@ -14,7 +14,7 @@ from meshwright.accuracy.rows import Conditions
 from meshwright.catalog.calibration import Factors
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
-from meshwright.cost.memory import MemoryConstants, memory_constants
+from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.rates import SystemFacts, factors_of, half_factors, system_facts
 from meshwright.cost.tables import (
     BatchTable,
@@ -38,7 +38,6 @@ class RunTables:
     plan: PlanTable
     precision: PrecisionTable
     facts: SystemFacts
-    memory: MemoryConstants
     factors: list[Factors]
     half_factors: list[Factors]
 
@@ -50,7 +49,6 @@ class RunTables:
             plan=self.plan.take(index),
             precision=self.precision.take(index),
             facts=self.facts.take(index),
-            memory=self.memory.take(index),
             factors=[self.factors[i] for i in index],
             half_factors=[self.half_factors[i] for i in index],
         )
@@ -97,14 +95,23 @@ def tables_of(conditions: Sequence[Conditions]) -> RunTables:
         plan=PlanTable.stack([plan_row(c.plan) for c in conditions]),
         precision=PrecisionTable.stack([precision_row(p) for p in precisions]),
         facts=SystemFacts.stack(facts),
-        memory=MemoryConstants.stack(
-            [
-                memory_constants(c.stack, unfused_attention=bool(f.unfused_attention))
-                for c, f in zip(conditions, facts, strict=True)
-            ]
-        ),
         factors=factors,
         half_factors=[half_factors(f) for f in factors],
+    )
+
+
+def memory_of(conditions: Sequence[Conditions], tables: RunTables) -> MemoryTable:
+    """Memory per device of every run, with the constants of its stack."""
+    unfused = np.broadcast_to(tables.facts.unfused_attention, len(conditions))
+    constants = [
+        memory_constants(c.stack, unfused_attention=bool(u)) for c, u in zip(conditions, unfused, strict=True)
+    ]
+    return estimate_memory(
+        model=tables.model,
+        batch=tables.batch,
+        plan=tables.plan,
+        precision=tables.precision,
+        constants=MemoryConstants.stack(constants),
     )
 
 

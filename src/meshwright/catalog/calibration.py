@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from numpy.typing import NDArray
 
 Factors = Mapping[str, str]
 """Level name -> key, for one run: {"architecture": "hopper", "framework": "nemo", ...}."""
+
+STEP_CALIBRATION = Path(str(files("meshwright.catalog"))) / "data" / "calibration" / "step.json"
+"""The fitted offsets that ship."""
 
 ALL = "all"
 """The level with one key that every run has."""
@@ -83,7 +87,9 @@ class Calibration:
             shared = self._offset(p.name, ALL, ALL)
             result[p.name] = np.array(
                 [
-                    p.forward(p.prior_of(f)) + shared + sum(self._offset(p.name, lv, f[lv]) for lv in p.levels)
+                    p.forward(p.prior_of(f))
+                    + shared
+                    + sum(self._offset(p.name, lv, f[lv]) for lv in p.levels)
                     for f in factors
                 ]
             )
@@ -98,13 +104,17 @@ class Calibration:
         result = {}
         for p in self.parameters.values():
             variance = self._sd(p.name, ALL, ALL, p.sd) ** 2
-            variance += sum(self._sd(p.name, level, factors[level], sd) ** 2 for level, sd in p.levels.items())
+            variance += sum(
+                self._sd(p.name, level, factors[level], sd) ** 2 for level, sd in p.levels.items()
+            )
             result[p.name] = math.sqrt(variance)
         return result
 
     def num_rows(self, level: str, key: str) -> int:
         """Rows behind the best known offset of `key`: 0 means nothing was measured there."""
-        return max((o.num_rows for (_, lv, k), o in self.offsets.items() if (lv, k) == (level, key)), default=0)
+        return max(
+            (o.num_rows for (_, lv, k), o in self.offsets.items() if (lv, k) == (level, key)), default=0
+        )
 
     def _offset(self, parameter: str, level: str, key: str) -> float:
         offset = self.offsets.get((parameter, level, key))
@@ -118,7 +128,9 @@ class Calibration:
 @cache
 def prior() -> Calibration:
     """The parameters before any measurement."""
-    text = (files("meshwright.catalog") / "data" / "calibration" / "parameters.toml").read_text(encoding="utf-8")
+    text = (files("meshwright.catalog") / "data" / "calibration" / "parameters.toml").read_text(
+        encoding="utf-8"
+    )
     entries = tomllib.loads(text)
     return Calibration(parameters={name: Parameter(name=name, **entry) for name, entry in entries.items()})
 
@@ -126,10 +138,9 @@ def prior() -> Calibration:
 @cache
 def fitted() -> Calibration:
     """The shipped calibration: prior and fitted offsets."""
-    path = files("meshwright.catalog") / "data" / "calibration" / "step.json"
-    if not path.is_file():
+    if not STEP_CALIBRATION.is_file():
         return prior()
-    return from_document(json.loads(path.read_text(encoding="utf-8")))
+    return from_document(json.loads(STEP_CALIBRATION.read_text(encoding="utf-8")))
 
 
 def from_document(document: Mapping[str, object]) -> Calibration:

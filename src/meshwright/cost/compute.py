@@ -49,10 +49,13 @@ class DeviceRates(Table):
     memory_ratio: Array  # share of memory_bytes_per_s of streaming kernels
     elementwise_factor: Array  # bytes moved against perfectly fused elementwise work
     unfused_attention: Array  # 1: scores are written to memory
+    permutation_passes: Array  # reads and writes of routed tokens in one forward pass
     elementwise_kernels: Array  # memory-bound kernels of one layer's forward pass
     kernel_s: Array  # start and end of one kernel on the device
     host_layer_s: Array  # host time to issue one layer's forward pass
-    host_moe_s: Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
+    host_moe_s: (
+        Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
+    )
 
 
 def _tile_seconds(m: Array, n: Array, k: Array, groups: Array, flops_per_s: Array, units: Array) -> Array:
@@ -130,6 +133,9 @@ class LayerCompute:
     elementwise: Passes  # norms, residual, rotary embedding, casts of one dense layer
     moe_elementwise: Passes
     head: Passes  # output matrix and loss
+    norm_s: Array  # forward seconds of both norms, of the activation, of the experts' activation: parts of the above
+    activation_s: Array
+    moe_activation_s: Array
     dense_floor: Passes  # least time of a dense layer's arithmetic at the sustained rate
     moe_floor: Passes
     latent_up: Passes  # the part of attention_gemm that expands MLA's latent; recomputed by mla_up_projection
@@ -152,8 +158,14 @@ def layer_compute(
     streaming = rates.memory_bytes_per_s * rates.memory_ratio
     b_in = precision.linear_input_bytes
 
-    def linear(m: Array, n: Array, k: Array, *, half: bool = False, groups: Array = 1, grouped: bool = False) -> Passes:
-        peak = rates.half_flops_per_s * rates.half_gemm_ratio if half else rates.matmul_flops_per_s * rates.gemm_ratio
+    def linear(
+        m: Array, n: Array, k: Array, *, half: bool = False, groups: Array = 1, grouped: bool = False
+    ) -> Passes:
+        peak = (
+            rates.half_flops_per_s * rates.half_gemm_ratio
+            if half
+            else rates.matmul_flops_per_s * rates.gemm_ratio
+        )
         rate = peak * rates.grouped_ratio if grouped else peak
 
         def seconds(rows: Array, columns: Array, depth: Array) -> Array:
@@ -211,14 +223,18 @@ def layer_compute(
     expert_activation = (
         received * (model.ffn_matrices * f_e) + tokens * model.ffn_matrices * model.shared_ffn / t
     ) * moved
-    # Permute before and after the exchange, unpermute and weigh after: six reads or writes of the routed tokens.
-    permutation = (6 * received * h + tokens * 4 * num_experts / split) * moved
+    # Permute before and after the exchange, unpermute and weigh after: reads or writes of the routed tokens.
+    permutation = (
+        (rates.permutation_passes * received * h + tokens * 4 * num_experts / split) * 2.0 / streaming
+    )
     router = linear(tokens / split, num_experts, h, half=True)
 
     parameters = count_parameters(model)
     attention_flops = 2 * tokens * parameters.attention_layer / t
     dense_flops = 2 * tokens * parameters.dense_ffn_layer / t
-    expert_flops = 2 * (received * parameters.expert / plan.expert_tensor + tokens * parameters.shared_layer / t)
+    expert_flops = 2 * (
+        received * parameters.expert / plan.expert_tensor + tokens * parameters.shared_layer / t
+    )
     core_flops = tokens * _keys(model, batch) * 2 * nq / t * (d + dv)
 
     return LayerCompute(
@@ -230,6 +246,9 @@ def layer_compute(
         elementwise=_memory_bound(common + activation + starts),
         moe_elementwise=_memory_bound(common + expert_activation + starts),
         head=_head(model, plan, rates, tokens, linear(tokens, model.vocab / t, h, half=True)),
+        norm_s=tokens * 4 * h / split * moved,
+        activation_s=activation,
+        moe_activation_s=expert_activation,
         dense_floor=_floor(attention_flops, dense_flops, core_flops, rates, trained),
         moe_floor=_floor(attention_flops, expert_flops, core_flops, rates, trained),
         latent_up=latent_up,

@@ -81,7 +81,9 @@ def count_parameters(model: ModelTable) -> Parameters:
     ffn_active = model.num_dense_layers * dense + model.num_moe_layers * (
         model.top_k * expert + shared + router
     )
-    mtp_layer = attention + norm + is_moe * (model.num_experts * expert + shared + router) + (1 - is_moe) * dense
+    mtp_layer = (
+        attention + norm + is_moe * (model.num_experts * expert + shared + router) + (1 - is_moe) * dense
+    )
     mtp_active = attention + is_moe * (model.top_k * expert + shared + router) + (1 - is_moe) * dense
     lora = model.lora_rank * model.lora_width
     body = L * (attention + norm) + ffn_total + h * (1 + model.norm_bias)

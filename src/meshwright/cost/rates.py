@@ -46,12 +46,14 @@ class SystemRates(Table):
     expert_exposed_ratio: Array
     data_hidden_ratio: Array
     gather_hidden_ratio: Array
+    overlap_slowdown_ratio: Array
     pipeline_exposed_ratio: Array
     slowdown_per_doubling: Array
     step_s: Array
     optimizer_passes: Array
     general_factor: Array
     moe_factor: Array
+    host_gain_per_year: Array
     dense_gain_per_year: Array
     moe_gain_per_year: Array
 
@@ -160,5 +162,3 @@ def system_rates(
     etas = {name: value[0] for name, value in calibration.etas([factors]).items()}
     half = {name: value[0] for name, value in calibration.etas([half_factors(factors)]).items()}
     return rates_from_etas(calibration, system_facts(cluster, precision, stack), etas, half)
-
-

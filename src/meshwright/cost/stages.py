@@ -4,6 +4,9 @@ p ranks with v chunks each make S = p v virtual stages. When S divides the numbe
 does not, middle chunks take ceil(L / S) layers and the first and last, which also hold the embedding and the head,
 share what is left: Megatron-Core's "account for embedding and loss in the pipeline split", and what the published
 configurations of Llama 3.1 405B (126 layers) and BLOOM (70 layers) do.
+
+nanotron splits by cost instead: the head counts as V h parameters beside the layers' own, and a layer that crosses
+the boundary of a rank stays before it, so early ranks hold more layers than late ones.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from meshwright.cost.tables import Array, ModelTable, PlanTable
 class StageLayers:
     """Layers on three kinds of pipeline rank; `moe` and `dense` of a rank add up to its layers.
 
-    With p = 1 the first rank is also the last; `middle` is then the same rank.
+    With p = 1 the first rank is also the last; `middle` is then the same rank. With p = 2 there is no middle.
     """
 
     first_dense: Array
@@ -42,29 +45,59 @@ class StageLayers:
         return self.last_dense + self.last_moe
 
 
-def split_layers(model: ModelTable, plan: PlanTable) -> StageLayers:
-    """Layers per rank. Dense layers of a mixture-of-experts model come first, as in DeepSeek-V3."""
-    L, p, v = model.num_layers, plan.pipeline, plan.virtual_pipeline
-    stages = p * v
-    chunk = np.ceil(L / stages)
-    left = L - (stages - 2) * chunk
-    even = (L % stages == 0) | (stages <= 2)
-    end = np.where(even, L / stages, np.maximum(left / 2, 1))
-    middle_chunk = np.where(even, L / stages, (L - 2 * end) / np.maximum(stages - 2, 1))
-    single = p == 1
-    first = np.where(single, L, (v - 1) * middle_chunk + end)
-    middle = np.where(single, L, v * middle_chunk)
+def split_layers(model: ModelTable, plan: PlanTable, *, by_cost: Array = 0) -> StageLayers:
+    """Layers per rank. Dense layers of a mixture-of-experts model come first, as in DeepSeek-V3.
+
+    by_cost: 1 where the pipeline is split as nanotron does. Middle ranks then hold a mean number of layers.
+    """
+    single = plan.pipeline == 1
+    first, middle, last = _even(model, plan)
+    if np.any(by_cost):
+        costed = _by_cost(model, plan)
+        chosen = np.asarray(by_cost) > 0
+        first, middle, last = (
+            np.where(chosen, c, e) for c, e in zip(costed, (first, middle, last), strict=True)
+        )
+    first, middle, last = (np.where(single, model.num_layers, x) for x in (first, middle, last))
+    if not np.any(model.num_moe_layers):
+        return StageLayers(
+            first_dense=first, first_moe=0 * first,
+            middle_dense=middle, middle_moe=0 * middle,
+            last_dense=last, last_moe=0 * last,
+        )  # fmt: skip
     is_moe = model.num_moe_layers > 0
-    leading = np.where(is_moe, model.num_dense_layers, 0)
-    first_dense = np.where(is_moe, np.minimum(leading, first), first)
-    rest = leading - first_dense
-    middle_dense = np.where(is_moe, np.where(single, first_dense, np.minimum(rest, middle)), middle)
-    last_dense = np.where(is_moe, np.where(single, first_dense, 0), first)
+    leading = np.where(is_moe, model.num_dense_layers, model.num_layers)
+    first_dense = np.minimum(leading, first)
+    middle_dense = np.where(single, first_dense, np.minimum(leading - first_dense, middle))
+    last_dense = np.where(single, first_dense, np.where(is_moe, 0, last))
     return StageLayers(
         first_dense=first_dense,
         first_moe=first - first_dense,
         middle_dense=middle_dense,
         middle_moe=middle - middle_dense,
         last_dense=last_dense,
-        last_moe=first - last_dense,
+        last_moe=last - last_dense,
     )
+
+
+def _even(model: ModelTable, plan: PlanTable) -> tuple[Array, Array, Array]:
+    """(first, middle, last) of p > 1 ranks, chunk by chunk."""
+    L, v = model.num_layers, plan.virtual_pipeline
+    stages = plan.pipeline * v
+    chunk = np.ceil(L / stages)
+    left = L - (stages - 2) * chunk
+    even = (L % stages == 0) | (stages <= 2)
+    end = np.where(even, L / stages, np.where(left < 0, 1, left / 2))
+    middle_chunk = np.where(even, L / stages, (L - 2 * end) / np.maximum(stages - 2, 1))
+    first = (v - 1) * middle_chunk + end
+    return first, v * middle_chunk, first
+
+
+def _by_cost(model: ModelTable, plan: PlanTable) -> tuple[Array, Array, Array]:
+    """(first, middle, last) of p > 1 ranks when a rank takes layers until their cost passes its share."""
+    h, p = model.hidden, plan.pipeline
+    layer = 4 * model.num_heads * model.qk_dim * h + model.ffn_matrices * h * model.ffn
+    share = (model.num_layers + model.vocab * h / layer) / p
+    first = np.minimum(np.floor(share) + 1, model.num_layers)
+    before_last = np.minimum(np.floor(share * (p - 1)) + 1, model.num_layers)
+    return first, (before_last - first) / np.maximum(p - 2, 1), model.num_layers - before_last

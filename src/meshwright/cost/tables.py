@@ -37,7 +37,9 @@ class Table:
         columns: dict[str, Any] = {}
         for f in fields(cls):
             values = [getattr(r, f.name) for r in rows]
-            columns[f.name] = type(values[0]).stack(values) if isinstance(values[0], Table) else np.array(values)
+            columns[f.name] = (
+                type(values[0]).stack(values) if isinstance(values[0], Table) else np.array(values)
+            )
         return cls(**columns)
 
     def take(self, index: NDArray[np.intp] | int) -> Self:

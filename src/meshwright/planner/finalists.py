@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.cost.layers import LayerTimes
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
 from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
-from meshwright.cost.step import LayerTimes, StepTable
+from meshwright.cost.step import StepTable
 from meshwright.specs.plan import Plan
 
 MAX_OPERATIONS = 400_000

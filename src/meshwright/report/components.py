@@ -38,18 +38,19 @@ COMPONENTS: dict[str, Component] = {
         ("experts", "experts", Family.MATRIX),
         ("head", "head and loss", Family.MATRIX),
         ("router", "router", Family.MEMORY),
-        ("elementwise", "norms and element-wise", Family.MEMORY),
+        ("elementwise", "element-wise", Family.MEMORY),
         ("optimizer", "optimizer", Family.MEMORY),
-        ("recompute", "activation recomputation", Family.RECOMPUTATION),
+        ("recompute", "recomputation", Family.RECOMPUTATION),
         ("tensor_parallel", "tensor parallel", Family.COMMUNICATION),
         ("context_parallel", "context parallel", Family.COMMUNICATION),
         ("expert_parallel", "expert parallel", Family.COMMUNICATION),
         ("gather", "parameter gather", Family.COMMUNICATION),
         ("data_parallel", "gradient reduction", Family.COMMUNICATION),
-        ("bubble", "pipeline bubble", Family.WAITING),
+        ("bubble", "bubble", Family.WAITING),
         ("host", "host", Family.WAITING),
-        ("fixed", "fixed part of a step", Family.WAITING),
+        ("fixed", "fixed costs", Family.WAITING),
         ("stragglers", "stragglers", Family.WAITING),
+        ("power_limit", "power limit", Family.WAITING),
     )
 }
 """In the order in which a step is told: what computes, what it costs to divide it, what waits."""
@@ -97,13 +98,23 @@ def bound_by(components_s: Mapping[str, float]) -> str:
     """What bounds a step: its largest family, and the largest component outside matrix products.
 
     >>> bound_by({"ffn": 0.8, "bubble": 0.15, "elementwise": 0.05})
-    'compute 80 %, pipeline bubble 15 %'
+    'compute 80 %, bubble 15 %'
+    """
+    largest, seconds = next(iter(by_family(components_s).items()))
+    words = [f"{largest.value} {100 * seconds / sum(components_s.values()):.0f} %"]
+    other = largest_other(components_s)
+    return ", ".join(words if other is None else [*words, other])
+
+
+def largest_other(components_s: Mapping[str, float]) -> str | None:
+    """The largest component outside matrix products with its share; None when it is not worth a word.
+
+    >>> largest_other({"ffn": 0.98, "bubble": 0.02}) is None
+    True
     """
     total = sum(components_s.values())
-    largest, seconds = next(iter(by_family(components_s).items()))
-    words = [f"{largest.value} {seconds / total:.0%}".replace("%", " %")]
     others = {n: s for n, s in components_s.items() if family(n) is not Family.MATRIX}
     name = max(others, key=others.__getitem__, default=None)
-    if name is not None and others[name] >= NOTEWORTHY_RATIO * total:
-        words.append(f"{label(name)} {others[name] / total:.0%}".replace("%", " %"))
-    return ", ".join(words)
+    if name is None or others[name] < NOTEWORTHY_RATIO * total:
+        return None
+    return f"{label(name)} {100 * others[name] / total:.0f} %"

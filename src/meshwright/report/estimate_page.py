@@ -1,17 +1,25 @@
-"""The page of one run: what it will give, where the time and the memory go, and where the numbers come from."""
+"""The page of one run: what it will give, where time and memory go, and where the numbers come from."""
 
 from __future__ import annotations
 
 from html import escape
 
 from meshwright import __version__
-from meshwright.report.components import bound_by, family, label, told
-from meshwright.report.figures import memory_svg, shares_svg, waterfall_svg
+from meshwright.errors import InputError
+from meshwright.report.components import bound_by, label, told
+from meshwright.report.figures import family_legend, memory_legend, memory_svg, shares_svg, waterfall_svg
 from meshwright.report.html import Endnotes, Section, document, figure, paragraph, table, tiles
-from meshwright.report.provenance import INTERVAL_CONVENTION, MFU_CONVENTION, Source, sources_of
-from meshwright.report.quantities import interval_of, percent, rate, seconds, value_of
+from meshwright.report.provenance import (
+    INTERVAL_CONVENTION,
+    MFU_CONVENTION,
+    Source,
+    input_meaning,
+    sources_of,
+)
+from meshwright.report.quantities import interval_of, percent, rate, seconds, span, value_of
 from meshwright.report.quantities import memory as memory_words
 from meshwright.report.run_estimate import RunEstimate, memory_parts
+from meshwright.report.stages import stage_rows
 from meshwright.report.timeline import legend, step_timeline, timeline_svg, windows
 from meshwright.units import format_count, format_seconds, gib
 
@@ -21,6 +29,7 @@ MAX_UNCERTAINTIES = 6
 def estimate_page(done: RunEstimate) -> str:
     """The whole page of `done`."""
     notes, sources = Endnotes(), sources_of(done)
+    lead = _lead(done, notes, sources)
     sections = [
         _step(done, notes, sources),
         *_timeline(done),
@@ -29,8 +38,7 @@ def estimate_page(done: RunEstimate) -> str:
         _economics(done, notes, sources),
         _run_file(done),
     ]
-    # The notes are numbered while the other sections are made, so theirs comes last.
-    lead = _lead(done, notes, sources)
+    # Notes are numbered while the sections above are made.
     sections.append(Section(title="Sources", parts=[notes.html()]))
     return document(
         title=f"{done.run.name}: {done.request.model.name} on {done.run.cluster_name}",
@@ -49,14 +57,22 @@ def _lead(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> str
     )
     rows = [
         (value_of(step.step), "step time", interval_of(step.step)),
-        (value_of(step.tokens_per_s_per_device), "tokens/s/device", interval_of(step.tokens_per_s_per_device)),
+        (
+            value_of(step.tokens_per_s_per_device),
+            "tokens/s/device",
+            interval_of(step.tokens_per_s_per_device),
+        ),
         (value_of(step.mfu), "MFU", interval_of(step.mfu)),
         (f"{gib(step.memory.reserved_bytes):.1f} GiB", "memory per device", _of_capacity(done)),
     ]
     totals = done.economics.totals
     if totals is not None:
         rows.append((value_of(totals.wall), "time to train", interval_of(totals.wall)))
-        rows += [(value_of(e), w, interval_of(e)) for e, w in ((totals.cost, "cost"), (totals.energy, "energy")) if e]
+        rows += [
+            (value_of(e), w, interval_of(e))
+            for e, w in ((totals.cost, "cost"), (totals.energy, "energy"))
+            if e
+        ]
     marks = notes.mark(str(sources["hardware"])) + notes.mark(str(sources["software"]))
     cautions = "".join(paragraph(f"Note: {note}.", css_class="lead") for note in done.notes)
     return paragraph(words, marks=marks, css_class="lead") + tiles(rows) + cautions
@@ -70,20 +86,18 @@ def _of_capacity(done: RunEstimate) -> str:
 def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
     step = done.estimate.step
     whole = step.step.value
-    rows = [
-        (label(n), family(n).value, seconds(s), percent(s / whole)) for n, s in told(step.components_s).items()
-    ]
+    rows = [(label(n), seconds(s), percent(s / whole)) for n, s in told(step.components_s).items()]
     marks = notes.mark(MFU_CONVENTION) + notes.mark(str(sources["fabric"]))
     words = f"{bound_by(step.components_s)[:1].upper()}{bound_by(step.components_s)[1:]} of the step."
     return Section(
         title="Where the time goes",
         parts=[
             paragraph(
-                f"{words} Communication counts where no computation hides it, so the parts add up to the step.",
+                f"{words} Communication counts where no computation hides it: the parts add up to the step.",
                 marks=marks,
             ),
-            figure(waterfall_svg(step.components_s)),
-            table(("component", "is", "time", "share"), rows),
+            figure(waterfall_svg(step.components_s), legend=family_legend(step.components_s)),
+            table(("component", "time", "share"), rows),
         ],
     )
 
@@ -99,7 +113,13 @@ def _timeline(done: RunEstimate) -> list[Section]:
         + (" Drawn are the beginning and the end; between, the pattern repeats." if parts > 1 else "")
     )
     picture = figure(timeline_svg(timeline), legend=legend(timeline))
-    return [Section(title="Pipeline", parts=[paragraph(words), picture])]
+    ranks = [
+        (r.name, f"{r.num_layers:g}", seconds(r.forward_s), seconds(r.backward_s), f"{r.in_flight:g}",
+         "" if r.waiting_ratio is None else percent(r.waiting_ratio))
+        for r in stage_rows(done.request, done.estimate)
+    ]  # fmt: skip
+    headings = ("rank", "layers", "forward", "backward", "micro-batches kept", "waits")
+    return [Section(title="Pipeline", parts=[paragraph(words), picture, table(headings, ranks)])]
 
 
 def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
@@ -114,7 +134,9 @@ def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> S
         title="Where the memory goes",
         parts=[
             paragraph(words, marks=notes.mark(str(sources["hardware"]))),
-            figure(memory_svg(memory_parts(memory), capacity_bytes=memory.capacity_bytes)),
+            figure(
+                memory_svg(memory_parts(memory), capacity_bytes=memory.capacity_bytes), legend=memory_legend()
+            ),
             table(("part", "GiB"), rows),
         ],
     )
@@ -123,6 +145,7 @@ def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> S
 def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
     largest = sorted(done.estimate.uncertainty.items(), key=lambda item: -item[1])[:MAX_UNCERTAINTIES]
     shares = {name.replace("_", " "): share for name, share in largest if share > 0.005}
+    meanings = [(name.replace("_", " "), input_meaning(name)) for name, share in largest if share > 0.005]
     step = done.estimate.step.step
     words = (
         f"The step takes {interval_of(step)} in four cases of five (inputs: {step.tier.name.lower()}). "
@@ -133,6 +156,7 @@ def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, Source])
         parts=[
             paragraph(words, marks=notes.mark(INTERVAL_CONVENTION) + notes.mark(str(sources["calibration"]))),
             figure(shares_svg(shares, title="Share of the variance of the step time by input")),
+            table(("input", "is"), meanings, words=True),
         ],
     )
 
@@ -141,7 +165,7 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -
     economics, totals = done.economics, done.economics.totals
     goodput = economics.goodput
     rows: list[tuple[str, str, str]] = [
-        ("goodput", percent(goodput.value), f"{percent(goodput.low)} to {percent(goodput.high)}"),
+        ("goodput", percent(goodput.value), span(percent(goodput.low), percent(goodput.high))),
         ("mean time between failures", format_seconds(goodput.mtbf_s), ""),
         ("work between two checkpoints", format_seconds(goodput.interval_s), ""),
     ]
@@ -167,7 +191,10 @@ def _run_file(done: RunEstimate) -> Section:
     from meshwright.runfile import pinned_text
 
     words = f"{rate(done.run.tokens_per_step)} tokens a step on {done.request.num_devices} devices."
-    text = pinned_text(done.run, done.plan)
+    try:
+        text = pinned_text(done.run, done.plan)
+    except InputError:  # a file with aliases cannot be rewritten
+        text = done.run.text
     return Section(
         title="The run file, with the plan pinned",
         parts=[paragraph(words), f"<pre>{escape(text)}</pre>"],

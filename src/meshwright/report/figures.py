@@ -34,6 +34,17 @@ MEMORY_COLORS = {
 WIDTH = 560
 
 
+def family_legend(components_s: Mapping[str, float]) -> list[tuple[str, str]]:
+    """(name, colour) of the families that a waterfall shows."""
+    present = {family(name) for name in told(components_s)}
+    return [(f.value, color) for f, color in FAMILY_COLORS.items() if f in present]
+
+
+def memory_legend() -> list[tuple[str, str]]:
+    """(name, colour) of the parts of memory."""
+    return list(MEMORY_COLORS.items())
+
+
 def svg(chart: Any, *, title: str) -> str:
     """The SVG text of an Altair chart, to stand inside a page; `title` is read to those who cannot see it."""
     from html import escape
@@ -61,7 +72,9 @@ def waterfall_svg(components_s: Mapping[str, float]) -> str:
     limit = max(row["end"] for row in rows)
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("component:N", sort=order, title=None))
     bars = base.mark_bar(height={"band": 0.72}).encode(
-        x=alt.X("start:Q", title="seconds of one step", scale=alt.Scale(domain=[0, limit * 1.22], nice=False)),
+        x=alt.X(
+            "start:Q", title="seconds of one step", scale=alt.Scale(domain=[0, limit * 1.22], nice=False)
+        ),
         x2="end:Q",
         color=_color("family", {f.value: c for f, c in FAMILY_COLORS.items()}, {r["family"] for r in rows}),
     )
@@ -114,7 +127,7 @@ def _color(field: str, colors: Mapping[str, str], present: set[str]) -> Any:
 
     names = [name for name in colors if name in present]
     scale = alt.Scale(domain=names, range=[colors[name] for name in names])
-    return alt.Color(f"{field}:N", scale=scale, title=None, legend=alt.Legend(orient="top"))
+    return alt.Color(f"{field}:N", scale=scale, legend=None)
 
 
 def _config() -> dict[str, Any]:
@@ -122,8 +135,8 @@ def _config() -> dict[str, Any]:
         "labelColor": INK, "titleColor": INK, "gridColor": FAINT, "domainColor": FAINT, "tickColor": FAINT,
         "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": 240,
     }  # fmt: skip
-    legend = {"labelColor": INK, "labelFontSize": 12, "symbolType": "square"}
     return {
         "background": "transparent", "font": "sans-serif", "axis": axis, "axisY": {"grid": False},
-        "legend": legend, "view": {"stroke": None}, "text": {"fontSize": 12},
+        "padding": {"left": 24, "right": 8, "top": 4, "bottom": 4},
+        "view": {"stroke": None}, "text": {"fontSize": 12},
     }  # fmt: skip

@@ -1,19 +1,19 @@
 """A page that is one file: no scripts, no fonts, nothing loaded; light and dark; prints well.
 
-    document(title=..., lead=..., sections=[Section(...)])  -> text
-    write_page(text, path=...)                               the whole file appears or none of it
+document(title=..., lead=..., sections=[Section(...)])  -> text
+write_page(text, path=...)                               the whole file appears or none of it
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.files import write_atomically
 from meshwright.report.figures import FAINT, INK
 
 STYLE = f"""
@@ -35,12 +35,12 @@ h1 {{ font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; letter-spacing: -.
 h2 {{ font-size: 1.15rem; margin: 3rem 0 .6rem; padding-top: .8rem; border-top: 1px solid var(--line) }}
 p {{ max-width: 44rem }}
 .lead {{ color: var(--soft); margin: 0 0 1.6rem }}
-.tiles {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .8rem }}
+.tiles {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(9.2rem, 1fr)); gap: .8rem }}
 .tile {{ background: var(--tile); border-radius: .5rem; padding: .8rem 1rem }}
 .tile b {{ display: block; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums }}
 .tile span {{ display: block; color: var(--soft); font-size: .8rem }}
-figure {{ margin: 1rem 0; overflow-x: auto }}
-svg {{ max-width: 100%; height: auto }}
+figure {{ margin: 1rem 0 }}
+svg {{ max-width: 100%; height: auto; overflow: visible }}
 svg text {{ font-family: system-ui, "Segoe UI", sans-serif }}
 svg.timeline {{ width: 100% }}
 svg.timeline text {{ font-size: 11px; fill: var(--soft) }}
@@ -57,7 +57,8 @@ table.words th, table.words td {{ text-align: left; vertical-align: top }}
 pre {{ background: var(--tile); border-radius: .5rem; padding: 1rem; overflow-x: auto;
   font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; white-space: pre-wrap }}
 a {{ color: var(--accent); overflow-wrap: anywhere }}
-sup a {{ text-decoration: none; padding-left: .1em }}
+sup a {{ text-decoration: none; padding-left: .1em }} sup + sup::before {{ content: "," }}
+sup {{ line-height: 0; font-size: .7em }}
 ol.notes {{ font-size: .87rem; color: var(--soft); padding-left: 1.4rem }}
 ol.notes li {{ margin-bottom: .35rem; overflow-wrap: anywhere }}
 footer {{ margin-top: 3rem; color: var(--soft); font-size: .8rem }}
@@ -123,7 +124,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, words: b
 def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
     """Key figures: (value, what it is, its interval or conditions)."""
     items = (
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span><span>{escape(about)}</span></div>'
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span>'
+        f"<span>{escape(about)}</span></div>"
         for value, name, about in figures
     )
     return f'<div class="tiles">{"".join(items)}</div>'
@@ -140,17 +142,8 @@ def figure(svg: str, *, legend: Iterable[tuple[str, str]] = ()) -> str:
 
 def write_page(text: str, *, path: str | os.PathLike[str]) -> None:
     """Write a page; it appears whole or not at all. Raises InputError when it cannot be written."""
-    target = Path(path)
     try:
-        handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            Path(partial).chmod(0o644)
-            Path(partial).replace(target)
-        except BaseException:
-            Path(partial).unlink()
-            raise
+        write_atomically(Path(path), text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(

@@ -9,6 +9,7 @@ from meshwright.catalog.prices import power_assumptions
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.rates import factors_of
+from meshwright.cost.uncertainty import HALF_GEMM
 from meshwright.planner.request import PlanRequest
 from meshwright.report.run_estimate import RunEstimate
 
@@ -29,8 +30,8 @@ MFU_CONVENTION = (
     "one multiply-add is 2 FLOP, over the dense peak of the format that the linear layers multiply in"
 )
 INTERVAL_CONVENTION = (
-    "80 % interval: four of five measured runs are expected inside; it carries the spread of every calibrated "
-    "parameter and what the fit leaves unexplained"
+    "80 % interval: four of five measured runs are expected inside; it carries the spread of every "
+    "calibrated parameter and what the fit leaves unexplained"
 )
 
 
@@ -69,6 +70,16 @@ def calibration_words(request: PlanRequest) -> str:
         f"version {calibration.made!r}, fitted on published measured runs; {device} rows of "
         f"{factors['device_format']}, {framework} rows of {factors['framework']}"
     )
+
+
+def input_meaning(name: str) -> str:
+    """What an input of the estimate's interval is."""
+    parameters = fitted().parameters
+    if name in parameters:
+        return parameters[name].meaning
+    if name == HALF_GEMM:
+        return f"{parameters['gemm_ratio'].meaning}, for 16-bit products"
+    return "what the calibration's fit leaves unexplained"
 
 
 def _whole(sources: dict[str, str]) -> str:

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from meshwright.specs.estimate import Estimate
 from meshwright.units import format_bytes, format_seconds, gib
 
+LONG_STEP_S = 1000.0
+"""From here on a time is told in minutes, hours or days."""
+
 
 def seconds(value: float) -> str:
     """Step times: four digits, so that neighbours in a ranking differ.
@@ -14,7 +17,7 @@ def seconds(value: float) -> str:
     >>> [seconds(x) for x in (0.01234567, 2.590423, 153.2)]
     ['12.35 ms', '2.590 s', '153.2 s']
     """
-    if not 0 < value < 1000:
+    if not 0 < value < LONG_STEP_S:
         return format_seconds(value)
     if value < 1:
         return f"{_digits(value * 1e3)} ms"
@@ -24,10 +27,10 @@ def seconds(value: float) -> str:
 def rate(value: float) -> str:
     """Tokens per second.
 
-    >>> rate(25299.3), rate(12.345)
-    ('25,299', '12.35')
+    >>> rate(25299.3), rate(846.8), rate(12.345)
+    ('25,299', '847', '12.35')
     """
-    return f"{value:,.0f}" if abs(value) >= 1000 else _digits(value)
+    return f"{value:,.0f}" if abs(value) >= 100 else _digits(value)
 
 
 def percent(value: float) -> str:
@@ -51,7 +54,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "tokens/s": rate,
     "ratio": percent,
     "bytes": format_bytes,
-    "USD": lambda usd: f"{usd:,.0f} USD",
+    "USD": lambda usd: f"{usd / 1e6:.2f} million USD" if usd >= 1e6 else f"{usd:,.0f} USD",
     "MWh": lambda mwh: f"{mwh:,.4g} MWh",
 }
 
@@ -63,14 +66,29 @@ def value_of(estimate: Estimate) -> str:
 
 
 def interval_of(estimate: Estimate) -> str:
-    """The two ends of the interval.
+    """The two ends of the interval, in the unit of the value.
 
     >>> from meshwright.specs.estimate import Tier
     >>> interval_of(Estimate(value=0.5, low=0.4, high=0.6, unit="ratio", tier=Tier.DATASHEET))
-    '40.0 % to 60.0 %'
+    '40.0 to 60.0 %'
+    >>> interval_of(Estimate(value=90.0, low=0.9, high=600, unit="s", tier=Tier.DATASHEET))
+    '0.90 to 600.00 s'
     """
     form = FORMATS[estimate.unit]
-    return f"{form(estimate.low)} to {form(estimate.high)}"
+    if estimate.unit == "s" and 0 < estimate.value < LONG_STEP_S:
+        scale, unit = (1e3, "ms") if estimate.value < 1 else (1.0, "s")
+        return f"{estimate.low * scale:.2f} to {estimate.high * scale:.2f} {unit}"
+    return span(form(estimate.low), form(estimate.high))
+
+
+def span(low: str, high: str) -> str:
+    """From `low` to `high`, the unit once where both have the same.
+
+    >>> span("1.5 days", "2.0 days"), span("40.0 h", "2.0 days")
+    ('1.5 to 2.0 days', '40.0 h to 2.0 days')
+    """
+    number, _, unit = low.partition(" ")
+    return f"{number} to {high}" if unit and high.partition(" ")[2] == unit else f"{low} to {high}"
 
 
 def _digits(value: float) -> str:

@@ -10,7 +10,7 @@ range of failure rates.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.catalog.prices import Price, price_per_device_hour
 from meshwright.cost.energy import activity_ratio, run_energy
@@ -94,6 +94,13 @@ def estimate_run(run: Run) -> RunEstimate:
         chosen=chosen,
         notes=(*warnings, *_notes(request, plan, estimate)),
     )
+
+
+def free_request(run: Run) -> PlanRequest:
+    """What the planner is asked when it may choose the whole plan, also of a run that pins one."""
+    request = request_for(run)
+    # A pinned plan comes with a micro-batch, which would hold the search to it.
+    return request if run.plan is None else replace(request, fixed={})
 
 
 def goal_of(run: Run) -> Goal:

@@ -1,7 +1,7 @@
 """The pipeline of one step as it is drawn: scaled to the estimated step, with what follows it.
 
-The event graph runs on kernel times before calibrated factors; the drawn timeline is stretched so that it ends
-where the estimate says, and gradient reduction, optimizer and the rest follow it.
+The event graph runs on kernel times before calibrated factors; the drawn timeline is stretched so that it
+ends where the estimate says, and gradient reduction, optimizer and the rest follow it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLORS = {
 }
 PAIR_COLOR = ("forward and backward overlapped", "#8b6bb1")
 
-MAX_DRAWN_OPERATIONS = 6000
+MAX_DRAWN_PER_RANK = 160
 """Longer pipelines are drawn where they fill and where they drain; between, they repeat themselves."""
 
 WIDTH, MAX_HEIGHT, LABEL_WIDTH, AXIS_HEIGHT, GAP = 960, 620, 64, 26, 28
@@ -80,9 +80,7 @@ def _one_rank(steps: StepTable) -> Timeline | None:
     first = steps.stages.first
     times = (float(np.ravel(x)[0]) for x in (first.forward_s, first.input_s, first.weight_s))
     forward, inputs, weights = times
-    return simulate(
-        shape, StageTimes(forward_s=forward, backward_input_s=inputs, backward_weight_s=weights)
-    )
+    return simulate(shape, StageTimes(forward_s=forward, backward_input_s=inputs, backward_weight_s=weights))
 
 
 # --- drawing ---
@@ -90,10 +88,10 @@ def _one_rank(steps: StepTable) -> Timeline | None:
 
 def windows(timeline: Timeline) -> list[tuple[float, float]]:
     """The stretches that are drawn: the whole step, or its beginning and its end."""
-    num_ops = timeline.graph.num_ops
-    if num_ops <= MAX_DRAWN_OPERATIONS:
+    per_rank = timeline.graph.num_ops / timeline.graph.shape.num_ranks
+    if per_rank <= MAX_DRAWN_PER_RANK:
         return [(0.0, timeline.step_s)]
-    length = timeline.step_s * MAX_DRAWN_OPERATIONS / num_ops / 2
+    length = timeline.step_s * MAX_DRAWN_PER_RANK / per_rank / 2
     return [(0.0, length), (timeline.step_s - length, timeline.step_s)]
 
 
@@ -124,9 +122,7 @@ def legend(timeline: Timeline) -> list[tuple[str, str]]:
     return present + ([PAIR_COLOR] if len(timeline.graph.pair_forward) else [])
 
 
-def _blocks(
-    timeline: Timeline, window: tuple[float, float], left: float, width: float, row: float
-) -> str:
+def _blocks(timeline: Timeline, window: tuple[float, float], left: float, width: float, row: float) -> str:
     """One path per colour: thousands of blocks in some kilobytes."""
     graph, (begin, end) = timeline.graph, window
     scale = width / (end - begin)

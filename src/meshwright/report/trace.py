@@ -9,8 +9,6 @@ bytes.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from meshwright.cost.pipeline.graph import EventGraph
 from meshwright.cost.pipeline.schedules import OpKind
 from meshwright.cost.pipeline.simulate import Timeline
 from meshwright.errors import InputError
+from meshwright.files import write_atomically
 
 PIPELINE_PROCESS, EXTRA_PROCESS = 1, 2
 
@@ -82,7 +81,7 @@ def write_trace(
     }
     text = '{"displayTimeUnit":"ms","otherData":%s,"traceEvents":[\n%s\n]}\n'
     try:
-        _write_atomically(Path(path), text % (_dump(facts), ",\n".join(events)))
+        write_atomically(Path(path), text % (_dump(facts), ",\n".join(events)))
     except OSError as error:
         raise InputError(
             f"the trace cannot be written: {error.strerror}",
@@ -166,15 +165,3 @@ def _complete(
 
 def _dump(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(partial).chmod(0o644)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink()
-        raise

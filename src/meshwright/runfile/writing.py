@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from meshwright.errors import InputError
+from meshwright.files import write_atomically
 from meshwright.runfile.pinned import section_from_plan
 from meshwright.runfile.reading import loads
 from meshwright.specs.plan import Plan
@@ -26,7 +26,7 @@ def pin_plan(run: Run, plan: Plan, out: str | os.PathLike[str]) -> None:
     text = pinned_text(run, plan)
     path = Path(out)
     try:
-        _write_atomically(path, text)
+        write_atomically(path, text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot write {os.fspath(out)!r} ({reason})") from None
@@ -60,15 +60,3 @@ def _set(content: Any, path: list[str], value: Any) -> None:
             content[key] = {}
         content = content[key]
     content[path[-1]] = value
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(partial, 0o644)  # noqa: PTH101
-        os.replace(partial, path)  # noqa: PTH105
-    except BaseException:
-        os.unlink(partial)  # noqa: PTH108
-        raise

@@ -46,6 +46,7 @@ RECOMPUTE_MODULES = (
     "mlp",
     "moe",
     "shared_experts",
+    "alternate_matmuls",  # every second matrix product, and all that is not one: torchtitan's selective "op"
 )
 """Modules selective recomputation may name; the words of Megatron-Core where it has one."""
 
@@ -121,5 +122,7 @@ class Plan:
         if self.pipeline > 1:
             words.append(self.schedule.value)
         if self.recompute is not Recompute.NONE:
-            words.append(f"recompute={self.recompute.value}")
+            what = "+".join(self.recompute_modules) if self.recompute_modules else self.recompute.value
+            layers = "" if self.recompute_layers is None else f" of {self.recompute_layers} layers"
+            words.append(f"recompute={what}{layers}")
         return " ".join(words)

@@ -24,7 +24,9 @@ class Precision:
     reduce_bytes: float = 4.0  # per gradient on the wire
     dispatch_bytes: float = 2.0  # per element of a token sent to an expert
     linear_input_bytes: float = 2.0  # per element of a linear layer's saved input
-    cast_passes: float = 0.0  # share of operands that a kernel of its own quantises (read 16 bits, write twice)
+    cast_passes: float = (
+        0.0  # share of operands that a kernel of its own quantises (read 16 bits, write twice)
+    )
 
 
 def _recipe(name: str, matmul: str, **changes: float) -> Precision:
@@ -46,6 +48,7 @@ PRECISIONS: dict[str, Precision] = {
         _recipe("bf16", "bf16"),
         _recipe("fp16", "bf16"),  # the same units and rate on every catalogued accelerator
         _recipe("fp8", "fp8", linear_input_bytes=1, cast_passes=0.5),  # per-tensor scaling
+        _recipe("fp8_rowwise", "fp8", linear_input_bytes=1, cast_passes=1.0),  # a scale per row, torchao
         _recipe("fp8_blockwise", "fp8", linear_input_bytes=1, cast_passes=1.0),  # 1x128 and 128x128 blocks
         _recipe("mxfp8", "fp8", linear_input_bytes=1, cast_passes=1.0),  # 1x32 blocks, OCP MX
         _recipe("nvfp4", "fp4", linear_input_bytes=0.5625, cast_passes=1.5),  # 1x16 blocks, fp8 scales

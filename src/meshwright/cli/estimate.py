@@ -1,0 +1,246 @@
+"""`meshwright estimate`: step time, memory and timeline of one plan, and what the whole training takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshwright.cli.options import html_option, json_option, run_argument, set_option, verb
+
+if TYPE_CHECKING:
+    from meshwright.report.run_estimate import RunEstimate
+
+BAR_WIDTH = 24
+MAX_UNCERTAINTIES = 3
+
+
+@verb(
+    "estimate",
+    examples=[
+        "meshwright estimate examples/runs/deepseek-v3-pinned.yaml",
+        "meshwright estimate examples/runs/deepseek-v3-pinned.yaml --trace step.json --html step.html",
+        "meshwright estimate examples/runs/llama3.1-8b-pretrain.yaml --set cluster=h100-8x8 --json",
+    ],
+)
+@run_argument()
+@set_option
+@click.option(
+    "--trace", "trace_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.json",
+    help="Write the step's timeline for Perfetto (ui.perfetto.dev).",
+)  # fmt: skip
+@html_option
+@json_option
+def command(
+    run_path: Path,
+    overrides: tuple[str, ...],
+    trace_path: Path | None,
+    html_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Estimate one plan: step time by component, memory by part, what the whole training takes.
+
+    The plan is the one that RUN.yaml pins; with `parallel: auto` the planner is asked first.
+    """
+    from meshwright.cli.output import emit_json, note, progress
+    from meshwright.cli.run_input import run_from
+    from meshwright.report.run_estimate import estimate_run
+
+    run = run_from(run_path, overrides=overrides)
+    with progress(f"estimating {run.name}"):
+        done = estimate_run(run)
+    if done.chosen is not None:
+        note(f"the run file leaves the plan open; the planner chose {done.plan.describe()}")
+    for caution in done.notes:
+        note(caution)
+    if trace_path is not None:
+        _write_trace(done, trace_path)
+        note(f"wrote {trace_path}")
+    if html_path is not None:
+        from meshwright.report.estimate_page import estimate_page
+        from meshwright.report.html import write_page
+
+        write_page(estimate_page(done), path=html_path)
+        note(f"wrote {html_path}")
+    if as_json:
+        emit_json(_document(done))
+    else:
+        _print(done)
+
+
+def _write_trace(done: RunEstimate, path: Path) -> None:
+    from meshwright.errors import InputError
+    from meshwright.report.timeline import after_pipeline, step_timeline
+    from meshwright.report.trace import write_trace
+
+    timeline = step_timeline(done.estimate)
+    if timeline is None:
+        num_micro = done.plan.num_micro_batches(done.request.global_batch)
+        raise InputError(
+            "this step has too many operations for a trace",
+            got=f"{done.plan.describe()} with {num_micro} micro-batches",
+            hint="a smaller batch shows the same pattern: --set batch.global_sequences=N",
+        )
+    details = {
+        "run": done.run.name, "model": done.request.model.name, "cluster": done.run.cluster_name,
+        "plan": done.plan.describe(),
+    }  # fmt: skip
+    write_trace(timeline, path=path, tracks=after_pipeline(done.estimate), details=details)
+
+
+# --- JSON ---
+
+
+def _document(done: RunEstimate) -> dict[str, Any]:
+    from meshwright.cli.plan_document import plan_document, request_document, step_document
+    from meshwright.report.provenance import sources_of
+    from meshwright.report.stages import stage_rows
+
+    economics = done.economics
+    return {
+        "request": request_document(done.run, done.request),
+        "chosen_by": "planner" if done.chosen else "run file",
+        **plan_document(done.plan),
+        **step_document(done.estimate.step),
+        "stages": stage_rows(done.request, done.estimate),
+        "uncertainty": done.estimate.uncertainty,
+        "goodput": economics.goodput,
+        "usd_per_device_hour": economics.usd_per_device_hour,
+        "usd_per_million_tokens": economics.usd_per_million_tokens,
+        "joule_per_token": economics.joule_per_token,
+        "totals": economics.totals,
+        "notes": done.notes,
+        "sources": {topic: str(source) for topic, source in sources_of(done).items()},
+    }
+
+
+# --- tables ---
+
+
+def _print(done: RunEstimate) -> None:
+    from meshwright.cli.output import print_line
+
+    request = done.request
+    print_line(f"{request.model.name} on {done.run.cluster_name}: {done.plan.describe()}", style="bold")
+    num_micro = done.plan.num_micro_batches(request.global_batch)
+    print_line(
+        f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, {request.precision.name}, engine "
+        f"{request.engine.value}, {num_micro} {'micro-batch' if num_micro == 1 else 'micro-batches'} a step"
+    )
+    print_line()
+    _print_headline(done)
+    _print_components(done)
+    _print_memory(done)
+    _print_stages(done)
+    _print_training(done)
+
+
+def _print_headline(done: RunEstimate) -> None:
+    from meshwright.cli.output import print_line, print_table
+    from meshwright.report.quantities import interval_of, value_of
+
+    step = done.estimate.step
+    rows = [
+        ("step", value_of(step.step), interval_of(step.step)),
+        (
+            "tokens/s/device",
+            value_of(step.tokens_per_s_per_device),
+            interval_of(step.tokens_per_s_per_device),
+        ),
+        ("MFU (causal attention, dense peak)", value_of(step.mfu), interval_of(step.mfu)),
+    ]
+    print_table({"": "left", "estimate": "right", "80 % interval": "right"}, rows)
+    largest = sorted(done.estimate.uncertainty.items(), key=lambda item: -item[1])[:MAX_UNCERTAINTIES]
+    words = ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest)
+    print_line(f"The width of the interval comes from {words} (inputs: {step.step.tier.name.lower()}).")
+    print_line()
+
+
+def _print_components(done: RunEstimate) -> None:
+    from meshwright.cli.output import print_line, print_table
+    from meshwright.report.components import family, label, told
+    from meshwright.report.quantities import percent, seconds
+
+    components = told(done.estimate.step.components_s)
+    total, largest = done.estimate.step.step.value, max(components.values())
+    rows = [
+        (label(n), family(n).value, seconds(s), percent(s / total), "█" * round(BAR_WIDTH * s / largest))
+        for n, s in components.items()
+    ]
+    print_table({"component": "left", "is": "left", "time": "right", "share": "right", "": "left"}, rows)
+    print_line()
+
+
+def _print_memory(done: RunEstimate) -> None:
+    from meshwright.cli.output import print_line, print_table
+    from meshwright.report.run_estimate import memory_parts
+    from meshwright.units import gib
+
+    memory = done.estimate.step.memory
+    parts = memory_parts(memory)
+    rows = [(name, f"{gib(size):.1f}", _bar(size / memory.capacity_bytes)) for name, size in parts.items()]
+    rows.append(
+        ("reserved", f"{gib(memory.reserved_bytes):.1f}", _bar(memory.reserved_bytes / memory.capacity_bytes))
+    )
+    rows.append(("capacity", f"{gib(memory.capacity_bytes):.1f}", _bar(1.0)))
+    print_table({f"memory of stage {memory.stage}": "left", "GiB": "right", "": "left"}, rows)
+    print_line()
+
+
+def _bar(ratio: float) -> str:
+    return "█" * round(BAR_WIDTH * ratio)
+
+
+def _print_stages(done: RunEstimate) -> None:
+    from meshwright.cli.output import print_line, print_table
+    from meshwright.report.quantities import percent, seconds
+    from meshwright.report.stages import stage_rows
+
+    stages = stage_rows(done.request, done.estimate)
+    if len(stages) == 1:
+        return
+    rows = [
+        (
+            s.name, f"{s.num_layers:g}", seconds(s.forward_s), seconds(s.backward_s), f"{s.in_flight:g}",
+            "" if s.waiting_ratio is None else percent(s.waiting_ratio),
+        )
+        for s in stages
+    ]  # fmt: skip
+    print_table(
+        {
+            "pipeline rank": "left", "layers": "right", "forward": "right", "backward": "right",
+            "micro-batches kept": "right", "waits": "right",
+        },
+        rows,
+    )  # fmt: skip
+    print_line()
+
+
+def _print_training(done: RunEstimate) -> None:
+    from meshwright.cli.output import print_table
+    from meshwright.report.quantities import interval_of, percent, span, value_of
+    from meshwright.units import format_count, format_seconds
+
+    economics, goodput = done.economics, done.economics.goodput
+    rows = [
+        (
+            "goodput with failures",
+            percent(goodput.value),
+            span(percent(goodput.low), percent(goodput.high)),
+        ),
+        ("mean time between failures", format_seconds(goodput.mtbf_s), ""),
+    ]
+    if economics.usd_per_million_tokens is not None:
+        words = f"at {economics.usd_per_device_hour:g} USD per device-hour"
+        rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", words))
+    if economics.joule_per_token is not None:
+        rows.append(
+            ("energy per million tokens", f"{economics.joule_per_token / 3.6:.3g} kWh", "at the facility")
+        )
+    totals = economics.totals
+    if totals is not None:
+        rows.append(("tokens to train", format_count(totals.num_tokens), f"{totals.num_steps:,} steps"))
+        named = (("time to train", totals.wall), ("cost", totals.cost), ("energy", totals.energy))
+        rows += [(name, value_of(e), interval_of(e)) for name, e in named if e is not None]
+    print_table({"whole training": "left", "": "right", " ": "left"}, rows)

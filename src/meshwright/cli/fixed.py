@@ -1,0 +1,86 @@
+"""`--fix tensor=8` and `--why-not tensor=8`: fields of a plan held at one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, IntEnum
+from typing import Any
+
+from meshwright.errors import InputError, UnknownNameError
+
+SHORT = {
+    "tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "virtual_pipeline", "ep": "expert",
+    "etp": "expert_tensor", "mbs": "micro_batch",
+}  # fmt: skip
+"""What the field calls the degrees."""
+
+NOT_FREE = ("layers_per_stage",)
+"""The planner does not search these."""
+
+
+def fixed_fields(assignments: Iterable[str]) -> dict[str, Any]:
+    """Plan fields from `name=value` words; both may be separated by commas: "tensor=8,pipeline=4".
+
+    Raises InputError (a word without =, a value of the wrong kind) or UnknownNameError.
+
+    >>> fixed_fields(["tp=8", "sharding=parameters,schedule=1f1b"])
+    {'tensor': 8, 'sharding': <Sharding.PARAMETERS: 3>, 'schedule': <Schedule.ONE_F_ONE_B: '1f1b'>}
+    """
+    found = {}
+    for assignment in _split(assignments):
+        name, equals, value = (part.strip() for part in assignment.partition("="))
+        if not equals:
+            raise InputError("not an assignment", got=assignment, allowed="NAME=VALUE, as in tensor=8")
+        name = SHORT.get(name.lower(), name)
+        found[name] = _value(name, value)
+    return found
+
+
+def _split(assignments: Iterable[str]) -> list[str]:
+    """Words at commas; a part without = belongs to the value before it (recompute_modules=norm,mlp)."""
+    words: list[str] = []
+    for assignment in assignments:
+        for i, part in enumerate(assignment.split(",")):
+            if i and "=" not in part:
+                words[-1] += f",{part}"
+            else:
+                words.append(part)
+    return words
+
+
+def _value(name: str, text: str) -> Any:
+    from dataclasses import fields
+
+    from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Plan, Recompute, Schedule, Sharding
+
+    known = [f.name for f in fields(Plan) if f.name not in NOT_FREE]
+    if name not in known:
+        raise UnknownNameError("plan field", name, known=known)
+    choices = {"sharding": Sharding, "schedule": Schedule, "recompute": Recompute, "offload": Offload}
+    if name in choices:
+        return _choice(name, text, choices[name])
+    if name == "sequence_parallel":
+        if text.lower() not in ("true", "false"):
+            raise InputError(name, got=text, allowed="true, false")
+        return text.lower() == "true"
+    if name == "recompute_modules":
+        modules = tuple(text.split(","))
+        for module in modules:
+            if module not in RECOMPUTE_MODULES:
+                raise UnknownNameError("recompute module", module, known=RECOMPUTE_MODULES)
+        return modules
+    return _count(name, text)
+
+
+def _choice(name: str, text: str, kind: type[Enum]) -> Enum:
+    words = {(m.name.lower() if issubclass(kind, IntEnum) else m.value): m for m in kind}
+    if text.lower() not in words:
+        raise InputError(name, got=text, allowed=", ".join(words))
+    return words[text.lower()]
+
+
+def _count(name: str, text: str) -> int:
+    digits = text.replace("_", "")
+    if not digits.isascii() or not digits.isdigit() or not 0 < int(digits) < 10**9:
+        raise InputError(name, got=text, allowed="a whole number, 1 or more")
+    return int(digits)

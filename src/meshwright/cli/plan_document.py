@@ -1,0 +1,130 @@
+"""The JSON documents and table rows that `plan`, `estimate` and `explain` share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.planner import Comparison, PlanRequest, WhyNot
+    from meshwright.planner.explain import Difference
+    from meshwright.specs.estimate import StepEstimate
+    from meshwright.specs.plan import Plan
+    from meshwright.specs.run import Run
+
+
+def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:
+    """What was asked. Sequence length in tokens, batch in both counts, memory in bytes."""
+    return {
+        "run": run.name,
+        "source": run.source,
+        "model": request.model.name,
+        "cluster": run.cluster_name,
+        "accelerator": request.cluster.accelerator.name,
+        "num_devices": request.num_devices,
+        "global_batch_sequences": request.global_batch,
+        "global_batch_tokens": run.tokens_per_step,
+        "sequence_length": request.seq_len,
+        "task": run.task,
+        "precision": request.precision.name,
+        "engine": request.engine,
+        "stack": {"framework": request.stack.framework, "vintage": request.stack.vintage},
+        "objective": run.objective,
+        "fixed": dict(request.fixed),
+        "usable_bytes": request.usable_bytes,
+    }
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """A plan in the run file's words: `parallel` and `micro_batch`, and its short form."""
+    from meshwright.runfile.pinned import section_from_plan
+
+    return {
+        "plan": plan.describe(),
+        "parallel": section_from_plan(plan),
+        "micro_batch": plan.micro_batch,
+        "num_devices": plan.num_devices,
+    }
+
+
+def step_document(step: StepEstimate) -> dict[str, Any]:
+    """A step: estimates with interval, unit and tier, seconds by component, bytes by part."""
+    from meshwright.report.components import bound_by
+    from meshwright.report.run_estimate import memory_parts
+
+    memory = step.memory
+    return {
+        "estimate": {
+            "step": step.step,
+            "tokens_per_s_per_device": step.tokens_per_s_per_device,
+            "mfu": step.mfu,
+        },
+        "model_flops_per_token": step.model_flops_per_token,
+        "components_s": step.components_s,
+        "bound_by": bound_by(step.components_s),
+        "memory": {
+            "parts_bytes": memory_parts(memory),
+            "allocated_bytes": memory.allocated_bytes,
+            "reserved_bytes": memory.reserved_bytes,
+            "capacity_bytes": memory.capacity_bytes,
+            "fits": memory.fits,
+            "stage": memory.stage,
+        },
+    }
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """Two plans against each other; a difference is the loser's number minus the winner's."""
+    return {
+        "winner": plan_document(comparison.winner.plan),
+        "loser": plan_document(comparison.loser.plan),
+        "step_ms": _difference(comparison.step_ms),
+        "components_ms": {d.name: _difference(d) for d in comparison.components_ms},
+        "memory_gib": {d.name: _difference(d) for d in comparison.memory_gib},
+        "headroom_gib": _difference(comparison.headroom_gib),
+        "decided_by": comparison.decided_by.name,
+        "text": loser_sentence(comparison),
+    }
+
+
+def why_not_document(answer: WhyNot) -> dict[str, Any]:
+    """The answer to "why not"."""
+    return {
+        "fixed": dict(answer.fixed),
+        "verdict": answer.verdict,
+        "text": why_not_sentence(answer),
+        "comparison": answer.comparison and comparison_document(answer.comparison),
+        "needed_gib": answer.infeasible and answer.infeasible.needed_gib,
+        "available_gib": answer.infeasible and answer.infeasible.available_gib,
+        "violations": [str(v) for v in answer.violations],
+    }
+
+
+def loser_sentence(comparison: Comparison) -> str:
+    """One line: how much slower the second plan is, which component decides, what it does to memory."""
+    from meshwright.report.components import label
+
+    step, cause = comparison.step_ms, comparison.decided_by
+    gib = comparison.headroom_gib.winner - comparison.headroom_gib.loser
+    words = (
+        "the same memory" if abs(gib) < 0.05 else f"{abs(gib):.1f} GiB {'more' if gib > 0 else 'less'} memory"
+    )
+    pace = "slower" if step.delta >= 0 else "faster"
+    decides = f"{label(cause.name)} {cause.delta:+,.1f} ms decides, " if step.delta > 0 else ""
+    return (
+        f"{comparison.loser.plan.describe()}: {abs(step.delta):,.1f} ms {pace} "
+        f"({100 * step.delta / step.winner:+.1f} %), {decides}{words}"
+    )
+
+
+def why_not_sentence(answer: WhyNot) -> str:
+    """One line: the verdict on the fixed fields and its reason."""
+    what = ", ".join(f"{name}={getattr(value, 'value', value)}" for name, value in answer.fixed.items())
+    if answer.comparison is not None:
+        return f"{what}: {answer.verdict.value}. {loser_sentence(answer.comparison)}"
+    if answer.infeasible is not None:
+        return f"{what}: {answer.infeasible.binding}"
+    return f"{what}: {answer.verdict.value}. {'; '.join(map(str, answer.violations))}"
+
+
+def _difference(difference: Difference) -> dict[str, float]:
+    return {"winner": difference.winner, "loser": difference.loser, "delta": difference.delta}

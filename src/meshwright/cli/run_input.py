@@ -1,0 +1,66 @@
+"""A run from a file, from options, or from both: options are laid over the file's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.errors import InputError
+
+if TYPE_CHECKING:
+    from meshwright.specs.run import Run
+
+OBJECTIVE_WORDS = {"tokens": "throughput", "time": "time", "cost": "cost", "energy": "energy"}
+"""What `--objective` says, and the run file's word for it."""
+
+_REQUIRED = {"model": "--model", "cluster": "--cluster", "global_batch": "--gbs", "sequence_length": "--seq"}
+
+
+def run_from(
+    run_path: Path | None,
+    *,
+    overrides: Sequence[str] = (),
+    model: str | None = None,
+    cluster: str | None = None,
+    global_batch: int | None = None,
+    sequence_length: int | None = None,
+    precision: str | None = None,
+    engine: str | None = None,
+    objective: str | None = None,
+) -> Run:
+    """The run that a command line describes. `overrides` are those of `--set`; they come last.
+
+    Raises InputError when there is neither a file nor all options that are needed without one.
+    """
+    from meshwright import runfile
+
+    goal = [] if objective is None else [f"objective={OBJECTIVE_WORDS[objective]}"]
+    if run_path is not None:
+        given = {
+            "model": model, "cluster": cluster, "data.sequence_length": sequence_length,
+            "batch.global_sequences": global_batch, "precision": precision, "engine": engine,
+        }  # fmt: skip
+        laid = [f"{key}={value}" for key, value in given.items() if value is not None]
+        if global_batch is not None:
+            laid.append("batch.global_tokens=null")  # the file may count the batch in tokens
+        return runfile.load(run_path, overrides=[*laid, *goal, *overrides])
+    if model is None or cluster is None or global_batch is None or sequence_length is None:
+        given = {
+            "model": model, "cluster": cluster, "global_batch": global_batch,
+            "sequence_length": sequence_length,
+        }  # fmt: skip
+        missing = [flag for name, flag in _REQUIRED.items() if given[name] is None]
+        raise InputError(
+            f"missing {', '.join(missing)}",
+            hint="give a run file, or --model, --cluster, --gbs and --seq",
+        )
+    return runfile.from_options(
+        model=model,
+        cluster=cluster,
+        global_batch=global_batch,
+        sequence_length=sequence_length,
+        precision=precision or "bf16",
+        engine=engine or "native",
+        overrides=[*goal, *overrides],
+    )

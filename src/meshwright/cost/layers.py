@@ -1,0 +1,261 @@
+"""Seconds of one layer on one rank for one micro-batch, communication and host included, by component.
+
+    forward = kernels + what communication cannot hide, but never faster than the power limit or the host allows
+
+What hides behind what:
+
+    tensor parallel    a calibrated share overlaps with its GEMMs
+    context parallel   keys and values travel while the attention of the part before runs
+    expert parallel    a calibrated share of the all-to-all overlaps
+    FSDP               a layer's gather behind the layer before it; gather and reduction share the wire backward
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.collectives import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_hierarchical_s,
+    all_to_all_s,
+    reduce_scatter_s,
+)
+from meshwright.cost.compute import LayerCompute, Passes
+from meshwright.cost.flops import Parameters
+from meshwright.cost.groups import Groups
+from meshwright.cost.overlap import exposed_s
+from meshwright.cost.rates import SystemRates
+from meshwright.cost.tables import (
+    RECOMPUTES,
+    Array,
+    BatchTable,
+    ModelTable,
+    PlanTable,
+    PrecisionTable,
+    Table,
+)
+from meshwright.specs.plan import Recompute, Sharding
+
+FULL = RECOMPUTES.index(Recompute.FULL)
+SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
+
+Parts = dict[str, Passes]
+"""Component -> seconds of one layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTimes(Table):
+    """One layer, or one rank's layers, for one micro-batch. Seconds."""
+
+    forward_s: Array
+    input_s: Array  # backward: input gradients, recomputation, exposed communication
+    weight_s: Array  # backward: weight gradients
+
+    @property
+    def total_s(self) -> Array:
+        return self.forward_s + self.input_s + self.weight_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerParts:
+    """One layer of each kind, by component, and the output head."""
+
+    dense: Parts
+    moe: Parts
+    head: Passes
+    host_dense_s: Array  # to issue one forward pass
+    host_moe_s: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What every function below needs to know of a plan and its system."""
+
+    model: ModelTable
+    batch: BatchTable
+    plan: PlanTable
+    precision: PrecisionTable
+    rates: SystemRates
+    groups: Groups
+    parameters: Parameters
+
+    @property
+    def tokens(self) -> Array:
+        """Tokens of one micro-batch on one rank."""
+        return self.batch.seq_len * self.plan.micro_batch / self.plan.context
+
+    @property
+    def num_micro_batches(self) -> Array:
+        return self.batch.global_batch / (self.plan.micro_batch * self.plan.data)
+
+
+def layer_parts(s: Setting, compute: LayerCompute) -> LayerParts:
+    """Every component of a dense and of a mixture-of-experts layer."""
+    tensor = _tensor_parallel(s).times(s.rates.tensor_exposed_ratio)
+    common = {
+        "attention_gemm": compute.attention_gemm,
+        "attention_core": compute.attention_core,
+        "context_parallel": _context_parallel(s, compute.attention_core),
+    }
+    dense = common | {
+        "ffn": compute.dense_ffn,
+        "elementwise": compute.elementwise,
+        "tensor_parallel": tensor,
+    }
+    moe = common | {
+        "experts": compute.experts,
+        "router": compute.router,
+        "elementwise": compute.moe_elementwise,
+        # Routed experts are split by the all-to-all: only attention, and shared experts if any, gather and scatter.
+        "tensor_parallel": tensor.times(np.where(s.model.shared_ffn > 0, 1.0, 0.5)),
+        "expert_parallel": _expert_parallel(s).times(s.rates.expert_exposed_ratio),
+    }
+    p, t = s.parameters, s.plan.tensor
+    moe_shared_weights = (p.attention_layer + p.shared_layer) / t + p.router_layer
+    expert_weights = p.experts_layer / (s.plan.expert * s.plan.expert_tensor)
+    _complete(s, dense, compute.dense_floor, _recomputed(s, compute, dense, is_moe=False))
+    _complete(s, moe, compute.moe_floor, _recomputed(s, compute, moe, is_moe=True))
+    dense["gather"] = _gather(s, dense, (p.attention_layer + p.dense_ffn_layer) / t, 0.0)
+    moe["gather"] = _gather(s, moe, moe_shared_weights, expert_weights)
+    age = np.exp(-s.rates.host_gain_per_year * s.rates.years)
+    return LayerParts(
+        dense=dense,
+        moe=moe,
+        head=compute.head,
+        host_dense_s=s.rates.device.host_layer_s * age,
+        host_moe_s=(s.rates.device.host_layer_s + s.rates.device.host_moe_s) * age,
+    )
+
+
+def layer_times(parts: Parts, host_s: Array) -> LayerTimes:
+    """All components of a layer together. The host issues a backward pass as fast as a forward one."""
+    forward, weight = _sum(parts, "forward_s"), _sum(parts, "weight_s")
+    backward = _sum(parts, "input_s") + weight
+    host_backward_s = host_s * np.where(parts["recompute"].input_s > 0, 2.0, 1.0)
+    return LayerTimes(
+        forward_s=_paced(forward, host_s), input_s=_paced(backward, host_backward_s) - weight, weight_s=weight
+    )
+
+
+def _sum(parts: Parts, part: str) -> Array:
+    return sum(getattr(p, part) for p in parts.values())
+
+
+def _paced(device_s: Array, host_s: Array) -> Array:
+    """Time of work that one side issues and the other runs: the longer of both, and up to a fifth more when they
+    are equal, because neither runs evenly (the 4-norm)."""
+    longer, shorter = np.maximum(device_s, host_s), np.minimum(device_s, host_s)
+    ratio = shorter / np.maximum(longer, 1e-12)
+    return longer * np.sqrt(np.sqrt(1 + ratio**4))
+
+
+def _backward_free(forward_s: Array, input_s: Array) -> Passes:
+    """Passes without weight gradients."""
+    return Passes(forward_s=forward_s, input_s=input_s, weight_s=0.0 * forward_s)
+
+
+def _complete(s: Setting, parts: Parts, floor: Passes, again_s: Array) -> None:
+    """Add what the power limit and recomputation cost, which depend on the other components."""
+
+    def lacking(part: str) -> Array:
+        return np.maximum(getattr(floor, part) - _sum(parts, part), 0.0)
+
+    parts["power_limit"] = Passes(
+        forward_s=lacking("forward_s"), input_s=lacking("input_s"), weight_s=lacking("weight_s")
+    )
+    parts["recompute"] = _backward_free(0.0 * again_s, again_s)
+
+
+def _tensor_parallel(s: Setting) -> Passes:
+    """Two gathers and two scatters per pass with sequence parallelism, two all-reduces without.
+
+    Korthikanti et al. 2022, arXiv 2205.05198, section 4.2. Backward gathers the saved inputs once more for the
+    weight gradients, beside the input-gradient GEMM.
+    """
+    size = s.tokens * s.model.hidden * 2.0
+    split = 2 * (all_gather_s(size, s.groups.tensor) + reduce_scatter_s(size, s.groups.tensor))
+    whole = 2 * all_reduce_s(size, s.groups.tensor)
+    seconds = np.where(s.plan.tensor > 1, np.where(s.plan.sequence_parallel > 0, split, whole), 0.0)
+    return _backward_free(seconds, seconds)
+
+
+def _context_parallel(s: Setting, core: Passes) -> Passes:
+    """Keys and values of all other parts; backward also brings their gradients home."""
+    model, plan = s.model, s.plan
+    width = model.num_kv_heads / plan.tensor * (model.qk_dim + model.v_dim)
+    gather = all_gather_s(plan.context * s.tokens * width * 2.0, s.groups.context)
+    gather = np.where(plan.context > 1, gather, 0.0)
+    return _backward_free(exposed_s(gather, core.forward_s), exposed_s(2 * gather, core.input_s))
+
+
+def _expert_parallel(s: Setting) -> Passes:
+    """Dispatch and combine forward, and both again backward."""
+    model, plan = s.model, s.plan
+    copy = s.tokens / plan.tensor * plan.expert_tensor * model.hidden
+
+    def exchange(element_bytes: Array) -> Array:
+        flat = all_to_all_s(copy * model.top_k * element_bytes, s.groups.expert)
+        merged = all_to_all_hierarchical_s(
+            copy * element_bytes,
+            s.groups.expert,
+            copies=np.maximum(model.top_k, 1),
+            max_domains=model.groups_per_token,
+        )
+        return np.where(s.rates.deduplicates > 0, np.minimum(flat, merged), flat)
+
+    active = (plan.expert > 1) & (model.num_experts > 0)
+    seconds = np.where(active, exchange(s.precision.dispatch_bytes) + exchange(2.0), 0.0)
+    return _backward_free(seconds, seconds)
+
+
+def _recomputed(s: Setting, compute: LayerCompute, parts: Parts, *, is_moe: bool) -> Array:
+    """Forward seconds that run a second time, mean over a rank's layers."""
+    plan = s.plan
+    if is_moe:
+        activation_s, module = compute.moe_activation_s, "moe"
+        module_s = compute.experts.forward_s + compute.router.forward_s + parts["expert_parallel"].forward_s
+    else:
+        activation_s, module, module_s = compute.activation_s, "mlp", compute.dense_ffn.forward_s
+    chosen = (
+        plan.recomputes("core_attention") * compute.attention_core.forward_s
+        + plan.recomputes("norm") * compute.norm_s
+        + plan.recomputes("activation") * activation_s
+        + plan.recomputes("mla_up_projection") * compute.latent_up.forward_s
+        + plan.recomputes(module) * module_s
+    )
+    per_rank = np.maximum(s.model.num_layers / plan.pipeline, 1)
+    share = np.where(plan.recompute_layers >= 0, np.minimum(plan.recompute_layers / per_rank, 1.0), 1.0)
+    whole = share * _sum(parts, "forward_s")
+    return np.where(plan.recompute == FULL, whole, np.where(plan.recompute == SELECTIVE, chosen, 0.0))
+
+
+def _gather(s: Setting, parts: Parts, dense_weights: Array, expert_weights: Array) -> Passes:
+    """FSDP per layer and micro-batch: what is left of gather and reduction after hiding behind compute.
+
+    With a pipeline, parameters stay gathered and gradients unreduced over a step's micro-batches (torchtitan), so
+    each micro-batch bears its share of one gather.
+    """
+    plan, groups, precision, rates = s.plan, s.groups, s.precision, s.rates
+    trained = 1 - (s.model.lora_rank > 0) * 1
+    has_experts = np.asarray(expert_weights) > 0
+
+    def over_shards(collective: object, bytes_per_weight: Array) -> Array:
+        run = all_gather_s if collective is all_gather_s else reduce_scatter_s
+        dense = run(dense_weights * bytes_per_weight, groups.shard)
+        return dense + np.where(has_experts, run(expert_weights * bytes_per_weight, groups.expert_shard), 0.0)
+
+    shard_bytes = dense_weights * precision.reduce_bytes / np.maximum(groups.shard.size, 1)
+    copies = np.where(groups.replicate.size > 1, all_reduce_s(shard_bytes, groups.replicate), 0.0)
+    gather = over_shards(all_gather_s, precision.gather_bytes)
+    reduce = (over_shards(reduce_scatter_s, precision.reduce_bytes) + copies) * trained
+    active = (plan.sharding == Sharding.PARAMETERS) / np.where(plan.pipeline > 1, s.num_micro_batches, 1.0)
+    slowdown = 1 + rates.overlap_slowdown_ratio
+
+    def exposed(comm: Array, compute: Array) -> Array:
+        return exposed_s(comm * active, compute * rates.gather_hidden_ratio, slowdown)
+
+    backward = _sum(parts, "input_s") + _sum(parts, "weight_s")
+    return _backward_free(exposed(gather, _sum(parts, "forward_s")), exposed(gather + reduce, backward))

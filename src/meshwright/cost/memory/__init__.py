@@ -1,0 +1,10 @@
+"""Bytes per device on the fullest pipeline rank: weights, gradients, optimizer states, activations, workspaces.
+
+`states` counts what outlives a micro-batch, `activations` what one layer keeps for its backward pass, `peak` adds
+them up on the ranks that can be the fullest, `constants` reads what a software stack does and what was measured.
+"""
+
+from meshwright.cost.memory.constants import MemoryConstants, memory_constants
+from meshwright.cost.memory.peak import MemoryTable, estimate_memory
+
+__all__ = ["MemoryConstants", "MemoryTable", "estimate_memory", "memory_constants"]

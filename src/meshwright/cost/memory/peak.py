@@ -1,0 +1,204 @@
+"""The fullest pipeline rank.
+
+    allocated = states + n_flight Σ_layers kept + live + max(head, layer) + workspace
+    reserved  = allocated + φ (activations + workspaces) + context + communicators
+
+n_flight micro-batches are kept at once (`pipeline.closed_form.in_flight`): most on the first rank, one on the last
+under 1F1B, which holds the head instead. When layers do not divide evenly the second rank may be the fullest.
+head: logits, their gradient and the head's weight gradient at the start of the backward pass. layer: gradients that
+are alive while one layer runs backward. φ is the allocator's fragmentation, of what comes and goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from meshwright.cost.flops import Parameters, count_parameters
+from meshwright.cost.memory.activations import LayerBytes, layer_bytes
+from meshwright.cost.memory.constants import MemoryConstants
+from meshwright.cost.memory.states import (
+    DUALPIPE,
+    RankLayers,
+    StateRates,
+    rank_parameters,
+    state_bytes,
+    state_rates,
+)
+from meshwright.cost.pipeline.closed_form import in_flight
+from meshwright.cost.stages import StageLayers, split_layers
+from meshwright.cost.tables import SCHEDULES, Array, BatchTable, ModelTable, PlanTable, PrecisionTable, Table
+from meshwright.specs.plan import Schedule
+
+ZBV = SCHEDULES.index(Schedule.ZBV)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTable(Table):
+    """Bytes per device; `allocated` is their sum on the fullest rank, `reserved` what the device must have."""
+
+    weights_bytes: Array
+    gradients_bytes: Array
+    optimizer_bytes: Array
+    activations_bytes: Array
+    workspace_bytes: Array
+    allocated_bytes: Array
+    reserved_bytes: Array
+    on_last_stage: Array  # 1 when the last rank is the fullest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """Everything that is the same on all ranks of a plan."""
+
+    model: ModelTable
+    plan: PlanTable
+    constants: MemoryConstants
+    parameters: Parameters
+    tokens: Array  # of a micro-batch on one rank
+    num_micro: Array
+    rates: StateRates
+    kept: LayerBytes
+    head_bytes: Array
+    layer_bytes: Array
+    fixed_bytes: Array
+    beside_bytes: Array
+
+
+def estimate_memory(
+    *,
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    constants: MemoryConstants,
+) -> MemoryTable:
+    """Memory of the fullest rank of every plan; every argument's fields are numbers or arrays that broadcast."""
+    parameters = count_parameters(model)
+    tokens = batch.seq_len * plan.micro_batch / plan.context
+    case = _Case(
+        model=model,
+        plan=plan,
+        constants=constants,
+        parameters=parameters,
+        tokens=tokens,
+        num_micro=batch.global_batch / (plan.micro_batch * plan.data),
+        rates=state_rates(model, plan, precision, constants),
+        kept=layer_bytes(model, batch, plan, precision, constants, tokens),
+        head_bytes=_head_bytes(model, plan, constants, tokens),
+        layer_bytes=_layer_workspace_bytes(model, plan, tokens),
+        fixed_bytes=constants.workspace_bytes + _waiting_bytes(model, plan, constants, tokens),
+        beside_bytes=_beside_the_allocator(plan, constants),
+    )
+    layers = split_layers(model, plan, by_cost=constants.splits_by_cost)
+    fullest = _rank(case, _first(plan, layers), 0, is_last=0)
+    if np.any(plan.pipeline > 1):
+        second = (plan.pipeline > 2) & (layers.middle > layers.first)
+        if np.any(second):
+            middle = RankLayers(dense=layers.middle_dense, moe=layers.middle_moe, embedding=0, head=0)
+            fullest = _fuller(fullest, _rank(case, middle, 1, is_last=0), second)
+        last = _rank(case, _last(plan, layers), plan.pipeline - 1, is_last=1)
+        fullest = _fuller(fullest, last, plan.pipeline > 1)
+    return fullest
+
+
+def _first(plan: PlanTable, layers: StageLayers) -> RankLayers:
+    """The first rank. Where the pipeline bends back (V-shaped, DualPipe) it holds the head too."""
+    both = (plan.pipeline == 1) | (plan.schedule == DUALPIPE) | (plan.schedule == ZBV)
+    return RankLayers(dense=layers.first_dense, moe=layers.first_moe, embedding=1, head=np.where(both, 1, 0))
+
+
+def _last(plan: PlanTable, layers: StageLayers) -> RankLayers:
+    """The last rank, with a copy of the embedding where the head is tied to it."""
+    dualpipe, bent = plan.schedule == DUALPIPE, plan.schedule == ZBV
+    return RankLayers(
+        dense=layers.last_dense,
+        moe=layers.last_moe,
+        embedding=np.where(dualpipe, 1, 0),
+        head=np.where(bent, 0, 1),
+    )
+
+
+def _rank(case: _Case, layers: RankLayers, rank: Array, *, is_last: int) -> MemoryTable:
+    """One pipeline rank."""
+    model, plan, constants, kept = case.model, case.plan, case.constants, case.kept
+    held = rank_parameters(model, case.parameters, plan, layers)
+    states = state_bytes(case.rates, held, layers.total)
+    flights = in_flight(plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank)
+    embedded = layers.embedding * 2 * case.tokens * model.hidden / plan.tensor
+    moe = layers.moe + layers.head * np.where(model.num_experts > 0, model.num_mtp_layers, 0)
+    dense = layers.dense + layers.head * np.where(model.num_experts > 0, 0, model.num_mtp_layers)
+    per_micro = dense * kept.dense + moe * kept.moe + embedded
+    live = np.maximum((layers.dense > 0) * kept.live_dense, (layers.moe > 0) * kept.live_moe)
+    activations = flights * per_micro + live
+    workspace = np.maximum(layers.head * case.head_bytes, case.layer_bytes) + case.fixed_bytes
+    gradients = _gradients_at_peak(case, states.gradients, activations)
+    allocated = states.weights + gradients + states.optimizer + activations + workspace
+    fragments = constants.fragmentation_ratio * (activations + workspace)
+    return MemoryTable(
+        weights_bytes=states.weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=states.optimizer,
+        activations_bytes=activations,
+        workspace_bytes=workspace,
+        allocated_bytes=allocated,
+        reserved_bytes=allocated + fragments + case.beside_bytes,
+        on_last_stage=is_last,
+    )
+
+
+def _gradients_at_peak(case: _Case, gradients: Array, activations: Array) -> Array:
+    """Gradients that are there at the peak.
+
+    Allocated during a single backward pass they replace activations one by one: what counts is the larger of both.
+    """
+    if not np.any(case.constants.gradients_as_they_come):
+        return gradients
+    replaced = (case.constants.gradients_as_they_come > 0) & (case.num_micro <= 1)
+    return np.where(replaced, np.maximum(gradients - activations, 0), gradients)
+
+
+def _beside_the_allocator(plan: PlanTable, constants: MemoryConstants) -> Array:
+    """Driver context and one communicator for every parallelism in use."""
+    widths = (plan.tensor, plan.context, plan.data, plan.pipeline, plan.expert)
+    return constants.context_bytes + sum((width > 1) * constants.communicator_bytes for width in widths)
+
+
+def _fuller(one: MemoryTable, other: MemoryTable, exists: Array) -> MemoryTable:
+    """The fuller of two ranks; `other` only where it exists."""
+    swap = (other.allocated_bytes > one.allocated_bytes) & exists
+    return MemoryTable(
+        **{f.name: np.where(swap, getattr(other, f.name), getattr(one, f.name)) for f in fields(MemoryTable)}
+    )
+
+
+def _head_bytes(model: ModelTable, plan: PlanTable, constants: MemoryConstants, tokens: Array) -> Array:
+    """Logits and the head's weight gradient at the start of the backward pass.
+
+    The logits of a multi-token prediction module wait in 16 bits meanwhile.
+    """
+    split = np.where(constants.splits_logits > 0, plan.tensor, 1)
+    logits = tokens * model.vocab / split * (constants.logits_bytes + 2 * model.num_mtp_layers)
+    trained = model.lora_rank == 0
+    return logits + trained * model.vocab * model.hidden / plan.tensor * constants.head_gradient_bytes
+
+
+def _layer_workspace_bytes(model: ModelTable, plan: PlanTable, tokens: Array) -> Array:
+    """Gradients that are alive while one layer runs backward.
+
+    Of every matrix's activations and of one weight, and of the residual stream gathered over tensor ranks (norm
+    output, its gradient, the layer's gradient). Keys and values of one other context rank, and their gradients.
+    """
+    t, h, m = plan.tensor, model.hidden, model.ffn_matrices
+    weight = (model.lora_rank == 0) * 2 * (m - 1) * h * model.ffn
+    dense = (2 * m * tokens * model.ffn + weight) / t
+    moe = 2 * model.top_k * tokens * (2 * h + m * model.expert_ffn) / t
+    keys_values = (plan.context > 1) * 4 * model.num_kv_heads * (model.qk_dim + model.v_dim) * tokens / t
+    return np.maximum(dense, moe) + keys_values + 6 * tokens * h
+
+
+def _waiting_bytes(model: ModelTable, plan: PlanTable, constants: MemoryConstants, tokens: Array) -> Array:
+    """Residual streams gathered over tensor ranks whose memory waits for the stream that used them."""
+    num = np.where(plan.pipeline > 1, constants.waiting_buffers_in_pipeline, constants.waiting_buffers)
+    return (plan.tensor > 1) * num * 2 * model.hidden * tokens

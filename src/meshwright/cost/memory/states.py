@@ -1,0 +1,190 @@
+"""Weights, gradients and optimizer states of one pipeline rank, in bytes.
+
+With w, g and o bytes of weight, gradient and optimizer states per parameter, and D ranks that share them out:
+
+    none          w + g + o
+    optimizer     w + g + o / D                                     ZeRO-1
+    gradients     w + (g + o) / D                                   ZeRO-2
+    parameters    (w + g + o) / D + gathered and unreduced layers   ZeRO-3, FSDP; w is then the fp32 master
+
+Expert parameters have a D of their own, the ranks that hold the same experts. Source: Rajbhandari et al. 2020,
+arXiv 1910.02054, section 5; the bytes of mixed precision with Adam: section 3.1.
+
+FSDP gathers a layer while it computes the one before, so two are there at once; embedding and head are gathered
+as one unit that stays for the step. With a pipeline nothing is given back between micro-batches (gathering again
+for each would cost more than it saves; torchtitan's `reshard_after_forward: default`), so all weights are
+gathered, and gradients are reduced once, after the last micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.flops import Parameters
+from meshwright.cost.memory.constants import MemoryConstants
+from meshwright.cost.tables import SCHEDULES, Array, ModelTable, PlanTable, PrecisionTable
+from meshwright.specs.plan import Schedule, Sharding
+
+DUALPIPE = SCHEDULES.index(Schedule.DUALPIPE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLayers:
+    """What one pipeline rank holds: layers by kind, and whether the embedding and the head (0 or 1)."""
+
+    dense: Array
+    moe: Array
+    embedding: Array
+    head: Array
+
+    @property
+    def total(self) -> Array:
+        return self.dense + self.moe
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankParameters:
+    """Parameters of one rank by how they are split.
+
+    Summed over t tensor ranks and e x z expert ranks a stage has t split + repeated + e z expert parameters.
+    """
+
+    split: Array  # over tensor ranks, `unit` included
+    repeated: Array  # norms, routers, projections of multi-token prediction modules: on every tensor rank
+    expert: Array  # over expert and expert tensor ranks
+    unit: Array  # embedding and head, split over tensor ranks
+    adapters: Array  # LoRA, split over tensor ranks; 0 when every parameter is trained
+
+    @property
+    def dense(self) -> Array:
+        """All but the routed experts and the adapters."""
+        return self.split + self.repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """Bytes of one rank, or bytes per parameter."""
+
+    weights: Array
+    gradients: Array
+    optimizer: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateRates:
+    """Bytes per parameter under a plan's sharding; the same on all its ranks."""
+
+    dense: StateBytes
+    expert: StateBytes
+    adapters: StateBytes
+    gathered: Array  # per parameter gathered at once
+    unreduced: Array  # per gradient waiting for its reduction
+    keeps_gathered: Array  # True: all of a rank's parameters are gathered at once
+
+
+def rank_parameters(
+    model: ModelTable, parameters: Parameters, plan: PlanTable, layers: RankLayers
+) -> RankParameters:
+    """Parameters that one rank holds. A multi-token prediction module lies with the head."""
+    share = 1 / plan.tensor
+    mtp = layers.head * model.num_mtp_layers
+    mtp_is_moe = np.where(model.num_experts > 0, 1, 0)
+    num_layers, moe = layers.total + mtp, layers.moe + mtp * mtp_is_moe
+    # A tied head without the embedding beside it is a copy.
+    head = np.where(model.tied > 0, (1 - layers.embedding) * model.vocab * model.hidden, parameters.head)
+    unit = (layers.embedding * parameters.embedding + layers.head * head) * share
+    body = (
+        num_layers * parameters.attention_layer
+        + (layers.dense + mtp * (1 - mtp_is_moe)) * parameters.dense_ffn_layer
+        + moe * parameters.shared_layer
+    )
+    final_norm = layers.head * model.hidden * (1 + model.norm_bias)
+    return RankParameters(
+        split=body * share + unit,
+        repeated=num_layers * parameters.norm_layer
+        + moe * parameters.router_layer
+        + mtp * parameters.mtp_projection
+        + final_norm,
+        expert=moe * (parameters.experts_layer / (plan.expert * plan.expert_tensor)),
+        unit=unit,
+        adapters=layers.total * parameters.lora_layer * share,
+    )
+
+
+def state_rates(
+    model: ModelTable, plan: PlanTable, precision: PrecisionTable, constants: MemoryConstants
+) -> StateRates:
+    """Bytes per parameter of weights, gradients and optimizer states under each ZeRO stage."""
+    sharded = plan.sharding == Sharding.PARAMETERS
+    full = _unsharded(precision, constants, sharded=sharded)
+    width = plan.data_shard * plan.context
+    expert_width = np.maximum(1, width * plan.tensor / (plan.expert * plan.expert_tensor))
+    # DualPipe holds two stages: its own and that of the rank opposite.
+    copies = 1 + (plan.schedule == DUALPIPE)
+    resident = copies * np.where(plan.offload_optimizer > 0, 0, 1)
+    frozen = model.lora_rank > 0
+    trained = 1 - frozen * 1
+    # Frozen weights have no master to be rounded from: they are kept in the format they multiply in.
+    frozen_weight = np.minimum(precision.weight_bytes, precision.linear_input_bytes)
+    second = constants.second_gradient_bytes * (full.gradients > 2) * (plan.data > 1) * (1 - sharded * 1)
+
+    def shared_by(ranks: Array) -> StateBytes:
+        def share(stage: Sharding) -> Array:
+            return np.where(plan.sharding >= stage, 1 / ranks, 1.0)
+
+        return StateBytes(
+            weights=share(Sharding.PARAMETERS) * np.where(frozen, frozen_weight, full.weights) * copies,
+            gradients=(share(Sharding.GRADIENTS) * full.gradients + second) * copies * trained,
+            optimizer=share(Sharding.OPTIMIZER) * full.optimizer * resident * trained,
+        )
+
+    shared = sharded & (width > 1)
+    return StateRates(
+        dense=shared_by(width),
+        expert=shared_by(expert_width),
+        adapters=StateBytes(
+            weights=full.weights, gradients=full.gradients, optimizer=full.optimizer * resident
+        ),
+        gathered=shared * precision.gather_bytes * copies,
+        unreduced=shared * precision.reduce_bytes * copies * trained,
+        keeps_gathered=plan.pipeline > 1,
+    )
+
+
+def _unsharded(precision: PrecisionTable, constants: MemoryConstants, *, sharded: Array) -> StateBytes:
+    """Bytes per parameter of a stack on one rank. `sharded`: FSDP's one fp32 copy is both weight and master."""
+    narrow = constants.optimizer_in_16_bits > 0
+    master = np.where(narrow, 0.0, precision.master_bytes)
+    moments = np.where(narrow, 0.5, 1.0) * precision.moment_bytes
+    most = np.where(narrow | (constants.accumulates_in_16_bits > 0), 2.0, np.inf)
+    gradients = np.minimum(precision.grad_bytes, most)
+    widened = np.where(gradients > 2, 0, constants.step_gradient_bytes)
+    return StateBytes(
+        weights=np.where(
+            sharded,
+            np.maximum(master, precision.weight_bytes),
+            precision.weight_bytes + precision.weight_cache_bytes,
+        ),
+        gradients=gradients,
+        optimizer=np.where(sharded, moments, master + moments) + widened,
+    )
+
+
+def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> StateBytes:
+    """Weights, gradients and optimizer states of one rank with `num_layers` layers."""
+    dense, expert, adapters = held.dense, held.expert, held.adapters
+    layer = (dense + expert - held.unit) / np.maximum(num_layers, 1)
+    at_once = np.where(rates.keeps_gathered, dense + expert, 2 * layer + held.unit)
+    waiting = np.where(rates.keeps_gathered, dense + expert, layer)
+
+    def total(name: str) -> Array:
+        parts = zip((dense, expert, adapters), (rates.dense, rates.expert, rates.adapters), strict=True)
+        return sum(count * getattr(rate, name) for count, rate in parts)
+
+    return StateBytes(
+        weights=total("weights") + at_once * rates.gathered,
+        gradients=total("gradients") + waiting * rates.unreduced,
+        optimizer=total("optimizer"),
+    )

@@ -1,0 +1,77 @@
+"""What a step does once: reduce gradients, update parameters, gather them again. Exposed seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
+from meshwright.cost.layers import LayerTimes, Setting
+from meshwright.cost.overlap import exposed_s
+from meshwright.cost.stages import StageLayers
+from meshwright.cost.tables import Array
+from meshwright.specs.plan import Sharding
+
+OPTIMIZER_BYTES = 34.0
+"""Per parameter: master and both moments read and written (24), gradient read twice for norm and update (8),
+16-bit weight written (2)."""
+
+
+def trained_parameters(s: Setting, layers: StageLayers) -> tuple[Array, Array]:
+    """(dense, expert) trained parameters of the rank that holds most."""
+    p, plan = s.parameters, s.plan
+    t = plan.tensor
+    num_layers = np.maximum(layers.first, layers.middle)
+    num_moe = np.maximum(layers.first_moe, layers.middle_moe)
+    tables = p.embedding + np.where(plan.pipeline > 1, 0, p.head)
+    split = (
+        num_layers * p.attention_layer + (num_layers - num_moe) * p.dense_ffn_layer + num_moe * p.shared_layer
+    )
+    dense = (split + tables) / t + num_moe * p.router_layer
+    expert = num_moe * p.experts_layer / (plan.expert * plan.expert_tensor)
+    frozen = s.model.lora_rank > 0
+    return np.where(frozen, num_layers * p.lora_layer / t, dense), np.where(frozen, 0, expert)
+
+
+def data_parallel_s(s: Setting, layers: StageLayers, middle: LayerTimes) -> Array:
+    """Gradient reduction behind the last backward pass, parameter gather behind the first forward pass.
+
+    ZeRO and DDP only: FSDP pays per layer. `middle`: one micro-batch on a middle rank.
+    """
+    dense, expert = trained_parameters(s, layers)
+    plan, groups, rates = s.plan, s.groups, s.rates
+    sharded = plan.sharding > Sharding.NONE
+
+    def reduce_s(count: Array, shard: Group, whole: Group) -> Array:
+        size = count * s.precision.reduce_bytes
+        return np.where(sharded, reduce_scatter_s(size, shard), all_reduce_s(size, whole))
+
+    def gather_s(count: Array, shard: Group) -> Array:
+        return np.where(sharded, all_gather_s(count * s.precision.gather_bytes, shard), 0.0)
+
+    several = plan.data * plan.context > 1
+    several_experts = (np.asarray(expert) > 0) & (plan.expert_data > 1)
+    reduction = np.where(several, reduce_s(dense, groups.shard, groups.whole), 0.0)
+    reduction = reduction + np.where(
+        several_experts, reduce_s(expert, groups.expert_shard, groups.expert_whole), 0.0
+    )
+    gathering = np.where(several, gather_s(dense, groups.shard), 0.0)
+    gathering = gathering + np.where(several_experts, gather_s(expert, groups.expert_shard), 0.0)
+    overlap = rates.data_hidden_ratio * rates.overlaps_data
+    slowdown = 1 + rates.overlap_slowdown_ratio
+    exposed = exposed_s(reduction, middle.input_s + middle.weight_s, slowdown, overlap)
+    exposed = exposed + exposed_s(gathering, middle.forward_s, slowdown, overlap)
+    return np.where(plan.sharding == Sharding.PARAMETERS, 0.0, exposed)
+
+
+def optimizer_s(s: Setting, layers: StageLayers) -> Array:
+    """One pass over gradients, master weights and moments of the rank's share, or their way over the host link."""
+    dense, expert = trained_parameters(s, layers)
+    plan, rates = s.plan, s.rates
+    sharded = plan.sharding > Sharding.NONE
+    count = dense / np.where(sharded, s.groups.shard.size, 1) + expert / np.where(
+        sharded, s.groups.expert_shard.size, 1
+    )
+    streaming = rates.device.memory_bytes_per_s * rates.device.memory_ratio
+    on_device = count * OPTIMIZER_BYTES * rates.optimizer_passes / streaming
+    on_host = count * (s.precision.master_bytes + s.precision.moment_bytes) / rates.host_bytes_per_s
+    return np.where(plan.offload_optimizer > 0, np.maximum(on_device, on_host), on_device)

@@ -1,0 +1,66 @@
+"""What happens when devices are added: strong and weak scaling, emulation, replica sizes, sensitivity.
+
+sizes        cluster, batch and plan at another size     curve      each size against the first
+emulation    a small cluster that stands for a large one  training   days, failures, energy, money
+sensitivity  what the answer owes to each assumption      replicas   which replica is best
+spread       the interval of a comparison
+"""
+
+from meshwright.planner.scaling.curve import (
+    ScaleCurve,
+    ScalePoint,
+    exposed_data_parallel_s,
+    scale,
+    tokens_in,
+    with_tokens,
+)
+from meshwright.planner.scaling.emulation import EmulatedPoint, Emulation, emulate
+from meshwright.planner.scaling.replicas import Replica, rank_replicas
+from meshwright.planner.scaling.sensitivity import (
+    Sensitivity,
+    Swing,
+    curve_ends,
+    emulation_ends,
+    sensitivity,
+)
+from meshwright.planner.scaling.sizes import (
+    Costed,
+    Mode,
+    Study,
+    Unreached,
+    at_size,
+    replica_devices,
+    request_at,
+    resized,
+    widened,
+)
+from meshwright.planner.scaling.training import Training
+
+__all__ = [
+    "Costed",
+    "EmulatedPoint",
+    "Emulation",
+    "Mode",
+    "Replica",
+    "ScaleCurve",
+    "ScalePoint",
+    "Sensitivity",
+    "Study",
+    "Swing",
+    "Training",
+    "Unreached",
+    "at_size",
+    "curve_ends",
+    "emulate",
+    "emulation_ends",
+    "exposed_data_parallel_s",
+    "rank_replicas",
+    "replica_devices",
+    "request_at",
+    "resized",
+    "scale",
+    "sensitivity",
+    "tokens_in",
+    "widened",
+    "with_tokens",
+]

@@ -1,0 +1,190 @@
+"""One run on another number of devices: the cluster, the batch and the plan that follow.
+
+    replica   the devices that hold the model once: pipeline x lcm(expert x expert_tensor, tensor x context)
+    strong    the global batch stays, so each replica's share of it shrinks
+    weak      the batch of a replica stays, so the global batch grows
+
+A plan is *widened* by changing its data-parallel width alone. A size that cannot be reached is a sentence
+that says why, never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from math import lcm
+
+from meshwright.catalog.calibration import Calibration
+from meshwright.catalog.clusters import placed_fabric
+from meshwright.errors import InputError
+from meshwright.planner.estimate import PlanEstimate, estimate_plan
+from meshwright.planner.explain import explain_infeasible
+from meshwright.planner.legality import setting_for, violations
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.rules import Severity
+from meshwright.planner.search import search
+from meshwright.specs.estimate import Estimate
+from meshwright.specs.hardware import Cluster
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Costs
+from meshwright.units import gib
+
+
+class Mode(StrEnum):
+    """What happens to the global batch when devices are added."""
+
+    STRONG = "strong"  # it stays
+    WEAK = "weak"  # it grows with the devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is asked at every size.
+
+    `request` is the run at the size its file states; its global batch is for that size. `plan` is kept at
+    every size but for its data-parallel width; None: the planner chooses at each. `known` are plans found
+    before. `num_tokens`: of the whole training, None where nobody says. `load_factor`: tokens of the busiest
+    expert rank over the mean.
+    """
+
+    request: PlanRequest
+    mode: Mode = Mode.STRONG
+    plan: Plan | None = None
+    known: Mapping[int, Plan] = field(default_factory=dict)
+    num_tokens: float | None = None
+    costs: Costs = field(default_factory=Costs)
+    with_failures: bool = True
+    calibration: Calibration | None = None
+    load_factor: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Costed:
+    """The run on one number of devices, with what it will give there."""
+
+    request: PlanRequest
+    estimate: PlanEstimate
+
+    @property
+    def num_devices(self) -> int:
+        return self.request.num_devices
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per step."""
+        return self.request.global_batch
+
+    @property
+    def plan(self) -> Plan:
+        return self.estimate.plan
+
+    @property
+    def step_s(self) -> float:
+        return self.estimate.step.step.value
+
+    @property
+    def rate(self) -> Estimate:
+        """Tokens per second and device."""
+        return self.estimate.step.tokens_per_s_per_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreached:
+    """A number of devices on which the run cannot be made, and why."""
+
+    num_devices: int
+    global_batch: int
+    why_not: str
+
+
+def resized(cluster: Cluster, num_devices: int) -> Cluster:
+    """The cluster with as many nodes as `num_devices` fill; InputError unless they fill them.
+
+    Racks are cut anew: how many devices share a scale-up domain may depend on the size.
+    """
+    num_nodes, rest = divmod(num_devices, cluster.devices_per_node)
+    if rest or num_nodes < 1:
+        raise InputError(
+            f"{cluster.name} has nodes of {cluster.devices_per_node} devices; a cluster has whole nodes",
+            got=num_devices,
+            allowed=f"multiples of {cluster.devices_per_node}",
+        )
+    placed = placed_fabric(
+        cluster.fabric.name, devices_per_node=cluster.devices_per_node, num_nodes=num_nodes
+    )
+    fabric = cluster.fabric if placed.scale_up_domain == cluster.fabric.scale_up_domain else placed
+    name = f"{cluster.accelerator.name}-{cluster.devices_per_node}x{num_nodes}"
+    return replace(cluster, name=name, num_nodes=num_nodes, fabric=fabric)
+
+
+def replica_devices(plan: Plan) -> int:
+    """Devices that hold the model once, whatever data parallelism shards besides.
+
+    >>> replica_devices(Plan(context=4, expert=16, pipeline=24, data_shard=8))
+    384
+    """
+    return plan.pipeline * lcm(plan.expert * plan.expert_tensor, plan.tensor * plan.context)
+
+
+def widened(plan: Plan, num_devices: int) -> Plan | None:
+    """`plan` with the data-parallel width that fills `num_devices`; None unless replicas fill them.
+
+    Where the plan has replicas of a sharded group their number changes, otherwise the width of the sharding.
+
+    >>> widened(Plan(pipeline=4, data_shard=2), 32).data_shard
+    8
+    """
+    if num_devices % replica_devices(plan):
+        return None
+    data = num_devices // (plan.tensor * plan.context * plan.pipeline)
+    if plan.data_replicate == 1:
+        return replace(plan, data_shard=data)
+    return replace(plan, data_replicate=data // plan.data_shard) if data % plan.data_shard == 0 else None
+
+
+def request_at(study: Study, num_devices: int) -> PlanRequest | Unreached:
+    """The study's question on `num_devices`. Raises InputError unless they are whole nodes."""
+    cluster = resized(study.request.cluster, num_devices)
+    batch = study.request.global_batch
+    if study.mode is Mode.WEAK:
+        batch, rest = divmod(batch * num_devices, study.request.num_devices)
+        if rest or not batch:
+            why_not = "the share of the global batch is no whole number of sequences"
+            return Unreached(num_devices=num_devices, global_batch=batch, why_not=why_not)
+    return replace(study.request, cluster=cluster, global_batch=batch)
+
+
+def at_size(study: Study, num_devices: int) -> Costed | Unreached:
+    """Cost the run on `num_devices`. Raises InputError unless they are whole nodes."""
+    request = request_at(study, num_devices)
+    return request if isinstance(request, Unreached) else costed(study, request)
+
+
+def costed(study: Study, request: PlanRequest) -> Costed | Unreached:
+    """Cost `request` with the plan known for its size, else the study's widened, else the planner's best."""
+    found = study.known.get(request.num_devices) or _plan_for(study, request)
+    why_not = found if isinstance(found, str) else _refusal(request, found)
+    if isinstance(found, Plan) and not why_not:
+        estimate = estimate_plan(request, found, calibration=study.calibration, load_factor=study.load_factor)
+        memory = estimate.step.memory
+        if memory.fits:
+            return Costed(request=request, estimate=estimate)
+        needed, there = gib(memory.reserved_bytes), gib(memory.capacity_bytes)
+        why_not = f"needs {needed:.0f} GiB a device, there are {there:.0f}"
+    return Unreached(num_devices=request.num_devices, global_batch=request.global_batch, why_not=why_not)
+
+
+def _refusal(request: PlanRequest, plan: Plan) -> str:
+    """The first rule of the engine that `plan` breaks; empty when it is legal."""
+    broken = violations(plan, setting=setting_for(request))
+    return next((str(v) for v in broken if v.severity is Severity.REFUSED), "")
+
+
+def _plan_for(study: Study, request: PlanRequest) -> Plan | str:
+    if study.plan is not None:
+        replica = replica_devices(study.plan)
+        wide = widened(study.plan, request.num_devices)
+        return wide or f"{request.num_devices:,} devices are no whole number of replicas of {replica}"
+    result = search(request, top=1)
+    return explain_infeasible(result).binding if result.best is None else result.best.plan

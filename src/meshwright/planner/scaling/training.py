@@ -1,0 +1,147 @@
+"""The whole training at one size: days, failures, energy and money.
+
+    productive = steps x step time        wall = productive / goodput
+    ends of an interval: value x exp(+- sqrt(d_step^2 + d_goodput^2)), d the distance of the end in logarithms
+
+The step's interval comes from calibration, the goodput's from the published range of failure rates; they have
+nothing to do with each other, so they add in quadrature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, hypot, log
+
+from meshwright.catalog.prices import price_per_device_hour
+from meshwright.cost.energy import activity_ratio, run_energy
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.goodput import Goodput, goodput_of_run
+from meshwright.cost.money import run_cost
+from meshwright.errors import InputError
+from meshwright.planner.objective import INTENSITY_RATIO, goal_for
+from meshwright.planner.request import PlanRequest
+from meshwright.specs.estimate import Estimate, StepEstimate, Tier
+from meshwright.specs.run import Costs, Objective
+from meshwright.units import JOULE_PER_KWH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a training takes. `usd` is None without a price, `energy` without a power."""
+
+    num_tokens: float
+    num_steps: float
+    productive: Estimate  # s, as if nothing failed
+    wall: Estimate  # s, failures and checkpoints included
+    energy: Estimate | None  # MWh at the facility's meter
+    usd: Estimate | None
+
+
+def state_bytes(request: PlanRequest) -> float:
+    """What a checkpoint holds: weights, master weights and moments of everything that is trained, once."""
+    parameters, precision = count_parameters(request.model_table), request.precision
+    lora = request.model.num_layers * parameters.lora_layer
+    trained = lora if request.lora is not None else parameters.total
+    return float(trained) * (precision.weight_bytes + precision.master_bytes + precision.moment_bytes)
+
+
+def goodput_at(request: PlanRequest) -> Goodput:
+    """Goodput of the request's run, every device writing its share of one checkpoint."""
+    num_devices = request.num_devices
+    return goodput_of_run(num_devices=num_devices, bytes_per_device=state_bytes(request) / num_devices)
+
+
+def training_at(
+    request: PlanRequest,
+    step: StepEstimate,
+    *,
+    num_tokens: float,
+    goodput: Goodput | None,
+    costs: Costs,
+) -> Training:
+    """The whole training of `num_tokens`. `goodput` None: nothing fails and nothing is saved."""
+    num_steps = num_tokens / (request.global_batch * request.seq_len)
+    productive = _times(step.step, num_steps)
+    wall = productive if goodput is None else with_failures(productive, goodput)
+    megawatt_hours = _energy_mwh(request, step, wall.value, goodput, num_tokens)
+    usd = _usd(request, wall.value, num_tokens, costs)
+    if usd is not None and megawatt_hours is not None:
+        usd += megawatt_hours * 1000 * (costs.usd_per_kwh or 0.0)
+    return Training(
+        num_tokens=num_tokens,
+        num_steps=num_steps,
+        productive=productive,
+        wall=wall,
+        energy=_like(wall, megawatt_hours, "MWh"),
+        usd=_like(wall, usd, "USD"),
+    )
+
+
+def with_failures(productive: Estimate, goodput: Goodput) -> Estimate:
+    """Calendar time of a run whose steps take `productive`."""
+    value = productive.value / goodput.value
+    longer = hypot(log(productive.high / productive.value), log(goodput.value / goodput.low))
+    shorter = hypot(log(productive.value / productive.low), log(goodput.high / goodput.value))
+    return Estimate(
+        value=value,
+        low=value * exp(-shorter),
+        high=value * exp(longer),
+        unit=productive.unit,
+        tier=Tier.GUESSED,
+    )
+
+
+def known_price(accelerator: str, costs: Costs) -> float | None:
+    """USD per device hour: the run's own, else the catalogue's, else None."""
+    if costs.usd_per_device_hour is not None:
+        return costs.usd_per_device_hour
+    try:
+        return price_per_device_hour(accelerator).usd_per_device_hour
+    except InputError:
+        return None
+
+
+def _usd(request: PlanRequest, wall_s: float, num_tokens: float, costs: Costs) -> float | None:
+    price = known_price(request.cluster.accelerator.name, costs)
+    if price is None:
+        return None
+    cost = run_cost(
+        num_devices=request.num_devices, wall_s=wall_s, num_tokens=num_tokens, usd_per_device_hour=price
+    )
+    return float(cost.usd)
+
+
+def _energy_mwh(
+    request: PlanRequest, step: StepEstimate, wall_s: float, goodput: Goodput | None, num_tokens: float
+) -> float | None:
+    power = goal_for(Objective.THROUGHPUT, cluster=request.cluster).power
+    if power is None:
+        return None
+    waiting = 0.0 if goodput is None else goodput.losses.restart_ratio + goodput.losses.spares_ratio
+    energy = run_energy(
+        power=power,
+        activity_ratio=activity_ratio(components_s=step.components_s, intensity_ratio=INTENSITY_RATIO),
+        num_devices=request.num_devices,
+        wall_s=wall_s,
+        num_tokens=num_tokens,
+        idle_ratio=waiting,
+    )
+    return float(energy.facility_j) / (1000 * JOULE_PER_KWH)
+
+
+def _times(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(
+        value=estimate.value * factor,
+        low=estimate.low * factor,
+        high=estimate.high * factor,
+        unit=estimate.unit,
+        tier=estimate.tier,
+    )
+
+
+def _like(wall: Estimate, value: float | None, unit: str) -> Estimate | None:
+    """Power and price are nearly constant, so what they cost is as uncertain as the time."""
+    if value is None:
+        return None
+    scale = value / wall.value
+    return Estimate(value=value, low=wall.low * scale, high=wall.high * scale, unit=unit, tier=Tier.GUESSED)

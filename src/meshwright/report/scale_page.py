@@ -1,0 +1,98 @@
+"""The page of a scaling study: figures, the tables behind them, and what was assumed."""
+
+from __future__ import annotations
+
+from html import escape
+
+from meshwright import __version__
+from meshwright.catalog.reliability import failure_range
+from meshwright.catalog.stacks import stack_facts
+from meshwright.report.html import Section, document, figure, paragraph, table, tiles
+from meshwright.report.provenance import calibration_words
+from meshwright.report.quantities import percent, seconds
+from meshwright.report.scale_figures import days_svg, efficiency_svg, emulation_svg, tornado_svg
+from meshwright.report.scale_study import ScaleReport
+from meshwright.report.scale_tables import TextTable, days, interval, tables_of
+
+
+def scale_page(report: ScaleReport) -> str:
+    """The whole page."""
+    request = report.study.request
+    sections = [Section(title=t.title, parts=_parts(report, t)) for t in tables_of(report)]
+    sections.append(_assumptions(report))
+    if report.run.text:
+        sections.append(Section(title="The run file", parts=[f"<pre>{escape(report.run.text)}</pre>"]))
+    return document(
+        title=f"{request.model.name} on more {request.cluster.accelerator.name}",
+        lead=_lead(report),
+        sections=sections,
+        footer=f"Meshwright {__version__}. An estimate, not a measurement.",
+    )
+
+
+def _lead(report: ScaleReport) -> str:
+    request = report.study.request
+    words = (
+        f"{report.study.mode.value} scaling, {request.precision.name}, sequences of {request.seq_len:,} "
+        f"tokens, engine {request.engine.value}, software {stack_facts(request.stack.framework).title}."
+    )
+    lead = paragraph(words[:1].upper() + words[1:], css_class="lead")
+    if report.curve is None:
+        return lead
+    last = report.curve.points[-1]
+    rows = [
+        (f"{last.num_devices:,}", "devices", f"against {report.curve.points[0].num_devices:,}"),
+        (percent(last.efficiency.value), "efficiency", interval(last.efficiency)),
+        (seconds(last.costed.step_s), "step", last.costed.plan.describe()),
+    ]
+    if last.goodput is not None:
+        rows.append((percent(last.goodput.value), "goodput", "share of time that becomes progress"))
+    if last.training is not None:
+        wall = last.training.wall
+        rows.append((f"{days(wall.value)} days", "time to train", interval(wall, days)))
+    return lead + tiles(rows)
+
+
+def _parts(report: ScaleReport, shown: TextTable) -> list[str]:
+    figures = _figures(report, shown)
+    below = [paragraph(line) for line in shown.caption.splitlines()]
+    rows = [[_unbroken(str(cell)) for cell in row] for row in shown.rows]
+    return [*figures, table(shown.headings, rows), *below]
+
+
+def _unbroken(cell: str) -> str:
+    """A quantity and its unit stay on one line."""
+    return cell.replace(" ", "\N{NO-BREAK SPACE}") if len(cell) < 20 else cell
+
+
+def _figures(report: ScaleReport, shown: TextTable) -> list[str]:
+    """The figure that belongs to a table, by what the table is about."""
+    if report.curve is not None and "speed-up" in shown.headings:
+        return [figure(efficiency_svg(report.curve))]
+    if report.curve is not None and "days of steps" in shown.headings:
+        return [figure(days_svg(report.curve))]
+    if report.emulation is not None and "stands for" in shown.headings:
+        return [figure(emulation_svg(report.emulation))]
+    if report.sensitivity is not None and "assumption" in shown.headings:
+        return [figure(tornado_svg(report.sensitivity))]
+    return []
+
+
+def _assumptions(report: ScaleReport) -> Section:
+    request, rates = report.study.request, failure_range()
+    accelerator, fabric = request.cluster.accelerator, request.cluster.fabric
+    rows = [
+        ("efficiency", "tokens/s per device against the first size; failures are not in it"),
+        ("its interval", "80 %, of what does not cancel between the two sizes; the rest is common to both"),
+        ("accelerator", _words(accelerator.sources)),
+        ("fabric", f"{fabric.name}: {_words(fabric.sources)}"),
+        ("calibration", calibration_words(request)),
+    ]
+    if report.study.with_failures:
+        rows.append(("failures", f"{rates.value.scope}: {rates.value.source}"))
+        rows.append(("range of failures", rates.reason))
+    return Section(title="What the numbers rest on", parts=[table(("what", "how"), rows, words=True)])
+
+
+def _words(sources: dict[str, str]) -> str:
+    return sources.get("all") or "; ".join(dict.fromkeys(sources.values()))

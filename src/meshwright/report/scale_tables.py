@@ -1,0 +1,235 @@
+"""The tables of a scaling study, as headings and rows of words: for the terminal and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshwright.planner.scaling import (
+    Costed,
+    Emulation,
+    ScaleCurve,
+    ScalePoint,
+    Sensitivity,
+    exposed_data_parallel_s,
+    replica_devices,
+)
+from meshwright.report.quantities import memory, percent, rate, seconds
+from meshwright.report.scale_study import ScaleReport
+from meshwright.specs.estimate import Estimate
+from meshwright.units import DAY_S, format_count, format_seconds, ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTable:
+    """A table of words. The first column is words to the left, the others figures to the right."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    caption: str = ""
+
+
+def tables_of(report: ScaleReport) -> list[TextTable]:
+    """All tables that the report has something for, in reading order."""
+    found: list[TextTable] = []
+    if report.curve is not None:
+        found += _curve_tables(report, report.curve)
+    if report.emulation is not None:
+        found += _emulation_tables(report.emulation)
+    if report.replicas:
+        found.append(_replica_table(report))
+    if report.sensitivity is not None:
+        found.append(_sensitivity_table(report.sensitivity))
+    return found
+
+
+def days(seconds_: float) -> str:
+    """Days with three digits.
+
+    >>> [days(x) for x in (1_969_920, 216_000, 864_000)]
+    ['22.8', '2.50', '10.0']
+    """
+    number = seconds_ / DAY_S
+    return f"{number:,.{0 if number >= 100 else 1 if number >= 10 else 2}f}"
+
+
+def interval(estimate: Estimate, form: Callable[[float], str] = percent) -> str:
+    """Both ends of an interval."""
+    return f"{form(estimate.low)} to {form(estimate.high)}"
+
+
+# --- curve ---
+
+
+def _curve_tables(report: ScaleReport, curve: ScaleCurve) -> list[TextTable]:
+    mode = report.study.mode.value
+    scaled = TextTable(
+        title=f"{report.run.model.name} on {report.study.request.cluster.accelerator.name}, {mode} scaling",
+        headings=(
+            "devices", "batch", "step", "tokens/s/device", "efficiency", "80 % interval", "speed-up",
+            "DP wait",
+        ),
+        rows=[_scaled_row(p, curve.points[0]) for p in curve.points],
+        caption="".join(f"{u.num_devices:,} devices: {u.why_not}\n" for u in curve.unreached).strip(),
+    )  # fmt: skip
+    tables = [scaled, _plan_table([p.costed for p in curve.points])]
+    if curve.points[0].training is not None or curve.points[0].goodput is not None:
+        tables.append(_training_table(curve))
+    return tables
+
+
+def _scaled_row(point: ScalePoint, base: ScalePoint) -> tuple[object, ...]:
+    costed = point.costed
+    return (
+        f"{point.num_devices:,}",
+        _batch(costed),
+        seconds(costed.step_s),
+        rate(costed.rate.value),
+        percent(point.efficiency.value),
+        "base" if point is base else interval(point.efficiency),
+        f"{point.speedup:.2f} of {point.num_devices / base.num_devices:.4g}",
+        f"{ms(exposed_data_parallel_s(costed)):,.0f} ms",
+    )
+
+
+def _plan_table(found: Sequence[Costed]) -> TextTable:
+    return TextTable(
+        title="Plans",
+        headings=("devices", "plan", "replica", "micro-batches", "memory"),
+        rows=[
+            (
+                f"{c.num_devices:,}",
+                c.plan.describe(),
+                f"{replica_devices(c.plan):,}",
+                f"{c.plan.num_micro_batches(c.global_batch):,}",
+                memory(c.estimate.step.memory.reserved_bytes, c.estimate.step.memory.capacity_bytes),
+            )
+            for c in found
+        ],
+    )
+
+
+def _training_table(curve: ScaleCurve) -> TextTable:
+    """Columns that no point has anything for (a price that nobody knows) are left out."""
+    tokens = curve.study.num_tokens
+    columns = [_training_cells(p) for p in curve.points]
+    headings = [h for h in columns[0] if any(cells[h] for cells in columns)]
+    return TextTable(
+        title="Training" if tokens is None else f"Training of {format_count(tokens)} tokens",
+        headings=headings,
+        rows=[[cells[h] for h in headings] for cells in columns],
+    )
+
+
+def _training_cells(point: ScalePoint) -> dict[str, str]:
+    """Words by heading; empty where nothing is known."""
+    goodput, training = point.goodput, point.training
+    cells = {"devices": f"{point.num_devices:,}"}
+    cells["days of steps"] = days(training.productive.value) if training else ""
+    cells["goodput"] = percent(goodput.value) if goodput else ""
+    cells["published range"] = f"{percent(goodput.low)} to {percent(goodput.high)}" if goodput else ""
+    cells["failure every"] = format_seconds(goodput.mtbf_s) if goodput else ""
+    cells["days"] = days(training.wall.value) if training else ""
+    cells["80 % interval"] = interval(training.wall, days) if training else ""
+    energy, usd = (training.energy, training.usd) if training else (None, None)
+    cells["GWh"] = f"{energy.value / 1000:.3g}" if energy else ""
+    cells["million USD"] = f"{usd.value / 1e6:,.3g}" if usd else ""
+    return cells
+
+
+# --- emulation ---
+
+
+def _emulation_tables(emulation: Emulation) -> list[TextTable]:
+    base = emulation.base
+    causes = list(next((p.difference_s for p in emulation.points if p.real), {}))
+    return [
+        TextTable(
+            title=f"Emulated on {base.num_devices:,} devices: {base.plan.describe()}",
+            headings=("stands for", "batch", "micro-batches", "step", "efficiency", "80 % interval"),
+            rows=[
+                (
+                    f"{p.num_devices:,}",
+                    _batch(p.emulated),
+                    f"{p.emulated.plan.num_micro_batches(p.emulated.global_batch):,}",
+                    seconds(p.emulated.step_s),
+                    f"{p.efficiency.value:.3f}",
+                    f"{p.efficiency.low:.3f} to {p.efficiency.high:.3f}",
+                )
+                for p in emulation.points
+            ],
+            caption="".join(f"{u.num_devices:,} devices: {u.why_not}\n" for u in emulation.unreached).strip(),
+        ),
+        TextTable(
+            title="The same replicas for real, and what the emulation cannot see (milliseconds of a step)",
+            headings=("devices", "batch", "step", "efficiency", *causes),
+            rows=[
+                (
+                    f"{p.real.num_devices:,}",
+                    _batch(p.real),
+                    seconds(p.real.step_s),
+                    f"{p.real_efficiency.value:.3f}",
+                    *(f"{ms(p.difference_s[cause]):+,.0f}" for cause in causes),
+                )
+                for p in emulation.points
+                if p.real is not None and p.real_efficiency is not None
+            ],
+        ),
+    ]
+
+
+# --- replicas and sensitivity ---
+
+
+def _replica_table(report: ScaleReport) -> TextTable:
+    return TextTable(
+        title=f"Replica sizes on {report.replica_cluster}, rates against the best",
+        headings=("replica", "plan", "step", "rate", "batch each", "memory"),
+        rows=[
+            (
+                f"{r.num_devices:,}",
+                r.costed.plan.describe(),
+                seconds(r.costed.step_s),
+                percent(r.relative_ratio),
+                _tokens(
+                    r.costed.global_batch * r.costed.request.seq_len * r.num_devices / r.costed.num_devices
+                ),
+                memory(
+                    r.costed.estimate.step.memory.reserved_bytes,
+                    r.costed.estimate.step.memory.capacity_bytes,
+                ),
+            )
+            for r in report.replicas
+        ],
+    )
+
+
+def _sensitivity_table(found: Sensitivity) -> TextTable:
+    return TextTable(
+        title=f"Efficiency is {found.efficiency:.3f}; with one assumption changed it is",
+        headings=("assumption", "changed to", "first step", "last step", "efficiency", "change"),
+        rows=[
+            (
+                s.assumption,
+                s.value,
+                "" if s.base_step_s is None else seconds(s.base_step_s),
+                "" if s.end_step_s is None else seconds(s.end_step_s),
+                f"{s.efficiency:.3f}",
+                f"{s.change:+.3f}",
+            )
+            for s in found.swings
+            if s.change is not None and s.efficiency is not None
+        ],
+        caption="\n".join(
+            f"{s.assumption}, {s.value}: {s.why_not}" for s in found.swings if s.change is None
+        ),
+    )
+
+
+def _batch(costed: Costed) -> str:
+    return _tokens(costed.global_batch * costed.request.seq_len)
+
+
+def _tokens(num_tokens: float) -> str:
+    return f"{format_count(num_tokens)} tokens"

@@ -1,0 +1,94 @@
+import json
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "runs"
+PINNED = EXAMPLES / "llama3.1-70b-pinned.yaml"
+OPEN = EXAMPLES / "llama3.1-8b-pretrain.yaml"
+
+
+def test_json_of_a_pinned_plan(meshwright):
+    outcome = meshwright("estimate", PINNED, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    document = outcome.json
+    assert document["chosen_by"] == "run file"
+    assert document["plan"].startswith("TP4 CP2 PP4 VPP5")
+    step = document["estimate"]["step"]
+    assert sum(document["components_s"].values()) == pytest.approx(step["value"])
+    memory = document["memory"]
+    assert sum(memory["parts_bytes"].values()) == pytest.approx(memory["reserved_bytes"])
+    assert sum(document["uncertainty"].values()) == pytest.approx(1)
+    assert [row["name"] for row in document["stages"]] == ["0", "1 to 2", "3"]
+    assert 0 < document["goodput"]["value"] < 1
+    assert document["totals"]["num_tokens"] >= 10**12
+    assert document["totals"]["wall"]["unit"] == "s"
+    assert {"hardware", "calibration", "failures"} <= document["sources"].keys()
+
+
+def test_the_estimate_of_a_published_run_holds_the_measured_rate(meshwright):
+    rate = meshwright("estimate", PINNED, "--json").json["estimate"]["tokens_per_s_per_device"]
+    assert rate["low"] < 1116 < rate["high"]  # NVIDIA DGX Cloud Benchmarking, llama3.1, v25.04
+
+
+def test_an_open_plan_is_the_planners_and_it_says_so(meshwright):
+    outcome = meshwright("estimate", OPEN, "--json")
+    assert outcome.json["chosen_by"] == "planner"
+    assert f"the planner chose {outcome.json['plan']}" in outcome.stderr
+    planned = meshwright("plan", OPEN, "--top", 1, "--json").json["plans"][0]
+    assert planned["plan"] == outcome.json["plan"]
+
+
+def test_tables(meshwright):
+    outcome = meshwright("estimate", PINNED)
+    assert outcome.exit_code == 0, outcome.stderr
+    for words in (
+        "tokens/s/device", "80 % interval", "tensor parallel", "█", "memory of stage", "capacity",
+        "micro-batches kept", "goodput", "time to train", "energy", "width of the interval",
+    ):  # fmt: skip
+        assert words in outcome.stdout
+
+
+def test_trace_and_page(meshwright, tmp_path):
+    trace, page = tmp_path / "step.json", tmp_path / "step.html"
+    outcome = meshwright("estimate", PINNED, "--trace", trace, "--html", page, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    ends = [e["ts"] + e["dur"] for e in events if e["ph"] == "X"]
+    assert max(ends) == pytest.approx(1e6 * outcome.json["estimate"]["step"]["value"])
+    assert len({e["tid"] for e in events if e["ph"] == "X" and e["pid"] == 1}) == 4
+    assert "llama3.1-70b" in page.read_text(encoding="utf-8")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step.html", "step.json"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("parallel.schedule=dualpipe", "parallel.virtual_pipeline=1"), "no dualpipe schedule"),
+        (("parallel={tensor: 1}", "parallel.data_shard=256"), "GiB"),
+        (("parallel=auto", "batch.micro=null", "cluster=h100-8x1", "model=llama3.1-405b"), "needs at least"),
+    ],
+)
+def test_what_cannot_run_exits_with_1(meshwright, overrides, message):
+    arguments = [word for override in overrides for word in ("--set", override)]
+    outcome = meshwright("estimate", PINNED, *arguments, "--json")
+    assert outcome.exit_code == 1
+    assert message in outcome.json["error"]["message"]
+    assert outcome.json["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "missing argument"),
+        (("missing.yaml",), "missing.yaml"),
+        ((OPEN, "--set", "cluster=here"), "known cluster"),
+        ((OPEN, "--html", "no/such/folder/page.html"), "cannot be written"),
+        ((OPEN, "--trace", "no/such/folder/trace.json"), "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_message(meshwright, arguments, message):
+    outcome = meshwright("estimate", *arguments)
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr
+    assert "Traceback" not in outcome.stderr

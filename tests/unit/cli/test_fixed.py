@@ -1,0 +1,43 @@
+import pytest
+
+from meshwright.cli.fixed import fixed_fields
+from meshwright.errors import InputError, UnknownNameError
+from meshwright.specs.plan import Offload, Recompute, Sharding
+
+
+def test_every_kind_of_value():
+    words = ["tensor=8,pipeline=1_6", "sequence_parallel=false", "offload=optimizer", "recompute=full"]
+    assert fixed_fields(words) == {
+        "tensor": 8,
+        "pipeline": 16,
+        "sequence_parallel": False,
+        "offload": Offload.OPTIMIZER,
+        "recompute": Recompute.FULL,
+    }
+
+
+def test_a_list_goes_on_after_a_comma():
+    found = fixed_fields(["recompute_modules=norm,mlp,sharding=gradients"])
+    assert found == {"recompute_modules": ("norm", "mlp"), "sharding": Sharding.GRADIENTS}
+
+
+@pytest.mark.parametrize(
+    ("word", "error", "message"),
+    [
+        ("tensor", InputError, "not an assignment"),
+        ("tensr=8", UnknownNameError, "did you mean 'tensor'"),
+        ("tensor=0", InputError, "whole number, 1 or more"),
+        ("tensor=-2", InputError, "whole number"),
+        ("tensor=²", InputError, "whole number"),
+        ("tensor=", InputError, "whole number"),
+        ("schedule=1f2b", InputError, "1f1b"),
+        ("sharding=3", InputError, "none, optimizer, gradients, parameters"),
+        ("sequence_parallel=yes", InputError, "true, false"),
+        ("recompute_modules=norms", UnknownNameError, "did you mean 'norm'"),
+        ("layers_per_stage=4", UnknownNameError, "plan field"),
+    ],
+)
+def test_what_cannot_be_fixed(word, error, message):
+    with pytest.raises(error, match=message) as caught:
+        fixed_fields([word])
+    assert type(caught.value) is error

@@ -1,0 +1,115 @@
+import pytest
+
+from meshwright import runfile
+
+ASKED = ("plan", "--model", "llama3-8b", "--cluster", "h100-8x2", "--gbs", 64, "--seq", 4096)
+
+
+def test_json_has_the_promised_shape(meshwright):
+    outcome = meshwright(*ASKED, "--top", 4, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    document = outcome.json
+    assert document.keys() == {"request", "plans", "counts", "seconds", "explanation"}
+    assert document["request"]["num_devices"] == 16
+    assert document["counts"].keys() >= {"enumerated", "legal", "fit", "scored", "simulated"}
+    assert [plan["rank"] for plan in document["plans"]] == [1, 2, 3, 4]
+    for plan in document["plans"]:
+        parallel, estimate = plan["parallel"], plan["estimate"]
+        degrees = ("data_shard", "data_replicate", "tensor", "context", "pipeline")
+        product = 1
+        for name in degrees:
+            product *= parallel[name]
+        assert product == 16
+        for name, unit in (("step", "s"), ("tokens_per_s_per_device", "tokens/s"), ("mfu", "ratio")):
+            assert estimate[name]["low"] <= estimate[name]["value"] <= estimate[name]["high"]
+            assert estimate[name]["unit"] == unit
+            assert estimate[name]["tier"] in ("measured", "interpolated", "datasheet", "guessed")
+        assert sum(plan["components_s"].values()) == pytest.approx(estimate["step"]["value"])
+        memory = plan["memory"]
+        assert memory["reserved_bytes"] <= document["request"]["usable_bytes"] < memory["capacity_bytes"]
+    steps = [plan["estimate"]["step"]["value"] for plan in document["plans"]]
+    assert steps == sorted(steps)
+    losers = document["explanation"]["losers"]
+    assert [loser["loser"]["plan"] for loser in losers] == [p["plan"] for p in document["plans"][1:]]
+    assert losers[0]["step_ms"]["delta"] == pytest.approx(1e3 * (steps[1] - steps[0]))
+
+
+def test_the_answer_is_deterministic(meshwright):
+    first, second = (meshwright(*ASKED, "--json").json for _ in range(2))
+    assert {**first, "seconds": None} == {**second, "seconds": None}
+
+
+def test_tables(meshwright):
+    outcome = meshwright(
+        *ASKED, "--top", 2, "--explain", "--pareto", "--why-not", "tensor=8", "--why-not", "tp=3"
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    for words in (
+        "llama3-8b on h100-8x2 (16 devices)", "80 % interval", "MFU", "of 80", "plans enumerated", "Why FSDP",
+        "decides", "Speed against memory", "tensor=8: slower", "tensor=3: illegal",
+    ):  # fmt: skip
+        assert words in outcome.stdout
+    assert " 3 " not in outcome.stdout.split("plans enumerated")[0].split("─")[-1]
+
+
+def test_a_fixed_field_holds_in_every_plan(meshwright):
+    outcome = meshwright(*ASKED, "--fix", "tensor=4", "--fix", "sharding=optimizer", "--json")
+    parallels = [plan["parallel"] for plan in outcome.json["plans"]]
+    assert {(p["tensor"], p["sharding"]) for p in parallels} == {(4, "optimizer")}
+
+
+def test_the_front_trades_speed_for_memory(meshwright):
+    front = meshwright(*ASKED, "--pareto", "--json").json["pareto"]
+    assert len(front) > 1
+    steps, sizes = [p["step_s"] for p in front], [p["reserved_bytes"] for p in front]
+    assert steps == sorted(steps)
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_written_file_pins_the_first_plan(meshwright, tmp_path):
+    path = tmp_path / "pinned.yaml"
+    outcome = meshwright(*ASKED, "--engine", "torchtitan", "--write", path, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    run, best = runfile.load(path), outcome.json["plans"][0]
+    assert run.plan.describe() == best["plan"]
+    assert run.engine.value == "torchtitan"
+    again = meshwright("estimate", path, "--json").json
+    assert again["estimate"] == best["estimate"]
+
+
+def test_an_objective_changes_the_value(meshwright):
+    outcome = meshwright(*ASKED, "--objective", "cost", "--set", "costs.usd_per_device_hour=2", "--json")
+    best = outcome.json["plans"][0]
+    step_s = best["estimate"]["step"]["value"]
+    assert best["objective_value"] == pytest.approx(step_s * 16 * 2 / 3600)
+
+
+def test_nothing_fits(meshwright):
+    outcome = meshwright(
+        "plan", "--model", "llama3.1-405b", "--cluster", "h100-8x1", "--gbs", 8, "--seq", 4096, "--json"
+    )
+    assert outcome.exit_code == 1
+    assert "needs at least" in outcome.json["error"]["message"]
+    assert "fits with" in outcome.json["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "missing --model, --cluster, --gbs, --seq"),
+        (("missing.yaml",), "missing.yaml"),
+        ((*ASKED[1:], "--fix", "tensr=8"), "unknown plan field"),
+        ((*ASKED[1:], "--fix", "layers_per_stage=8"), "unknown plan field"),
+        ((*ASKED[1:], "--set", "nonsense"), "nonsense"),
+        ((*ASKED[1:], "--precision", "bf17"), "unknown precision"),
+        ((*ASKED[1:], "--objective", "fame"), "fame"),
+        ((*ASKED[1:], "--write", "no/such/folder/out.yaml"), "cannot write"),
+        (("--model", "llama3-8b", "--cluster", "here", "--gbs", 8, "--seq", 4096), "known cluster"),
+    ],
+)
+def test_bad_input_is_one_message(meshwright, arguments, message):
+    outcome = meshwright("plan", *arguments)
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr
+    assert outcome.stdout == ""
+    assert "Traceback" not in outcome.stderr

@@ -1,0 +1,148 @@
+"""`meshwright scale` from the outside: documents, tables, pages and messages."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+OPTIONS = ("--model", "llama3.1-8b", "--cluster", "h100-8x2", "--gbs", 256, "--seq", 4096)
+PINNED = """
+model: qwen3-30b-a3b
+data: {sequence_length: 4096}
+batch: {global_sequences: 256, micro: 1}
+precision: bf16
+cluster: h100-8x4
+parallel: {pipeline: 4, virtual_pipeline: 2, expert: 8, context: 2, schedule: interleaved}
+engine: megatron
+train: {tokens: 1e12}
+"""
+
+
+HALF = ("--set", "parallel=auto", "--gbs", 1)  # 24 of 32 devices have three quarters of a sequence
+
+
+@pytest.fixture
+def pinned(tmp_path):
+    path = tmp_path / "pinned.yaml"
+    path.write_text(PINNED)
+    return path
+
+
+def test_a_curve_as_json(meshwright):
+    outcome = meshwright("scale", *OPTIONS, "--devices", "16,64", "--tokens", "1e12", "--json")
+    assert (outcome.exit_code, outcome.stderr) == (0, "")
+    document = outcome.json
+    first, last = document["points"]
+    assert (first["num_devices"], last["num_devices"]) == (16, 64)
+    assert first["efficiency"]["value"] == 1.0
+    assert last["efficiency"]["low"] < last["efficiency"]["value"] < last["efficiency"]["high"]
+    assert last["speedup"] == pytest.approx(4 * last["efficiency"]["value"])
+    days = [p["training"]["days_of_steps"]["value"] for p in document["points"]]
+    assert days[0] / days[1] == pytest.approx(last["speedup"])
+    assert last["training"]["days"]["value"] == pytest.approx(days[1] / last["goodput"]["value"])
+    assert last["parallel"]["data_shard"] >= 1
+    assert document["mode"] == "strong"
+    assert "emulation" not in document
+
+
+def test_the_default_sizes_are_multiples_of_the_runs_cluster(meshwright):
+    document = meshwright("scale", *OPTIONS, "--fix", "tensor=2", "--keep-plan", "--json").json
+    asked = sorted(p["num_devices"] for p in (*document["points"], *document["unreached"]))
+    assert asked == [16, 32, 64, 128, 256]
+    assert {p["parallel"]["tensor"] for p in document["points"]} == {2}
+
+
+def test_weak_scaling_of_one_plan(meshwright, pinned):
+    arguments = ("--devices", "32,64", "--mode", "weak", "--keep-plan", "--no-goodput", "--json")
+    points = meshwright("scale", pinned, *arguments).json["points"]
+    assert [p["global_batch_sequences"] for p in points] == [256, 512]
+    assert {p["goodput"] for p in points} == {None}
+    assert {p["training"]["num_tokens"] for p in points} == {1e12}
+
+
+def test_a_pinned_micro_batch_does_not_bind_the_planner(meshwright, pinned):
+    points = meshwright("scale", pinned, "--devices", "32", "--json").json["points"]
+    assert points[0]["parallel"]["pipeline"] != 4 or points[0]["micro_batch"] != 1
+
+
+def test_an_emulation(meshwright, pinned):
+    outcome = meshwright("scale", pinned, "--emulate", "32", "--devices", "32,256", "--json")
+    first, last = outcome.json["emulation"]["points"]
+    assert first["efficiency"]["value"] == 1.0
+    assert last["emulated"]["num_devices"] == 32
+    assert last["emulated"]["global_batch_sequences"] == 32
+    assert last["real"]["num_devices"] == 256
+    assert sum(last["difference_s"].values()) == pytest.approx(
+        last["real"]["estimate"]["step"]["value"] - last["emulated"]["estimate"]["step"]["value"], abs=1e-9
+    )
+
+
+def test_days_solve_for_the_tokens(meshwright, pinned):
+    document = meshwright("scale", pinned, "--keep-plan", "--devices", "32,64", "--days", "5", "--json").json
+    assert document["points"][0]["training"]["days_of_steps"]["value"] == pytest.approx(5.0)
+    assert document["num_tokens"] == document["points"][1]["training"]["num_tokens"]
+
+
+def test_tables_say_what_could_not_be_reached(meshwright, pinned):
+    outcome = meshwright("scale", pinned, "--keep-plan", "--devices", "32,48,64")
+    assert outcome.exit_code == 0
+    assert re.search(r"^64 .* of 2 ", outcome.stdout, re.MULTILINE)
+    assert re.search(r"^48 devices: .*", outcome.stdout, re.MULTILINE)
+    assert "Training of 1T tokens" in outcome.stdout
+
+
+def test_replicas_and_sensitivity(meshwright, pinned):
+    replicas = meshwright("scale", pinned, "--replicas", "8,16", "--devices", "64", "--json").json["replicas"]
+    assert replicas[0]["relative_ratio"] == 1.0
+    assert {r["replica_devices"] for r in replicas} == {8, 16}
+    outcome = meshwright("scale", pinned, "--keep-plan", "--devices", "32,64", "--sensitivity")
+    assert "with one assumption changed" in outcome.stdout
+    assert "growth of stragglers" in outcome.stdout
+
+
+def test_the_page_loads_nothing(meshwright, pinned, tmp_path):
+    page = tmp_path / "scale.html"
+    arguments = ("--keep-plan", "--devices", "32,64", "--html", page)
+    assert meshwright("scale", pinned, *arguments).exit_code == 0
+    text = page.read_text()
+    assert text.count("<svg") == 2
+    assert "What the numbers rest on" in text
+    assert re.findall(r"""(?:src|href)=["']?(?!#)[^"'>\s]+""", text) == []
+    assert "@import" not in text
+    assert "url(" not in re.sub(r"url\(#", "", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "missing --model"),
+        ((*OPTIONS, "--devices", "16,many"), "--devices has a wrong number: got 'many'"),
+        ((*OPTIONS, "--devices", "0"), "--devices has a wrong number"),
+        ((*OPTIONS, "--devices", "20"), "a cluster has whole nodes: got 20, allowed: multiples of 8"),
+        ((*OPTIONS, "--tokens", "1e12", "--days", "3"), "--tokens and --days both"),
+        ((*OPTIONS, "--tokens", "nan"), "--tokens is out of range: got nan"),
+        ((*OPTIONS, "--fix", "tensr=2"), "unknown plan field: got 'tensr'"),
+        ((*OPTIONS, "--emulate", "20"), "whole nodes"),
+    ],
+)
+def test_bad_input_is_one_message(meshwright, arguments, said):
+    outcome = meshwright("scale", *arguments)
+    assert outcome.exit_code == 2
+    assert said in outcome.stderr
+    assert outcome.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--keep-plan", "--devices", "48"), "cannot be made on 48 devices"),
+        (("--emulate", "8", "--devices", "64"), "cannot be emulated on 8 devices"),
+        (("--replicas", "5", "--devices", "64"), "no replica of 5 devices"),
+        (("--replicas", "8", "--devices", "24", "--mode", "weak", *HALF), "whole number of sequences"),
+    ],
+)
+def test_no_is_an_answer(meshwright, pinned, arguments, said):
+    outcome = meshwright("scale", pinned, *arguments)
+    assert outcome.exit_code == 1
+    assert said in outcome.stderr

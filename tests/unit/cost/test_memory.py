@@ -1,0 +1,337 @@
+"""Closed forms from the papers, and the published memory figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright import catalog
+from meshwright.accuracy.rows import PublishedRun, read_runs
+from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.tables import memory_of, tables_of
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
+from meshwright.cost.memory.activations import LayerBytes, layer_bytes
+from meshwright.cost.memory.states import RankLayers, StateBytes, rank_parameters, state_bytes, state_rates
+from meshwright.cost.tables import BatchTable, ModelTable, model_row, plan_row, precision_row
+from meshwright.errors import UnknownNameError
+from meshwright.specs.hardware import Stack
+from meshwright.specs.model import Attention, Experts, Lora, Model
+from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS, Precision
+
+MEGATRON = Stack(framework="megatron-lm")
+SEQ = 1024
+GPT = Model(
+    name="gpt",
+    hidden=1024,
+    num_layers=8,
+    vocab=32000,
+    attention=Attention(num_heads=16, num_kv_heads=16, head_dim=64),
+    ffn_hidden=4096,
+    gated_ffn=False,
+)
+MOE = replace(
+    GPT,
+    name="moe",
+    ffn_hidden=0,
+    gated_ffn=True,
+    experts=Experts(num_experts=8, top_k=2, ffn_hidden=512),
+)
+BF16, FP8 = PRECISIONS["bf16"], PRECISIONS["fp8"]
+
+
+def constants_of(stack: Stack = MEGATRON, **changes: float) -> MemoryConstants:
+    return replace(memory_constants(stack), **changes)
+
+
+def layer(
+    plan: Plan, *, constants: MemoryConstants, precision: Precision = BF16, model: Model = GPT
+) -> LayerBytes:
+    """Bytes of one layer per token of a micro-batch of one sequence."""
+    batch = BatchTable(seq_len=SEQ, global_batch=plan.data)
+    return layer_bytes(model_row(model), batch, plan_row(plan), precision_row(precision), constants, tokens=1)
+
+
+def whole_model(model: ModelTable) -> RankLayers:
+    return RankLayers(dense=model.num_dense_layers, moe=model.num_moe_layers, embedding=1, head=1)
+
+
+def states(plan: Plan, *, model: Model = GPT, lora: Lora | None = None, **options: object) -> StateBytes:
+    """States of a rank that holds the whole model, without FSDP's gathered layers."""
+    table = model_row(model, lora=lora)
+    precision = precision_row(options.get("precision", BF16))  # pyright: ignore[reportArgumentType]
+    constants = options.get("constants") or constants_of()
+    rates = state_rates(table, plan_row(plan), precision, constants)  # pyright: ignore[reportArgumentType]
+    held = rank_parameters(table, count_parameters(table), plan_row(plan), whole_model(table))
+    return state_bytes(replace(rates, gathered=0, unreduced=0), held, table.num_layers)
+
+
+def memory(
+    plan: Plan,
+    *,
+    model: Model = GPT,
+    num_micro: int = 8,
+    constants: MemoryConstants | None = None,
+    lora: Lora | None = None,
+    precision: Precision = BF16,
+) -> MemoryTable:
+    return estimate_memory(
+        model=model_row(model, lora=lora),
+        batch=BatchTable(seq_len=SEQ, global_batch=plan.micro_batch * plan.data * num_micro),
+        plan=plan_row(plan),
+        precision=precision_row(precision),
+        constants=constants or constants_of(),
+    )
+
+
+class TestActivations:
+    """Korthikanti et al. 2022, arXiv 2205.05198, section 4: GELU, dropout, unfused attention; per token."""
+
+    paper = constants_of(keeps_dropout_masks=1, unfused_attention=1, probability_bytes=5)
+    # The paper does not count the log-sum-exp that fused attention kernels keep (4 bytes a head).
+    h, heads = GPT.hidden, GPT.attention.num_heads
+
+    def bytes_of(self, plan: Plan) -> float:
+        return float(layer(plan, constants=self.paper).dense) - 4 * self.heads / plan.tensor
+
+    def test_no_parallelism(self) -> None:
+        assert self.bytes_of(Plan()) == 34 * self.h + 5 * self.heads * SEQ
+
+    def test_tensor_parallel_leaves_10_bytes_whole(self) -> None:
+        plan = Plan(tensor=4, sequence_parallel=False)
+        assert self.bytes_of(plan) == 10 * self.h + 24 * self.h / 4 + 5 * self.heads * SEQ / 4
+
+    def test_sequence_parallel_splits_everything(self) -> None:
+        assert self.bytes_of(Plan(tensor=4)) == (34 * self.h + 5 * self.heads * SEQ) / 4
+
+    def test_selective_recomputation_drops_the_attention_core(self) -> None:
+        plan = Plan(tensor=4, recompute=Recompute.SELECTIVE, recompute_modules=("core_attention",))
+        assert self.bytes_of(plan) == 34 * self.h / 4
+
+    def test_full_recomputation_keeps_the_layer_input(self) -> None:
+        kept = layer(Plan(recompute=Recompute.FULL), constants=self.paper)
+        assert kept.dense == 2 * self.h
+        assert kept.dense + kept.live_dense == layer(Plan(), constants=self.paper).dense
+
+    def test_half_of_the_layers_recomputed(self) -> None:
+        plan = Plan(recompute=Recompute.FULL, recompute_layers=GPT.num_layers // 2)
+        none, full = (layer(p, constants=self.paper).dense for p in (Plan(), Plan(recompute=Recompute.FULL)))
+        assert layer(plan, constants=self.paper).dense == (none + full) / 2
+
+
+def test_every_second_matrix_product_of_llama() -> None:
+    """torchtitan's selective op, Llama 3.1 8B: input, q, v, attention, gate (or up) and the last product."""
+    plan = Plan(recompute=Recompute.SELECTIVE, recompute_modules=("alternate_matmuls",))
+    kept = layer(plan, constants=constants_of(), model=catalog.model("llama3.1-8b")).dense
+    assert kept == 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32
+
+
+def test_fp8_halves_what_linear_layers_keep() -> None:
+    saved = layer(Plan(), constants=constants_of()).dense
+    narrow = layer(Plan(), constants=constants_of(), precision=FP8).dense
+    assert saved - narrow == 2 * GPT.hidden + GPT.ffn_hidden  # both norm outputs and the product
+
+
+def test_routed_tokens_are_kept_once_per_expert() -> None:
+    kept = layer(Plan(), constants=constants_of(), model=MOE)
+    assert MOE.experts is not None
+    one = replace(MOE, experts=replace(MOE.experts, top_k=1))
+    per_expert = 2 * MOE.hidden + 6 * 512  # input of the expert; gate, up and their product
+    assert kept.moe - layer(Plan(), constants=constants_of(), model=one).moe == per_expert
+
+
+def test_frozen_feed_forward_keeps_no_inputs() -> None:
+    table = model_row(GPT, lora=Lora(targets=("query", "key", "value", "output")))
+    arguments = (
+        BatchTable(seq_len=SEQ, global_batch=1),
+        plan_row(Plan()),
+        precision_row(BF16),
+        constants_of(),
+    )
+    frozen = layer_bytes(table, *arguments, tokens=1).dense
+    adapted = layer_bytes(
+        model_row(GPT, lora=Lora(targets=("query", "up", "down"))), *arguments, tokens=1
+    ).dense
+    trained = layer(Plan(), constants=constants_of()).dense
+    assert trained - frozen == 2 * GPT.hidden + 2 * GPT.ffn_hidden
+    assert adapted <= trained
+
+
+class TestStates:
+    """Bytes per parameter of ZeRO: arXiv 1910.02054, section 5, with fp32 gradients."""
+
+    num = float(count_parameters(model_row(GPT)).total)
+
+    @pytest.mark.parametrize(
+        ("sharding", "per_parameter"),
+        [
+            (Sharding.NONE, 2 + 4 + 12),
+            (Sharding.OPTIMIZER, 2 + 4 + 12 / 8),
+            (Sharding.GRADIENTS, 2 + 16 / 8),
+            (Sharding.PARAMETERS, 16 / 8),  # the fp32 master is the weight
+        ],
+    )
+    def test_zero_stages(self, sharding: Sharding, per_parameter: float) -> None:
+        held = states(Plan(data_shard=8, sharding=sharding))
+        assert held.weights + held.gradients + held.optimizer == pytest.approx(per_parameter * self.num)
+
+    def test_16_bit_gradients(self) -> None:
+        held = states(Plan(data_shard=8), constants=constants_of(accumulates_in_16_bits=1))
+        assert held.gradients == pytest.approx(2 * self.num)
+
+    def test_widened_for_the_update(self) -> None:
+        changes = {"accumulates_in_16_bits": 1, "step_gradient_bytes": 4}
+        held = states(Plan(data_shard=8), constants=constants_of(**changes))
+        assert held.optimizer == pytest.approx(16 / 8 * self.num)
+
+    def test_nanotron_keeps_20_bytes_with_data_parallelism(self) -> None:
+        """HF Ultra-Scale Playbook, memory for weights, gradients and optimizer states: 2 + 2 + 4 + 12."""
+        nanotron = constants_of(Stack(framework="nanotron"))
+        held = states(Plan(data_shard=8, sharding=Sharding.NONE), constants=nanotron)
+        assert held.weights + held.gradients + held.optimizer == pytest.approx(20 * self.num)
+
+    def test_pure_16_bit_training(self) -> None:
+        held = states(Plan(), constants=constants_of(Stack(framework="torchtune")))
+        assert held.weights + held.gradients + held.optimizer == pytest.approx(8 * self.num)
+
+    def test_offloaded_optimizer(self) -> None:
+        assert states(Plan(offload=Offload.OPTIMIZER)).optimizer == 0
+
+    def test_experts_are_shared_by_their_own_ranks(self) -> None:
+        """8 data ranks with 8-way experts: each rank holds one expert and shares it with nobody."""
+        parameters = count_parameters(model_row(MOE))
+        experts = float(parameters.experts_layer) * MOE.num_layers
+        held = states(Plan(data_shard=8, expert=8), model=MOE)
+        assert held.optimizer == pytest.approx(
+            12 * (float(parameters.total) - experts) / 8 + 12 * experts / 8
+        )
+        assert held.weights == pytest.approx(2 * (float(parameters.total) - experts) + 2 * experts / 8)
+
+    def test_dualpipe_holds_two_stages(self) -> None:
+        one, two = (states(Plan(pipeline=4, schedule=s)) for s in (Schedule.ONE_F_ONE_B, Schedule.DUALPIPE))
+        assert (two.weights, two.gradients, two.optimizer) == (
+            2 * one.weights, 2 * one.gradients, 2 * one.optimizer,
+        )  # fmt: skip
+
+
+class TestLora:
+    lora = Lora(rank=8)
+
+    def test_only_adapters_are_trained(self) -> None:
+        table = model_row(GPT, lora=self.lora)
+        adapters = float(count_parameters(table).lora_layer) * GPT.num_layers
+        held = states(Plan(data_shard=8, sharding=Sharding.NONE), lora=self.lora)
+        assert held.gradients == pytest.approx(4 * adapters)
+        assert held.optimizer == pytest.approx(12 * adapters)
+        assert held.weights == pytest.approx(2 * (TestStates.num + adapters))
+
+    def test_frozen_weights_are_kept_in_8_bits_under_fp8(self) -> None:
+        wide, narrow = (states(Plan(), lora=self.lora, precision=p) for p in (BF16, FP8))
+        assert wide.weights - narrow.weights == pytest.approx(TestStates.num)
+
+
+class TestFsdp:
+    def test_two_layers_and_the_embeddings_are_gathered(self) -> None:
+        plan = Plan(data_shard=8, sharding=Sharding.PARAMETERS)
+        table = model_row(GPT)
+        parameters = count_parameters(table)
+        unit = float(parameters.embedding + parameters.head)
+        layer_parameters = (float(parameters.total) - unit) / GPT.num_layers
+        rates = state_rates(table, plan_row(plan), precision_row(BF16), constants_of())
+        held = state_bytes(rates, rank_parameters(table, parameters, plan_row(plan), whole_model(table)), 8)
+        assert held.weights == pytest.approx(4 * TestStates.num / 8 + 2 * (2 * layer_parameters + unit))
+        assert held.gradients == pytest.approx(4 * TestStates.num / 8 + 4 * layer_parameters)
+
+    def test_a_pipeline_keeps_weights_gathered_and_gradients_unreduced(self) -> None:
+        sharded = Plan(pipeline=2, data_shard=8, sharding=Sharding.PARAMETERS)
+        replicated = replace(sharded, sharding=Sharding.NONE)
+        assert memory(sharded).weights_bytes > memory(replicated).weights_bytes
+        assert memory(sharded).gradients_bytes > memory(replicated).gradients_bytes
+
+    def test_one_rank_gathers_nothing(self) -> None:
+        assert memory(Plan(sharding=Sharding.PARAMETERS)).weights_bytes == pytest.approx(4 * TestStates.num)
+
+
+class TestFullestRank:
+    def test_first_rank_keeps_most_micro_batches(self) -> None:
+        small_vocab = replace(GPT, vocab=128)
+        table = memory(Plan(pipeline=4, data_shard=1), model=small_vocab, num_micro=8)
+        assert not table.on_last_stage
+
+    def test_last_rank_has_the_logits(self) -> None:
+        table = memory(
+            Plan(pipeline=2, micro_batch=4), model=replace(GPT, vocab=500_000, num_layers=2), num_micro=1
+        )
+        assert table.on_last_stage
+
+    def test_a_tied_head_is_a_copy_on_the_last_rank(self) -> None:
+        last = RankLayers(dense=2, moe=0, embedding=0, head=1)
+        for tied in (True, False):
+            table = model_row(replace(GPT, tied_embeddings=tied))
+            held = rank_parameters(table, count_parameters(table), plan_row(Plan(pipeline=4)), last)
+            assert held.unit == GPT.vocab * GPT.hidden
+
+    def test_v_shaped_schedules_put_the_head_on_the_first_rank(self) -> None:
+        plan = Plan(pipeline=4, virtual_pipeline=2, schedule=Schedule.ZBV)
+        assert not memory(plan, model=replace(GPT, vocab=500_000)).on_last_stage
+
+    def test_more_layers_in_the_middle_than_at_the_ends(self) -> None:
+        """70 layers on 12 ranks: 5 at the ends, 6 between; the second rank keeps 11 micro-batches of 6 layers."""
+        model = replace(GPT, num_layers=70, vocab=128)
+        uneven = memory(Plan(pipeline=12), model=model, num_micro=64).activations_bytes
+        kept = layer(Plan(), constants=constants_of(), model=model).dense * SEQ
+        assert uneven == pytest.approx(11 * 6 * kept)
+
+    def test_parts_add_up(self) -> None:
+        table = memory(Plan(pipeline=2, tensor=2, data_shard=2))
+        parts = ("weights", "gradients", "optimizer", "activations", "workspace")
+        assert table.allocated_bytes == pytest.approx(sum(getattr(table, f"{name}_bytes") for name in parts))
+        assert table.reserved_bytes > table.allocated_bytes
+
+
+def test_gradients_of_one_backward_pass_take_the_place_of_activations() -> None:
+    torchtitan = constants_of(Stack(framework="torchtitan"))
+    plan = Plan(sharding=Sharding.NONE)
+    one, many = (memory(plan, num_micro=n, constants=torchtitan) for n in (1, 2))
+    assert many.gradients_bytes == pytest.approx(4 * TestStates.num)
+    assert one.gradients_bytes == pytest.approx(max(4 * TestStates.num - float(one.activations_bytes), 0))
+
+
+class TestConstants:
+    def test_a_stack_section_overrides_its_lineage(self) -> None:
+        assert memory_constants(Stack(framework="megatron-bridge")).accumulates_in_16_bits == 1
+        assert memory_constants(MEGATRON).accumulates_in_16_bits == 0
+
+    def test_attention_and_norm_of_a_run(self) -> None:
+        stack = Stack(framework="aa-scaling")
+        assert memory_constants(stack).norm_copy_bytes > 0
+        assert memory_constants(stack, fused_norm=True).norm_copy_bytes == 0
+        assert memory_constants(stack, unfused_attention=True).unfused_attention == 1
+
+    def test_unknown_stack(self) -> None:
+        with pytest.raises(UnknownNameError, match="nanotronn"):
+            memory_constants(Stack(framework="nanotronn"))
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[PublishedRun]:
+    return [run for run in read_runs(measured_runs_path()) if run.conditions and run.memory_bytes]
+
+
+@pytest.mark.parametrize(
+    ("source", "part", "median"),
+    [
+        ("simumax_b200", "allocated_bytes", 0.02),
+        ("hf_ultrascale", "allocated_bytes", 0.07),
+        ("torchtitan", "reserved_bytes", 0.07),
+    ],
+)
+def test_published_memory(measured: list[PublishedRun], source: str, part: str, median: float) -> None:
+    runs = [run for run in measured if run.source_key == source]
+    conditions = [run.conditions for run in runs if run.conditions]
+    predicted = getattr(memory_of(conditions, tables_of(conditions)), part)
+    error = predicted / np.array([run.memory_bytes for run in runs]) - 1
+    assert np.median(np.abs(error)) < median

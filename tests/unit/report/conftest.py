@@ -1,0 +1,34 @@
+"""Two runs that are estimated once: one without a pipeline, one with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright import runfile
+from meshwright.report.run_estimate import RunEstimate, estimate_run
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "runs"
+
+PIPELINED = """
+model: llama3-8b
+data: {sequence_length: 4096}
+batch: {global_sequences: 64, micro: 1}
+precision: bf16
+cluster: h100-8x4
+parallel: {tensor: 2, pipeline: 4, virtual_pipeline: 2}
+engine: megatron
+costs: {usd_per_device_hour: 2.0}
+train: {tokens: 1e10}
+"""
+
+
+@pytest.fixture(scope="session")
+def flat() -> RunEstimate:
+    return estimate_run(runfile.load(EXAMPLES / "llama3.1-8b-pretrain.yaml"))
+
+
+@pytest.fixture(scope="session")
+def pipelined() -> RunEstimate:
+    return estimate_run(runfile.loads(PIPELINED, file="pipelined.yaml"))
