@@ -16,15 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.accuracy.layout import NO_RECOMPUTATION
 from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.rows import PublishedRun
 
-UNSTATED = (
-    "no recomputation",
-    "full recomputation, without which",
-    "recomputation '",
-    "offloading of activations",
-)
+UNSTATED = (NO_RECOMPUTATION, "recomputation '", "offloading of activations")
 """Beginnings of the notes on rows whose memory hangs on something that had to be assumed."""
 
 

@@ -14,7 +14,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -109,6 +109,10 @@ class Calibration:
             )
             result[p.name] = math.sqrt(variance)
         return result
+
+    def scaled(self, interval_scale: float) -> Calibration:
+        """The same with another factor on its standard deviations."""
+        return replace(self, interval_scale=interval_scale)
 
     def num_rows(self, level: str, key: str) -> int:
         """Rows behind the best known offset of `key`: 0 means nothing was measured there."""

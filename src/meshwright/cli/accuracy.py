@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,9 @@ from meshwright.cli.options import html_option, json_option, verb
 
 if TYPE_CHECKING:
     from meshwright.accuracy.failed import FailedReport
-    from meshwright.accuracy.metrics import Metrics
+    from meshwright.accuracy.metrics import Metrics, Predictions
     from meshwright.accuracy.report import AccuracyReport
+    from meshwright.accuracy.rows import PublishedRun
     from meshwright.cli.output import Align
 
 GROUP_CHOICES = ("source", "accelerator", "architecture", "size", "precision", "framework", "task", "quality")
@@ -29,12 +30,19 @@ def _file(name: str, destination: str, text: str) -> Any:
     examples=[
         "meshwright accuracy",
         "meshwright accuracy --by accelerator --rows",
+        "meshwright accuracy --leave-one-source-out",
         "meshwright accuracy --runs mine.csv --json",
     ],
 )
 @_file("--runs", "runs_path", "Measured runs; the schema of the shipped ones, which are the default.")
 @_file("--failed", "failed_path", "Configurations that did not run; the shipped ones with the shipped runs.")
 @click.option("--by", type=click.Choice(GROUP_CHOICES), default="source", help="Group the table by this.")
+@click.option(
+    "--leave-one-source-out",
+    "leave_out",
+    is_flag=True,
+    help="Predict each source by a calibration refitted without it (about a minute).",
+)
 @click.option("--rows", "show_rows", is_flag=True, help="Also print every row.")
 @_file("--csv", "csv_path", "Write one line a row: predicted, measured, error, or why not.")
 @html_option
@@ -43,6 +51,7 @@ def command(
     runs_path: Path | None,
     failed_path: Path | None,
     by: str,
+    leave_out: bool,
     show_rows: bool,
     csv_path: Path | None,
     html_path: Path | None,
@@ -55,7 +64,7 @@ def command(
     """
     from meshwright.cli.output import emit_json, note
 
-    report = _report(runs_path, failed_path)
+    report = _report(runs_path, failed_path, leave_out=leave_out)
     if csv_path is not None:
         from meshwright.accuracy.export import write_rows
 
@@ -72,7 +81,7 @@ def command(
         _print(report, by=by, show_rows=show_rows)
 
 
-def _report(runs_path: Path | None, failed_path: Path | None) -> AccuracyReport:
+def _report(runs_path: Path | None, failed_path: Path | None, *, leave_out: bool) -> AccuracyReport:
     from meshwright.accuracy.predict import predict
     from meshwright.accuracy.report import compare
     from meshwright.accuracy.rows import read_failed, read_runs
@@ -82,7 +91,26 @@ def _report(runs_path: Path | None, failed_path: Path | None) -> AccuracyReport:
         failed_path = failed_configs_path()
     runs = read_runs(runs_path or measured_runs_path())
     failed = None if failed_path is None else read_failed(failed_path)
-    return compare(runs, predict=predict, failed=failed)
+    return compare(runs, predict=_left_out_predictor() if leave_out else predict, failed=failed)
+
+
+def _left_out_predictor() -> Callable[[Sequence[PublishedRun]], Predictions]:
+    """Predicts by calibrations of the shipped runs, each without the source it predicts."""
+    from meshwright.accuracy.fit import fit
+    from meshwright.accuracy.left_out import predict_left_out
+    from meshwright.accuracy.rows import read_runs
+    from meshwright.accuracy.shipped import measured_runs_path
+    from meshwright.catalog.calibration import fitted
+    from meshwright.cli.output import note, progress
+
+    note("fitting the shipped runs")
+    whole = fit([r for r in read_runs(measured_runs_path()) if r.reason is None], made="refitted")
+
+    def predictor(runs: Sequence[PublishedRun]) -> Predictions:
+        with progress("leaving out each source", total=len(runs)) as advance:
+            return predict_left_out(runs, whole, interval_scale=fitted().interval_scale, progress=advance)
+
+    return predictor
 
 
 # --- tables ---

@@ -91,6 +91,12 @@ class Setting:
     def num_micro_batches(self) -> Array:
         return self.batch.global_batch / (self.plan.micro_batch * self.plan.data)
 
+    @property
+    def gathers_layers(self) -> Array:
+        """1 where FSDP gathers each layer in each micro-batch. With a pipeline parameters stay gathered, and gradients
+        unreduced, over a step's micro-batches (torchtitan, Megatron-FSDP): that traffic is `cost.update`'s."""
+        return ((self.plan.sharding == Sharding.PARAMETERS) & (self.plan.pipeline == 1)) * 1
+
 
 def layer_parts(s: Setting, compute: LayerCompute) -> LayerParts:
     """Every component of a dense and of a mixture-of-experts layer."""
@@ -233,12 +239,8 @@ def _recomputed(s: Setting, compute: LayerCompute, parts: Parts, *, is_moe: bool
 
 
 def _gather(s: Setting, parts: Parts, dense_weights: Array, expert_weights: Array) -> Passes:
-    """FSDP per layer and micro-batch: what is left of gather and reduction after hiding behind compute.
-
-    With a pipeline, parameters stay gathered and gradients unreduced over a step's micro-batches (torchtitan), so
-    each micro-batch bears its share of one gather.
-    """
-    plan, groups, precision, rates = s.plan, s.groups, s.precision, s.rates
+    """FSDP per layer and micro-batch: what is left of gather and reduction after hiding behind compute."""
+    groups, precision, rates = s.groups, s.precision, s.rates
     trained = 1 - (s.model.lora_rank > 0) * 1
     has_experts = np.asarray(expert_weights) > 0
 
@@ -251,7 +253,7 @@ def _gather(s: Setting, parts: Parts, dense_weights: Array, expert_weights: Arra
     copies = np.where(groups.replicate.size > 1, all_reduce_s(shard_bytes, groups.replicate), 0.0)
     gather = over_shards(all_gather_s, precision.gather_bytes)
     reduce = (over_shards(reduce_scatter_s, precision.reduce_bytes) + copies) * trained
-    active = (plan.sharding == Sharding.PARAMETERS) / np.where(plan.pipeline > 1, s.num_micro_batches, 1.0)
+    active = s.gathers_layers
     slowdown = 1 + rates.overlap_slowdown_ratio
 
     def exposed(comm: Array, compute: Array) -> Array:

@@ -35,7 +35,7 @@ def trained_parameters(s: Setting, layers: StageLayers) -> tuple[Array, Array]:
 def data_parallel_s(s: Setting, layers: StageLayers, middle: LayerTimes) -> Array:
     """Gradient reduction behind the last backward pass, parameter gather behind the first forward pass.
 
-    ZeRO and DDP only: FSDP pays per layer. `middle`: one micro-batch on a middle rank.
+    FSDP without a pipeline pays per layer instead. `middle`: one micro-batch on a middle rank.
     """
     dense, expert = trained_parameters(s, layers)
     plan, groups, rates = s.plan, s.groups, s.rates
@@ -43,7 +43,8 @@ def data_parallel_s(s: Setting, layers: StageLayers, middle: LayerTimes) -> Arra
 
     def reduce_s(count: Array, shard: Group, whole: Group) -> Array:
         size = count * s.precision.reduce_bytes
-        return np.where(sharded, reduce_scatter_s(size, shard), all_reduce_s(size, whole))
+        copies = np.where(plan.data_replicate > 1, all_reduce_s(size / shard.size, groups.replicate), 0.0)
+        return np.where(sharded, reduce_scatter_s(size, shard) + copies, all_reduce_s(size, whole))
 
     def gather_s(count: Array, shard: Group) -> Array:
         return np.where(sharded, all_gather_s(count * s.precision.gather_bytes, shard), 0.0)
@@ -60,7 +61,7 @@ def data_parallel_s(s: Setting, layers: StageLayers, middle: LayerTimes) -> Arra
     slowdown = 1 + rates.overlap_slowdown_ratio
     exposed = exposed_s(reduction, middle.input_s + middle.weight_s, slowdown, overlap)
     exposed = exposed + exposed_s(gathering, middle.forward_s, slowdown, overlap)
-    return np.where(plan.sharding == Sharding.PARAMETERS, 0.0, exposed)
+    return np.where(s.gathers_layers > 0, 0.0, exposed)
 
 
 def optimizer_s(s: Setting, layers: StageLayers) -> Array:

@@ -102,7 +102,7 @@ def tornado_svg(found: Sensitivity) -> str:
     )
     color = alt.Scale(domain=["better", "worse"], range=[BLUE, RED])
     bars = base.mark_bar(height={"band": 0.7}).encode(
-        x=alt.X("from:Q", title="efficiency", scale=scale),
+        x=alt.X("from:Q", title="efficiency", scale=scale, axis=alt.Axis(tickCount=6)),
         x2="to:Q",
         color=alt.Color("side:N", scale=color, legend=None),
     )

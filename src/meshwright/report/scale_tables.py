@@ -47,10 +47,16 @@ def tables_of(report: ScaleReport) -> list[TextTable]:
 def days(seconds_: float) -> str:
     """Days with three digits.
 
-    >>> [days(x) for x in (1_969_920, 216_000, 864_000)]
-    ['22.8', '2.50', '10.0']
+    >>> [days(x) for x in (1_969_920, 216_000, 864_000, 1000)]
+    ['22.8', '2.50', '10.0', '0.0116']
     """
-    number = seconds_ / DAY_S
+    return _digits(seconds_ / DAY_S)
+
+
+def _digits(number: float) -> str:
+    """Three digits, trailing zeros kept."""
+    if number < 1:
+        return f"{number:.3g}"
     return f"{number:,.{0 if number >= 100 else 1 if number >= 10 else 2}f}"
 
 
@@ -113,7 +119,7 @@ def _plan_table(found: Sequence[Costed]) -> TextTable:
 def _training_table(curve: ScaleCurve) -> TextTable:
     """Columns that no point has anything for (a price that nobody knows) are left out."""
     tokens = curve.study.num_tokens
-    columns = [_training_cells(p) for p in curve.points]
+    columns = [_training_cells(p, _scale_of(curve)) for p in curve.points]
     headings = [h for h in columns[0] if any(cells[h] for cells in columns)]
     return TextTable(
         title="Training" if tokens is None else f"Training of {format_count(tokens)} tokens",
@@ -122,7 +128,15 @@ def _training_table(curve: ScaleCurve) -> TextTable:
     )
 
 
-def _training_cells(point: ScalePoint) -> dict[str, str]:
+def _scale_of(curve: ScaleCurve) -> tuple[float, float]:
+    """MWh in the unit of energy and USD in that of money: thousands and millions for long trainings."""
+    trainings = [p.training for p in curve.points if p.training]
+    is_large = max((t.energy.value for t in trainings if t.energy), default=0.0) >= 1000
+    is_dear = max((t.usd.value for t in trainings if t.usd), default=0.0) >= 1e6
+    return (1000.0 if is_large else 1.0, 1e6 if is_dear else 1.0)
+
+
+def _training_cells(point: ScalePoint, scale_of: tuple[float, float]) -> dict[str, str]:
     """Words by heading; empty where nothing is known."""
     goodput, training = point.goodput, point.training
     cells = {"devices": f"{point.num_devices:,}"}
@@ -133,8 +147,9 @@ def _training_cells(point: ScalePoint) -> dict[str, str]:
     cells["days"] = days(training.wall.value) if training else ""
     cells["80 % interval"] = interval(training.wall, days) if training else ""
     energy, usd = (training.energy, training.usd) if training else (None, None)
-    cells["GWh"] = f"{energy.value / 1000:.3g}" if energy else ""
-    cells["million USD"] = f"{usd.value / 1e6:,.3g}" if usd else ""
+    megawatt_hours, dollars = scale_of
+    cells["MWh" if megawatt_hours == 1 else "GWh"] = _digits(energy.value / megawatt_hours) if energy else ""
+    cells["USD" if dollars == 1 else "million USD"] = _digits(usd.value / dollars) if usd else ""
     return cells
 
 

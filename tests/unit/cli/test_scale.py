@@ -6,6 +6,9 @@ import re
 
 import pytest
 
+from meshwright.report.scale_study import Question, scale_report
+from meshwright.runfile import load
+
 OPTIONS = ("--model", "llama3.1-8b", "--cluster", "h100-8x2", "--gbs", 256, "--seq", 4096)
 PINNED = """
 model: qwen3-30b-a3b
@@ -61,9 +64,10 @@ def test_weak_scaling_of_one_plan(meshwright, pinned):
     assert {p["training"]["num_tokens"] for p in points} == {1e12}
 
 
-def test_a_pinned_micro_batch_does_not_bind_the_planner(meshwright, pinned):
-    points = meshwright("scale", pinned, "--devices", "32", "--json").json["points"]
-    assert points[0]["parallel"]["pipeline"] != 4 or points[0]["micro_batch"] != 1
+def test_a_pinned_micro_batch_does_not_bind_the_planner(pinned):
+    report = scale_report(load(pinned), Question(sizes=(32,)))
+    assert load(pinned).micro_batch == 1
+    assert dict(report.study.request.fixed) == {}
 
 
 def test_an_emulation(meshwright, pinned):
@@ -90,6 +94,14 @@ def test_tables_say_what_could_not_be_reached(meshwright, pinned):
     assert re.search(r"^64 .* of 2 ", outcome.stdout, re.MULTILINE)
     assert re.search(r"^48 devices: .*", outcome.stdout, re.MULTILINE)
     assert "Training of 1T tokens" in outcome.stdout
+
+
+def test_units_follow_the_size_of_the_training(meshwright, pinned):
+    priced = ("--keep-plan", "--devices", "32", "--set", "costs.usd_per_device_hour=2")
+    assert "  USD" in meshwright("scale", pinned, *priced, "--tokens", "1e9").stdout
+    long = meshwright("scale", pinned, *priced, "--tokens", "1e14").stdout
+    assert "GWh" in long
+    assert "million USD" in long
 
 
 def test_replicas_and_sensitivity(meshwright, pinned):

@@ -143,6 +143,14 @@ def test_routed_tokens_are_kept_once_per_expert() -> None:
     assert kept.moe - layer(Plan(), constants=constants_of(), model=one).moe == per_expert
 
 
+def test_mla_up_projection_drops_queries_keys_and_values() -> None:
+    """DeepSeek-V3, 128 heads of 192 for queries and keys and 128 for values."""
+    model = catalog.model("deepseek-v3")
+    plan = Plan(recompute=Recompute.SELECTIVE, recompute_modules=("mla_up_projection",))
+    everything, kept = (layer(p, constants=constants_of(), model=model).moe for p in (Plan(), plan))
+    assert everything - kept == 2 * 128 * (192 + 192 + 128)
+
+
 def test_frozen_feed_forward_keeps_no_inputs() -> None:
     table = model_row(GPT, lora=Lora(targets=("query", "key", "value", "output")))
     arguments = (
@@ -210,11 +218,13 @@ class TestStates:
         )
         assert held.weights == pytest.approx(2 * (float(parameters.total) - experts) + 2 * experts / 8)
 
-    def test_dualpipe_holds_two_stages(self) -> None:
-        one, two = (states(Plan(pipeline=4, schedule=s)) for s in (Schedule.ONE_F_ONE_B, Schedule.DUALPIPE))
-        assert (two.weights, two.gradients, two.optimizer) == (
-            2 * one.weights, 2 * one.gradients, 2 * one.optimizer,
-        )  # fmt: skip
+    def test_dualpipe_holds_two_stages_and_both_ends(self) -> None:
+        parameters = count_parameters(model_row(GPT))
+        unit = float(parameters.embedding + parameters.head)
+        layers = (self.num - unit - GPT.hidden) / GPT.num_layers  # without the last norm
+        held = memory(Plan(pipeline=4, schedule=Schedule.DUALPIPE))
+        assert held.weights_bytes == pytest.approx(2 * (2 * 2 * layers + unit + GPT.hidden))
+        assert held.gradients_bytes == pytest.approx(2 * held.weights_bytes)
 
 
 class TestLora:

@@ -58,6 +58,15 @@ class _Modules:
     shared_experts: Array
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """Bytes per token of one kind of layer."""
+
+    everything: Array  # without recomputation
+    dropped: Array  # by the modules that the plan names
+    saved: Array  # when every second matrix product is recomputed
+
+
 def layer_bytes(
     model: ModelTable,
     batch: BatchTable,
@@ -71,55 +80,68 @@ def layer_bytes(
     stream = np.where(plan.sequence_parallel > 0, share, 1.0)
     modules = _modules(model, batch, plan, precision, constants, share, stream)
     inputs = 2 * model.hidden * stream
-    # Layers with full recomputation, of those on the rank.
-    covered = np.where(
-        plan.recompute == FULL,
-        np.where(
-            plan.recompute_layers < 0,
-            1.0,
-            np.minimum(plan.recompute_layers * plan.pipeline / model.num_layers, 1.0),
-        ),
-        0.0,
+    saved = _saved_by_attention(model, share, inputs)
+    covered = _covered(model, plan)
+    dense, live_dense = _after(plan, _dense(model, plan, modules, saved, share), inputs, covered)
+    moe, live_moe = 0.0, 0.0
+    if np.any(model.num_moe_layers):
+        moe, live_moe = _after(plan, _moe(model, plan, modules, saved, share), inputs, covered)
+    return LayerBytes(
+        dense=dense * tokens, moe=moe * tokens, live_dense=live_dense * tokens, live_moe=live_moe * tokens
     )
+
+
+def _covered(model: ModelTable, plan: PlanTable) -> Array:
+    """Share of a rank's layers that are recomputed as a whole."""
+    some = np.minimum(plan.recompute_layers * plan.pipeline / model.num_layers, 1.0)
+    return (plan.recompute == FULL) * np.where(plan.recompute_layers < 0, 1.0, some)
+
+
+def _after(plan: PlanTable, kind: _Kind, inputs: Array, covered: Array) -> tuple[Array, Array]:
+    """Bytes per token that a layer keeps on average, and those that are live besides while it runs backward."""
     picked = plan.recompute == SELECTIVE
     alternate = picked & (plan.recomputes("alternate_matmuls") > 0)
-
-    def after(everything: Array, dropped: Array, saved: Array) -> tuple[Array, Array]:
-        selective = np.where(alternate, np.minimum(saved, everything), everything - picked * dropped)
-        kept = selective + covered * (inputs - selective)
-        live = everything - np.where(covered > 0, inputs, selective)
-        return kept * tokens, live * tokens
-
-    common = modules.norm + modules.core_attention + modules.mla_up_projection
-    common_dropped = (
-        plan.recomputes("norm") * modules.norm
-        + plan.recomputes("core_attention") * modules.core_attention
-        + plan.recomputes("mla_up_projection") * modules.mla_up_projection
+    selective = np.where(
+        alternate, np.minimum(kind.saved, kind.everything), kind.everything - picked * kind.dropped
     )
-    saved = _saved_matmuls(model, share, inputs)
-    dense, live_dense = after(
-        modules.rest + common + modules.activation + modules.mlp,
-        common_dropped
-        + np.maximum(plan.recomputes("activation"), plan.recomputes("mlp")) * modules.activation
-        + plan.recomputes("mlp") * modules.mlp,
-        saved + 2 * (model.ffn * share + model.hidden),
+    kept = selective + covered * (inputs - selective)
+    return kept, kind.everything - np.where(covered > 0, inputs, selective)
+
+
+def _dense(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array) -> _Kind:
+    """Of the feed-forward, the first and the last matrix product are saved ones."""
+    block = plan.recomputes("mlp")
+    either = np.maximum(plan.recomputes("activation"), block)
+    everything, dropped = _attention(plan, modules)
+    return _Kind(
+        everything=everything + modules.activation + modules.mlp,
+        dropped=dropped + either * modules.activation + block * modules.mlp,
+        saved=saved + 2 * (model.ffn * share + model.hidden),
     )
-    if not np.any(model.num_moe_layers):
-        return LayerBytes(dense=dense, moe=0.0, live_dense=live_dense, live_moe=0.0)
-    moe, live_moe = after(
-        modules.rest
-        + common
-        + modules.moe_activation
-        + modules.moe
-        + modules.moe_rest
-        + modules.shared_experts,
-        common_dropped
-        + np.maximum(plan.recomputes("activation"), plan.recomputes("moe")) * modules.moe_activation
-        + plan.recomputes("moe") * modules.moe
+
+
+def _moe(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array) -> _Kind:
+    """Of the experts, the exchanged tokens are saved both ways and no product."""
+    block = plan.recomputes("moe")
+    either = np.maximum(plan.recomputes("activation"), block)
+    everything, dropped = _attention(plan, modules)
+    ffn = modules.moe_activation + modules.moe + modules.moe_rest + modules.shared_experts
+    return _Kind(
+        everything=everything + ffn,
+        dropped=dropped
+        + either * modules.moe_activation
+        + block * modules.moe
         + plan.recomputes("shared_experts") * modules.shared_experts,
-        saved + modules.moe_rest + model.top_k * 4 * model.hidden * share,
+        saved=saved + modules.moe_rest + 4 * model.top_k * model.hidden * share,
     )
-    return LayerBytes(dense=dense, moe=moe, live_dense=live_dense, live_moe=live_moe)
+
+
+def _attention(plan: PlanTable, modules: _Modules) -> tuple[Array, Array]:
+    """What both kinds of layers have in common: everything, and what the named modules drop of it."""
+    parts = {name: getattr(modules, name) for name in ("norm", "core_attention", "mla_up_projection")}
+    return modules.rest + sum(parts.values()), sum(
+        plan.recomputes(name) * part for name, part in parts.items()
+    )
 
 
 def _modules(
@@ -138,17 +160,18 @@ def _modules(
     before = 2 * (model.ffn_matrices - 1)  # bytes per element of f before the activation function
     is_mla, masks = model.is_mla > 0, constants.keeps_dropout_masks
 
-    up_projected = np.where(is_mla, 2 * (nq - nkv) * (d + dv), 0) * share
+    # MLA expands its latent tensors to keys and values of every query head.
+    expanded = 2 * (nq * d + np.where(is_mla, nq, nkv) * (d + dv)) * share
     latent = np.where(is_mla, 2 * (2 * model.q_rank + 2 * model.kv_rank + model.rope_dim), 0)
-    attention = (2 * nq * d + 2 * nkv * (d + dv) + 2 * nq * dv + 4 * nq) * share
+    output = (2 * nq * dv + 4 * nq) * share
     probabilities = constants.unfused_attention * constants.probability_bytes * nq * batch.seq_len * share
     expert_share = share * plan.expert_tensor
     gathered = np.where(constants.keeps_gathered_inputs > 0, 1.0, stream)
     return _Modules(
-        rest=(4 + 2 * masks) * h * stream + attention + latent,
+        rest=(4 + 2 * masks) * h * stream + np.where(is_mla, latent, expanded) + output,
         norm=((b + ffn_input) * gathered + 2 * constants.norm_copy_bytes * stream) * h,
         core_attention=probabilities,
-        mla_up_projection=up_projected,
+        mla_up_projection=np.where(is_mla, expanded, 0),
         activation=ffn_input * model.ffn * share,
         mlp=(before + 2 * constants.ffn_copies) * model.ffn * share,
         moe_activation=ffn_input * (model.top_k * model.expert_ffn + model.shared_ffn) * share,
@@ -166,10 +189,10 @@ def _ffn_keeps_inputs(model: ModelTable) -> Array:
     return np.where((model.lora_rank > 0) & (model.lora_width <= attention_width), 0, 1)
 
 
-def _saved_matmuls(model: ModelTable, share: Array, inputs: Array) -> Array:
-    """Per token, what selective recomputation of every second matrix product saves outside the feed-forward.
+def _saved_by_attention(model: ModelTable, share: Array, inputs: Array) -> Array:
+    """Per token, what selective recomputation of every second matrix product saves of the attention block.
 
-    Of query, key, value and output projection the first and third are saved, and the attention itself.
+    Of query, key, value and output projection the first and third, and the attention itself.
     """
     nq, nkv, dv = model.num_heads, model.num_kv_heads, model.v_dim
     return inputs + (2 * nq * model.qk_dim + 2 * nkv * dv + 2 * nq * dv + 4 * nq) * share

@@ -11,7 +11,7 @@ are alive while one layer runs backward. φ is the allocator's fragmentation, of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from meshwright.cost.flops import Parameters, count_parameters
 from meshwright.cost.memory.activations import LayerBytes, layer_bytes
 from meshwright.cost.memory.constants import MemoryConstants
 from meshwright.cost.memory.states import (
-    DUALPIPE,
     RankLayers,
     StateRates,
     rank_parameters,
@@ -31,6 +30,7 @@ from meshwright.cost.stages import StageLayers, split_layers
 from meshwright.cost.tables import SCHEDULES, Array, BatchTable, ModelTable, PlanTable, PrecisionTable, Table
 from meshwright.specs.plan import Schedule
 
+DUALPIPE = SCHEDULES.index(Schedule.DUALPIPE)
 ZBV = SCHEDULES.index(Schedule.ZBV)
 
 
@@ -123,8 +123,11 @@ def _last(plan: PlanTable, layers: StageLayers) -> RankLayers:
 def _rank(case: _Case, layers: RankLayers, rank: Array, *, is_last: int) -> MemoryTable:
     """One pipeline rank."""
     model, plan, constants, kept = case.model, case.plan, case.constants, case.kept
-    held = rank_parameters(model, case.parameters, plan, layers)
-    states = state_bytes(case.rates, held, layers.total)
+    # DualPipe holds two stages: its own and that of the rank opposite. A micro-batch in flight is on one of them.
+    num_stages = 1 + (plan.schedule == DUALPIPE)
+    resident = replace(layers, dense=num_stages * layers.dense, moe=num_stages * layers.moe)
+    held = rank_parameters(model, case.parameters, plan, resident)
+    states = state_bytes(case.rates, held, resident.total)
     flights = in_flight(plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank)
     embedded = layers.embedding * 2 * case.tokens * model.hidden / plan.tensor
     moe = layers.moe + layers.head * np.where(model.num_experts > 0, model.num_mtp_layers, 0)
@@ -167,7 +170,7 @@ def _beside_the_allocator(plan: PlanTable, constants: MemoryConstants) -> Array:
 
 def _fuller(one: MemoryTable, other: MemoryTable, exists: Array) -> MemoryTable:
     """The fuller of two ranks; `other` only where it exists."""
-    swap = (other.allocated_bytes > one.allocated_bytes) & exists
+    swap = (other.reserved_bytes > one.reserved_bytes) & exists
     return MemoryTable(
         **{f.name: np.where(swap, getattr(other, f.name), getattr(one, f.name)) for f in fields(MemoryTable)}
     )

@@ -24,10 +24,8 @@ import numpy as np
 
 from meshwright.cost.flops import Parameters
 from meshwright.cost.memory.constants import MemoryConstants
-from meshwright.cost.tables import SCHEDULES, Array, ModelTable, PlanTable, PrecisionTable
-from meshwright.specs.plan import Schedule, Sharding
-
-DUALPIPE = SCHEDULES.index(Schedule.DUALPIPE)
+from meshwright.cost.tables import Array, ModelTable, PlanTable, PrecisionTable
+from meshwright.specs.plan import Sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +119,7 @@ def state_rates(
     full = _unsharded(precision, constants, sharded=sharded)
     width = plan.data_shard * plan.context
     expert_width = np.maximum(1, width * plan.tensor / (plan.expert * plan.expert_tensor))
-    # DualPipe holds two stages: its own and that of the rank opposite.
-    copies = 1 + (plan.schedule == DUALPIPE)
-    resident = copies * np.where(plan.offload_optimizer > 0, 0, 1)
+    resident = np.where(plan.offload_optimizer > 0, 0, 1)
     frozen = model.lora_rank > 0
     trained = 1 - frozen * 1
     # Frozen weights have no master to be rounded from: they are kept in the format they multiply in.
@@ -135,8 +131,8 @@ def state_rates(
             return np.where(plan.sharding >= stage, 1 / ranks, 1.0)
 
         return StateBytes(
-            weights=share(Sharding.PARAMETERS) * np.where(frozen, frozen_weight, full.weights) * copies,
-            gradients=(share(Sharding.GRADIENTS) * full.gradients + second) * copies * trained,
+            weights=share(Sharding.PARAMETERS) * np.where(frozen, frozen_weight, full.weights),
+            gradients=(share(Sharding.GRADIENTS) * full.gradients + second) * trained,
             optimizer=share(Sharding.OPTIMIZER) * full.optimizer * resident * trained,
         )
 
@@ -147,8 +143,8 @@ def state_rates(
         adapters=StateBytes(
             weights=full.weights, gradients=full.gradients, optimizer=full.optimizer * resident
         ),
-        gathered=shared * precision.gather_bytes * copies,
-        unreduced=shared * precision.reduce_bytes * copies * trained,
+        gathered=shared * precision.gather_bytes,
+        unreduced=shared * precision.reduce_bytes * trained,
         keeps_gathered=plan.pipeline > 1,
     )
 
