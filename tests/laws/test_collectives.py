@@ -51,6 +51,7 @@ def networks(draw: st.DrawFn) -> Network:
         out_bytes_per_s=up * draw(st.floats(0.01, 1.0)),
         out_exchange_ratio=draw(st.floats(0.5, 1.0)),
         out_step_s=draw(st.floats(0, 1e-3)),
+        out_peer_step_s=draw(st.floats(0, 1e-3)),
         out_message_s=draw(st.floats(0, 1e-5)),
         spine_ratio=draw(st.floats(0.05, 1.0)),
         congestion_exponent=draw(st.sampled_from([0.0, 0.5])),

@@ -34,7 +34,7 @@ NOISE = {"A": 0.05, "B": 0.10, "C": 0.25}
 EFFECTIVE_ROWS = 25
 """A source with more rows than this counts as this many: its rows share their errors."""
 CAUCHY = 2.0
-WIDE_CAUCHY = 4.0
+WIDE_CAUCHY = 3.0
 """The fit begins with this wider loss, so that a distant start does not take good rows for outliers."""
 ITERATIONS = 12
 TOLERANCE = 1e-4

@@ -182,7 +182,7 @@ def plan_group(run: PublishedRun) -> tuple[Any, ...]:
 def _choice(run: PublishedRun) -> tuple[Any, ...]:
     """What the runs of one group choose: the plan, and the attention kernel where a row names it."""
     assert run.conditions is not None
-    return (run.conditions.plan, run.conditions.unfused_attention)
+    return (run.conditions.plan, run.conditions.unfused_attention, run.conditions.fused_norm)
 
 
 def _ranked(key: tuple[Any, ...], predicted: Floats, measured: Floats) -> RankedGroup:

@@ -55,6 +55,7 @@ class Conditions:
     precision: str  # a key of specs.precision.PRECISIONS
     stack: Stack
     unfused_attention: bool | None = None  # scores written to memory; None: as the stack does
+    fused_norm: bool = False  # the run replaced its stack's norms by a fused kernel
 
     @property
     def num_devices(self) -> int:
@@ -242,6 +243,7 @@ def _with_conditions(row: Row, run: PublishedRun) -> PublishedRun:
         precision=precision,
         stack=software.stack,
         unfused_attention=software.unfused_attention,
+        fused_norm=software.fused_norm,
     )
     if row.text(TWIN_NOTE):
         notes.append(row.text(TWIN_NOTE))

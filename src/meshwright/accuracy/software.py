@@ -29,6 +29,7 @@ class Software:
     batch_per_device: bool
     lora: Lora
     unfused_attention: bool | None  # None: the notes do not say
+    fused_norm: bool  # the notes name a fused norm kernel
 
 
 def is_mlperf(row: Row) -> bool:
@@ -58,6 +59,7 @@ def read_software(row: Row, accelerator: Accelerator) -> Software:
         batch_per_device=entry.get("batch_per_device", False),
         lora=_lora(lora),
         unfused_attention=_unfused_attention(row),
+        fused_norm="rms kernel" in row.text("notes").lower(),
     )
 
 

@@ -85,6 +85,8 @@ def tables_of(conditions: Sequence[Conditions]) -> RunTables:
         row = system_facts(cluster, precision, c.stack)
         if c.unfused_attention is not None:
             row = replace(row, unfused_attention=int(c.unfused_attention))
+        if c.fused_norm:
+            row = replace(row, unfused_norm=0)
         facts.append(row)
     return RunTables(
         model=ModelTable.stack([_model_row(c) for c in conditions]),
@@ -104,7 +106,8 @@ def memory_of(conditions: Sequence[Conditions], tables: RunTables) -> MemoryTabl
     """Memory per device of every run, with the constants of its stack."""
     unfused = np.broadcast_to(tables.facts.unfused_attention, len(conditions))
     constants = [
-        memory_constants(c.stack, unfused_attention=bool(u)) for c, u in zip(conditions, unfused, strict=True)
+        memory_constants(c.stack, unfused_attention=bool(u), fused_norm=c.fused_norm)
+        for c, u in zip(conditions, unfused, strict=True)
     ]
     return estimate_memory(
         model=tables.model,

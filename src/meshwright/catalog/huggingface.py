@@ -7,13 +7,14 @@ Face transformers (https://github.com/huggingface/transformers, src/transformers
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Router
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
 
 
 class _Config:
@@ -42,6 +43,21 @@ class _Config:
         if not isinstance(value, bool):
             raise InputError(f"{self.name}: {key}", got=value, allowed="true or false")
         return value
+
+    def number(self, key: str, default: float, *, minimum: float = 0.0) -> float:
+        """A number of at least `minimum`; `default` where the key is absent or null."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value < math.inf:
+            raise InputError(f"{self.name}: {key}", got=value, allowed=f"a number, {minimum:g} or more")
+        return float(value)
+
+    def section(self, key: str) -> _Config:
+        """A mapping; empty where the key is absent or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise InputError(f"{self.name}: {key}", got=value, allowed="a mapping")
+        return _Config(value or {}, name=f"{self.name}: {key}")
 
     def items(self, key: str) -> list[Any] | None:
         """A list, or None where the key is absent or null."""
@@ -120,8 +136,48 @@ def _grouped_attention(c: _Config, *, bias: bool = False, head_dim: int | None =
     )
 
 
+_ROPE_TYPES = {
+    "default": RopeScaling.NONE,
+    "llama3": RopeScaling.LLAMA3,
+    "yarn": RopeScaling.YARN,
+}
+
+
+def _rope(c: _Config, *, theta: float) -> Rope:
+    """From `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling` (before)."""
+    given = c.section("rope_parameters")
+    theta = given.number("rope_theta", c.number("rope_theta", theta, minimum=1), minimum=1)
+    scaled = given if given.values else c.section("rope_scaling")
+    kind = scaled.values.get("rope_type", scaled.values.get("type")) or "default"
+    scaling = _ROPE_TYPES.get(kind, RopeScaling.OTHER) if isinstance(kind, str) else RopeScaling.OTHER
+    if scaling in (RopeScaling.NONE, RopeScaling.OTHER):
+        return Rope(theta=theta, scaling=scaling)
+    usual = Rope()
+    return Rope(
+        theta=theta,
+        scaling=scaling,
+        factor=scaled.number("factor", usual.factor, minimum=1),
+        original_context=scaled.count(
+            "original_max_position_embeddings", c.count("max_position_embeddings", 0, minimum=0)
+        ),
+        low_frequency=scaled.number("low_freq_factor", usual.low_frequency),
+        high_frequency=scaled.number("high_freq_factor", usual.high_frequency),
+        beta_fast=scaled.number("beta_fast", usual.beta_fast),
+        beta_slow=scaled.number("beta_slow", usual.beta_slow),
+        mscale=scaled.number("mscale", usual.mscale),
+        mscale_all_dims=scaled.number("mscale_all_dim", usual.mscale_all_dims),
+        truncate=scaled.flag("truncate", usual.truncate),
+    )
+
+
 def _decoder(
-    c: _Config, attention: Attention, *, tied: bool = False, experts: Experts | None = None
+    c: _Config,
+    attention: Attention,
+    *,
+    tied: bool = False,
+    experts: Experts | None = None,
+    theta: float = 10_000.0,
+    epsilon: float = 1e-6,
 ) -> Model:
     """The keys that all Llama-like decoders share. A dense width that no layer uses is read as 0."""
     num_layers = c.count("num_hidden_layers")
@@ -135,6 +191,8 @@ def _decoder(
         ffn_hidden=c.count("intermediate_size") if has_dense else 0,
         experts=experts,
         tied_embeddings=c.flag("tie_word_embeddings", tied),
+        norm_epsilon=c.number("rms_norm_eps", epsilon),
+        rope=_rope(c, theta=theta),
     )
 
 
@@ -165,7 +223,7 @@ def _mixtral(c: _Config) -> Model:
         top_k=c.count("num_experts_per_tok"),
         ffn_hidden=c.count("intermediate_size"),
     )
-    return _decoder(c, _mistral_attention(c), experts=experts)
+    return _decoder(c, _mistral_attention(c), experts=experts, theta=1e6, epsilon=1e-5)
 
 
 def _qwen2_attention(c: _Config) -> Attention:
@@ -194,6 +252,7 @@ def _qwen_experts(c: _Config) -> Experts:
         num_shared=int(shared > 0),
         shared_ffn_hidden=shared or None,
         num_dense_layers=num_layers - num_moe,
+        normalize_top_k=c.flag("norm_topk_prob", False),
     )
 
 
@@ -210,7 +269,8 @@ def _qwen3_moe(c: _Config) -> Model:
 
 
 def _qwen3_attention(c: _Config) -> Attention:
-    return _grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=128)
+    attention = _grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=128)
+    return replace(attention, qk_norm=True)
 
 
 def _deepseek(c: _Config) -> Model:
@@ -242,6 +302,8 @@ def _deepseek_experts(c: _Config) -> Experts:
         router=Router.SIGMOID if sigmoid else Router.SOFTMAX,
         num_groups=num_groups if limited else 0,
         groups_per_token=c.count("topk_group") if limited else 0,
+        normalize_top_k=c.flag("norm_topk_prob", sigmoid),
+        routed_scale=c.number("routed_scaling_factor", 1.0),
     )
 
 
@@ -258,7 +320,7 @@ def _gpt_oss(c: _Config) -> Model:
         ffn_hidden=c.count("intermediate_size"),
     )
     windowed = _windowed(attention, c, num_layers=(c.count("num_hidden_layers") + 1) // 2)
-    return _decoder(c, windowed, experts=experts)
+    return _decoder(c, windowed, experts=experts, theta=150_000.0, epsilon=1e-5)
 
 
 def _gemma2(c: _Config) -> Model:
@@ -289,6 +351,7 @@ def _gpt2(c: _Config) -> Model:
         tied_embeddings=c.flag("tie_word_embeddings", True),
         learned_positions=c.count("n_positions"),
         norm_bias=True,
+        norm_epsilon=c.number("layer_norm_epsilon", 1e-5),
     )
 
 

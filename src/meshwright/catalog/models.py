@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from meshwright.catalog.entries import Kind, entry, names
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Router
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
 
 
 def model_names() -> tuple[str, ...]:
@@ -28,10 +28,12 @@ def model(name: str) -> Model:
     values = dict(found.values)
     attention = dict(values.pop("attention"))
     experts = values.pop("experts", None)
+    rope = dict(values.pop("rope", {}))
     return Model(
         name=found.name,
         attention=Attention(kind=AttentionKind(attention.pop("kind", AttentionKind.GQA)), **attention),
         experts=None if experts is None else _experts(dict(experts)),
+        rope=Rope(scaling=RopeScaling(rope.pop("scaling", RopeScaling.NONE)), **rope),
         **values,
     )
 

@@ -21,6 +21,7 @@ class StackFacts:
     source: str
     newest: float
     unfused_attention: bool = False
+    unfused_norm: bool = False
     overlaps_data: bool = False
     deduplicates: bool = False
 

@@ -184,7 +184,13 @@ def _print_rows(report: AccuracyReport) -> None:
 def _print_failed(failed: FailedReport) -> None:
     from meshwright.accuracy.columns import percent
 
-    listed = {"all": failed.total, "sources with failures": failed.same_sources, **failed.by_source}
+    listed = {
+        "all": failed.total,
+        "recomputation stated": failed.stated,
+        "not stated": failed.unstated,
+        "sources with failures": failed.same_sources,
+        **failed.by_source,
+    }
     _table(
         "Does it fit in memory",
         ("", "ran out of memory", "rightly rejected", "worked", "wrongly rejected"),

@@ -49,6 +49,7 @@ class DeviceRates(Table):
     memory_ratio: Array  # share of memory_bytes_per_s of streaming kernels
     elementwise_factor: Array  # bytes moved against perfectly fused elementwise work
     unfused_attention: Array  # 1: scores are written to memory
+    unfused_norm: Array  # 1: norms run as several kernels with fp32 copies
     permutation_passes: Array  # reads and writes of routed tokens in one forward pass
     elementwise_kernels: Array  # memory-bound kernels of one layer's forward pass
     kernel_s: Array  # start and end of one kernel on the device
@@ -218,7 +219,9 @@ def layer_compute(
     split = np.where(plan.sequence_parallel > 0, t, 1)
     moved = rates.elementwise_factor * 2.0 / streaming  # seconds per 16-bit element read or written
     starts = rates.elementwise_kernels * rates.kernel_s
-    common = tokens * (12 * h / split + 3 * (nq * d + nkv * d) / t) * moved
+    # Two norms read and write once when fused; with fp32 copies each moves 24 bytes per element instead of 4.
+    norm = tokens * np.where(rates.unfused_norm > 0, 24, 4) * h / split * moved
+    common = norm + tokens * (8 * h / split + 3 * (nq * d + nkv * d) / t) * moved
     activation = tokens * model.ffn_matrices * model.ffn / t * moved
     expert_activation = (
         received * (model.ffn_matrices * f_e) + tokens * model.ffn_matrices * model.shared_ffn / t
@@ -246,7 +249,7 @@ def layer_compute(
         elementwise=_memory_bound(common + activation + starts),
         moe_elementwise=_memory_bound(common + expert_activation + starts),
         head=_head(model, plan, rates, tokens, linear(tokens, model.vocab / t, h, half=True)),
-        norm_s=tokens * 4 * h / split * moved,
+        norm_s=norm,
         activation_s=activation,
         moe_activation_s=expert_activation,
         dense_floor=_floor(attention_flops, dense_flops, core_flops, rates, trained),

@@ -221,15 +221,17 @@ def _recomputed(s: Setting, compute: LayerCompute, parts: Parts, *, is_moe: bool
     """Forward seconds that run a second time, mean over a rank's layers."""
     plan = s.plan
     if is_moe:
-        activation_s, module = compute.moe_activation_s, "moe"
+        activation_s, module, gemm_s = compute.moe_activation_s, "moe", compute.experts.forward_s
         module_s = compute.experts.forward_s + compute.router.forward_s + parts["expert_parallel"].forward_s
     else:
-        activation_s, module, module_s = compute.activation_s, "mlp", compute.dense_ffn.forward_s
+        activation_s, module, gemm_s = compute.activation_s, "mlp", compute.dense_ffn.forward_s
+        module_s = gemm_s
     chosen = (
         plan.recomputes("core_attention") * compute.attention_core.forward_s
         + plan.recomputes("norm") * compute.norm_s
         + plan.recomputes("activation") * activation_s
         + plan.recomputes("mla_up_projection") * compute.latent_up.forward_s
+        + plan.recomputes("alternate_matmuls") * 0.5 * (compute.attention_gemm.forward_s + gemm_s)
         + plan.recomputes(module) * module_s
     )
     per_rank = np.maximum(s.model.num_layers / plan.pipeline, 1)

@@ -26,6 +26,7 @@ class SystemFacts(Table):
     num_units: Array
     host_bytes_per_s: Array
     unfused_attention: Array
+    unfused_norm: Array
     overlaps_data: Array
     deduplicates: Array
     years: Array  # vintage of the stack against 2025.0
@@ -98,6 +99,7 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
         num_units=accelerator.num_compute_units,
         host_bytes_per_s=accelerator.host_bytes_per_s,
         unfused_attention=int(facts.unfused_attention),
+        unfused_norm=int(facts.unfused_norm),
         overlaps_data=int(facts.overlaps_data),
         deduplicates=int(facts.deduplicates),
         years=vintage_of(stack, facts) - 2025.0,
@@ -116,6 +118,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], half: Mapping[str, Arr
         memory_bytes=facts.memory_bytes,
         num_units=facts.num_units,
         unfused_attention=facts.unfused_attention,
+        unfused_norm=facts.unfused_norm,
         half_gemm_ratio=half["gemm_ratio"],
         **{f.name: values[f.name] for f in fields(DeviceRates) if f.name in values},
     )
@@ -127,6 +130,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], half: Mapping[str, Arr
             "up_peer_bytes_per_s": network.up_peer_bytes_per_s * values["scale_up_ratio"],
             "up_switch_bytes_per_s": network.up_switch_bytes_per_s * values["scale_up_ratio"],
             "out_bytes_per_s": network.out_bytes_per_s * values["scale_out_ratio"],
+            "out_step_s": network.out_step_s * values["scale_out_latency_factor"],
         }
     )
     own = {f.name for f in fields(SystemRates)}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from meshwright.runfile import schema
 from meshwright.runfile.problems import BelowError
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling
 
 T = TypeVar("T")
 
@@ -30,11 +30,18 @@ def inline_model(given: schema.InlineModel) -> Model:
             "attention.num_windowed_layers", "is more than num_layers", got=a.num_windowed_layers
         )
     return Model(
-        **_given(given, Model, "attention", "experts", "family"),
+        **_given(given, Model, "attention", "experts", "rope", "family"),
         attention=_inline_attention(given),
         experts=None if x is None else _inline_experts(x),
+        rope=_inline_rope(given.rope),
         family=given.family or "",
     )
+
+
+def _inline_rope(given: schema.InlineRope) -> Rope:
+    if given.scaling is not RopeScaling.NONE and not given.original_context:
+        raise BelowError("rope.original_context", f"is missing: scaling ({given.scaling}) needs it")
+    return same_fields(Rope, given)
 
 
 def _inline_attention(given: schema.InlineModel) -> Attention:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic.fields import FieldInfo
 
-from meshwright.specs.model import AttentionKind, Router
+from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
 from meshwright.specs.run import Engine, LearningRateSchedule, Objective, Task
 
@@ -83,6 +83,7 @@ class InlineAttention(Section):
     window: SizeOrZero = 0
     num_windowed_layers: SizeOrZero = 0
     bias: bool = False
+    qk_norm: bool = False
 
 
 class InlineExperts(Section):
@@ -97,6 +98,24 @@ class InlineExperts(Section):
     router: Annotated[Router, _Lax] = Router.SOFTMAX
     num_groups: SizeOrZero = 0
     groups_per_token: SizeOrZero = 0
+    normalize_top_k: bool = True
+    routed_scale: Positive = 1.0
+
+
+class InlineRope(Section):
+    """`specs.model.Rope`."""
+
+    theta: Positive = 10_000.0
+    scaling: Annotated[RopeScaling, _Lax] = RopeScaling.NONE
+    factor: Positive = 1.0
+    original_context: SizeOrZero = 0
+    low_frequency: Positive = 1.0
+    high_frequency: Positive = 4.0
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    mscale: NotNegative = 0.0
+    mscale_all_dims: NotNegative = 0.0
+    truncate: bool = True
 
 
 class InlineModel(Section):
@@ -114,6 +133,8 @@ class InlineModel(Section):
     num_mtp_layers: SizeOrZero = 0
     learned_positions: SizeOrZero = 0
     norm_bias: bool = False
+    norm_epsilon: Positive = 1e-5
+    rope: InlineRope = InlineRope()
     family: Text | None = None
 
 

@@ -24,6 +24,32 @@ class Router(StrEnum):
     SIGMOID = "sigmoid"  # DeepSeek-V3: sigmoid scores with a bias that balances load
 
 
+class RopeScaling(StrEnum):
+    """How rotary frequencies are stretched for sequences longer than those of pretraining."""
+
+    NONE = "none"
+    LLAMA3 = "llama3"  # Llama 3.1: long wavelengths are divided by `factor`, a smooth step between
+    YARN = "yarn"  # Peng et al. 2023: a ramp over dimensions, and a temperature of the attention
+    OTHER = "other"  # one that Meshwright can plan but not train
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary position embedding. It decides numerics, not cost."""
+
+    theta: float = 10_000.0  # base of the wavelengths
+    scaling: RopeScaling = RopeScaling.NONE
+    factor: float = 1.0  # how many times longer than in pretraining
+    original_context: int = 0  # tokens of a pretraining sequence; needed when scaled
+    low_frequency: float = 1.0  # LLAMA3: wavelengths above original_context / this are divided by the factor ...
+    high_frequency: float = 4.0  # ... and those below original_context / this stay
+    beta_fast: float = 32.0  # YARN: dimensions that turn more often than this in the context stay ...
+    beta_slow: float = 1.0  # ... and those that turn less often are divided by the factor
+    mscale: float = 0.0  # YARN: temperature of the rotated queries and keys; 0: the paper's
+    mscale_all_dims: float = 0.0  # YARN: temperature of the whole attention score (DeepSeek); 0: none
+    truncate: bool = True  # YARN: the ramp begins and ends at whole dimensions
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attention:
     """One attention block.
@@ -42,6 +68,7 @@ class Attention:
     window: int = 0  # tokens seen by a sliding-window layer; 0: no such layers
     num_windowed_layers: int = 0
     bias: bool = False
+    qk_norm: bool = False  # queries and keys are normalised per head (Qwen3)
 
     @property
     def v_dim(self) -> int:
@@ -62,6 +89,8 @@ class Experts:
     router: Router = Router.SOFTMAX
     num_groups: int = 0  # group-limited routing: groups of experts ...
     groups_per_token: int = 0  # ... and how many of them one token may use; 0: not limited
+    normalize_top_k: bool = True  # weights of a token's experts add up to `routed_scale`
+    routed_scale: float = 1.0  # the routed experts' output is multiplied by this (DeepSeek-V3: 2.5)
 
     @property
     def shared_hidden(self) -> int:
@@ -97,6 +126,8 @@ class Model:
     num_mtp_layers: int = 0  # multi-token prediction modules (DeepSeek-V3, section 2.2)
     learned_positions: int = 0  # rows of a learned position table (GPT-3: 2048)
     norm_bias: bool = False  # LayerNorm has a bias, RMSNorm has not
+    norm_epsilon: float = 1e-5
+    rope: Rope = Rope()
     family: str = ""  # name of the architecture in Hugging Face transformers, where there is one
 
     @property

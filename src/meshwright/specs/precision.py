@@ -46,7 +46,8 @@ PRECISIONS: dict[str, Precision] = {
             dispatch_bytes=4,
         ),
         _recipe("bf16", "bf16"),
-        _recipe("fp16", "bf16"),  # the same units and rate on every catalogued accelerator
+        # The same units and rate as bf16 on every catalogued accelerator; gradients are kept as they come.
+        _recipe("fp16", "bf16", grad_bytes=2, reduce_bytes=2),
         _recipe("fp8", "fp8", linear_input_bytes=1, cast_passes=0.5),  # per-tensor scaling
         _recipe("fp8_rowwise", "fp8", linear_input_bytes=1, cast_passes=1.0),  # a scale per row, torchao
         _recipe("fp8_blockwise", "fp8", linear_input_bytes=1, cast_passes=1.0),  # 1x128 and 128x128 blocks

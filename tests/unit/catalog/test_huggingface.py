@@ -6,6 +6,7 @@ import pytest
 from meshwright.catalog import model
 from meshwright.catalog.huggingface import architectures, model_from_config, model_from_path
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.specs.model import Rope, RopeScaling
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -14,6 +15,8 @@ LLAMA = {
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
     "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
     "tie_word_embeddings": False,
     "vocab_size": 128256,
 }
@@ -21,6 +24,7 @@ MIXTRAL = LLAMA | {
     "architectures": ["MixtralForCausalLM"],
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
+    "rope_theta": 1_000_000.0,
     "sliding_window": None,
     "vocab_size": 32000,
 }
@@ -34,6 +38,8 @@ QWEN3 = {
     "num_attention_heads": 16,
     "num_hidden_layers": 28,
     "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000,
     "sliding_window": None,
     "tie_word_embeddings": True,
     "use_sliding_window": False,
@@ -46,6 +52,7 @@ QWEN3_MOE = QWEN3 | {
     "intermediate_size": 6144,
     "mlp_only_layers": [],
     "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
     "num_attention_heads": 32,
     "num_experts": 128,
     "num_experts_per_tok": 8,
@@ -66,10 +73,23 @@ DEEPSEEK_V2_LITE = {
     "num_attention_heads": 16,
     "num_experts_per_tok": 6,
     "num_hidden_layers": 27,
+    "norm_topk_prob": False,
     "num_key_value_heads": 16,
     "q_lora_rank": None,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 1.0,
     "scoring_func": "softmax",
     "tie_word_embeddings": False,
     "topk_group": 1,
@@ -88,8 +108,11 @@ DEEPSEEK_V3 = DEEPSEEK_V2_LITE | {
     "num_attention_heads": 128,
     "num_experts_per_tok": 8,
     "num_hidden_layers": 61,
+    "norm_topk_prob": True,
     "num_nextn_predict_layers": 1,
     "q_lora_rank": 1536,
+    "rope_scaling": DEEPSEEK_V2_LITE["rope_scaling"] | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    "routed_scaling_factor": 2.5,
     "scoring_func": "sigmoid",
     "topk_group": 4,
     "vocab_size": 129280,
@@ -100,6 +123,9 @@ KIMI_K2 = DEEPSEEK_V3 | {
     "n_routed_experts": 384,
     "num_attention_heads": 64,
     "num_nextn_predict_layers": 0,
+    "rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"beta_fast": 1.0, "factor": 32.0},
+    "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.827,
     "topk_group": 1,
     "vocab_size": 163840,
 }
@@ -115,6 +141,16 @@ GPT_OSS = {
     "num_hidden_layers": 24,
     "num_key_value_heads": 8,
     "num_local_experts": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
     "sliding_window": 128,
     "tie_word_embeddings": False,
     "vocab_size": 201088,
@@ -253,3 +289,23 @@ def test_files_that_are_no_config_are_refused(tmp_path, content):
 def test_missing_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot read"):
         model_from_path(tmp_path / "nowhere")
+
+
+def test_rope_is_read_from_both_spellings():
+    scaling = {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }
+    expected = replace(model("llama3.1-8b"), name="m")
+    assert model_from_config(LLAMA | {"rope_scaling": scaling}, name="m") == expected
+    newer = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+    newer["rope_parameters"] = scaling | {"rope_theta": 500_000.0}
+    assert model_from_config(newer, name="m") == expected
+
+
+def test_a_rope_scaling_without_formulas_is_kept_as_other():
+    rope = model_from_config(LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, name="m").rope
+    assert rope == Rope(theta=500_000.0, scaling=RopeScaling.OTHER)

@@ -37,7 +37,8 @@ class Network(Table):
     up_step_s: Array
     out_bytes_per_s: Array  # per device, with all siblings sending
     out_exchange_ratio: Array
-    out_step_s: Array
+    out_step_s: Array  # one dependent step of a collective
+    out_peer_step_s: Array  # one message between two devices
     out_message_s: Array  # per remote peer of a flat all-to-all
     spine_ratio: Array  # rate across the spine over out_bytes_per_s: routing efficiency / oversubscription
     congestion_exponent: Array  # the rate falls as (domains/2)^-x
@@ -99,6 +100,7 @@ def network_row(
         out_bytes_per_s=max(fabric.scale_out_bytes_per_s * out.efficiency, ABSENT_BYTES_PER_S),
         out_exchange_ratio=out.exchange_efficiency / out.efficiency,
         out_step_s=fabric.scale_out_latency_s + out.step_s,
+        out_peer_step_s=fabric.scale_out_latency_s + out.step_s,
         out_message_s=out.message_s,
         spine_ratio=min(1.0, out.routing_efficiency / fabric.oversubscription),
         congestion_exponent=out.congestion_exponent,
@@ -148,7 +150,7 @@ def group(*, size: Array, stride: Array, net: Network) -> Group:
         ring_latency_s=(outer - 1) * net.out_step_s + up_steps_s,
         log_latency_s=log_outer * net.out_step_s + up_steps_s,
         log_gather=net.log_gather,
-        step_s=several * np.where(spans, net.out_step_s, net.up_step_s),
+        step_s=several * np.where(spans, net.out_peer_step_s, net.up_step_s),
         message_s=net.out_message_s,
         launch_s=several * net.launch_s,
         fill_s=several * net.fill_s,

@@ -1,0 +1,85 @@
+"""What every engine offers, and what it hands back. Imports no tensor framework.
+
+    check(run)   -> what this engine cannot do of the run, with reasons: nothing is ever silently ignored
+    train(run)   -> a Record: what was measured, on what, with which software
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from meshwright.errors import InputError
+from meshwright.specs.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsupported:
+    """One key of a run file that an engine cannot honour."""
+
+    key: str  # as in the run file: parallel.context
+    reason: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.reason}"
+
+
+class Ending(StrEnum):
+    """How a training ended."""
+
+    DONE = "done"  # all steps taken
+    STOPPED = "stopped"  # asked to by a signal; the states were saved where the run says where
+    DIVERGED = "diverged"  # the loss is no number
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What a command line adds to a run."""
+
+    folder: Path  # where results go: steps, record, resolved run
+    resume: bool = False
+    command: tuple[str, ...] = ()  # as the user typed it, for the record
+    quiet: bool = False  # no progress on stderr
+    max_restarts: int = 0  # after a worker was lost; needs checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What one training run was and what it measured; the content of `record.json`."""
+
+    run: dict[str, Any]
+    device: dict[str, Any]
+    software: dict[str, Any]
+    ending: Ending
+    statistics: dict[str, Any]
+    predicted: dict[str, Any] | None = None  # None: the planner does not know this device
+    git_commit: str | None = None  # of the folder in which the command ran
+    command: tuple[str, ...] = ()
+    sample: str | None = None  # text that the trained model wrote
+    notes: tuple[str, ...] = field(default=())
+
+
+class TrainingEngine(Protocol):
+    """The contract, as the command line sees it."""
+
+    def check(self, run: Run) -> tuple[Unsupported, ...]:
+        """What this engine cannot do of `run`. Empty: it does all of it."""
+        ...
+
+    def train(self, run: Run, *, options: TrainOptions) -> Record:
+        """Train as `run` says. Raises InputError for what `check` refuses."""
+        ...
+
+
+def refuse(engine: str, problems: Iterable[Unsupported]) -> None:
+    """Raise one InputError that lists all `problems`; return when there is none."""
+    problems = tuple(problems)
+    if not problems:
+        return
+    words = "; ".join(str(p) for p in problems)
+    hint = next((p.hint for p in problems if p.hint), None)
+    raise InputError(f"the {engine} engine cannot do this run: {words}", hint=hint)

@@ -1,0 +1,126 @@
+"""What this engine cannot do of a run. Every key that is not honoured is refused here, with the reason.
+
+Pure: imports no torch, so that a dry run works without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.engines.base import Unsupported
+from meshwright.specs.model import AttentionKind, Model
+from meshwright.specs.plan import Offload, Plan, Recompute, Schedule
+from meshwright.specs.run import Run, Task
+
+PRECISIONS = ("fp32", "bf16")
+SCHEDULES = (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+
+
+def check(run: Run) -> tuple[Unsupported, ...]:
+    """Everything of `run` that this engine cannot do; empty when it does all of it."""
+    problems = list(_settings(run))
+    if run.plan is not None:
+        problems += check_plan(run.plan, run=run)
+    return tuple(problems)
+
+
+def _settings(run: Run) -> Iterator[Unsupported]:
+    if run.task is not Task.PRETRAIN:
+        yield Unsupported(key="task", reason=f"{run.task.value} is not trained by this version")
+    if run.precision.name not in PRECISIONS:
+        yield Unsupported(
+            key="precision",
+            reason=f"{run.precision.name} is not trained by this version",
+            hint=f"allowed: {', '.join(PRECISIONS)}",
+        )
+    if run.num_steps is None:
+        yield Unsupported(
+            key="train", reason="says neither steps nor tokens", hint="for example --set train.steps=100"
+        )
+    if run.train.evaluate is not None and run.data.source == "synthetic" and run.data.validation is None:
+        yield Unsupported(key="train.evaluate", reason="random tokens have nothing to validate on")
+    yield from _model(run.model)
+
+
+def _model(model: Model) -> Iterator[Unsupported]:
+    if model.num_mtp_layers:
+        yield Unsupported(key="model", reason=f"{model.name} has multi-token prediction modules")
+    if model.learned_positions:
+        yield Unsupported(key="model", reason=f"{model.name} has learned positions; rotary ones are built")
+    if model.norm_bias or not model.gated_ffn:
+        yield Unsupported(key="model", reason=f"{model.name} has LayerNorm or an ungated feed-forward block")
+
+
+def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
+    """What this engine cannot do of `plan`."""
+    return [*_axes(plan), *_recompute(plan), *_tensor(plan, run), *_pipeline(plan, run)]
+
+
+def _axes(plan: Plan) -> Iterator[Unsupported]:
+    for axis in ("context", "expert", "expert_tensor"):
+        if getattr(plan, axis) > 1:
+            yield Unsupported(key=f"parallel.{axis}", reason="is not trained by this version: must be 1")
+    if plan.offload is not Offload.NONE:
+        yield Unsupported(key="parallel.offload", reason="is not done by this version: must be none")
+
+
+def _recompute(plan: Plan) -> Iterator[Unsupported]:
+    if plan.recompute is Recompute.SELECTIVE:
+        yield Unsupported(
+            key="parallel.recompute",
+            reason="selective recomputation is not done by this version",
+            hint="allowed: none, full",
+        )
+
+
+def _tensor(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    if plan.tensor == 1:
+        return
+    key, model, width = "parallel.tensor", run.model, plan.tensor
+    if model.attention.kind is AttentionKind.MLA:
+        yield Unsupported(key=key, reason="latent attention is not divided by this version: must be 1")
+    if model.experts is not None:
+        yield Unsupported(key=key, reason="mixtures of experts are not divided by this version: must be 1")
+    if model.tied_embeddings:
+        yield Unsupported(key=key, reason="tied embeddings are not divided by this version: must be 1")
+    for what, count in (
+        ("query heads", model.attention.num_heads),
+        ("key/value heads", model.attention.num_kv_heads),
+        ("feed-forward columns", model.ffn_hidden),
+        ("vocabulary entries", model.vocab),
+    ):
+        if count % width:
+            yield Unsupported(key=key, reason=f"{width} does not divide the {count} {what}")
+    if plan.sequence_parallel and run.sequence_length % width:
+        yield Unsupported(
+            key="parallel.sequence_parallel",
+            reason=f"tensor = {width} does not divide the {run.sequence_length} tokens of a sequence",
+        )
+
+
+def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    if plan.pipeline == 1:
+        if plan.virtual_pipeline > 1:
+            yield Unsupported(key="parallel.virtual_pipeline", reason="needs pipeline > 1")
+        return
+    if plan.schedule not in SCHEDULES:
+        yield Unsupported(
+            key="parallel.schedule",
+            reason=f"{plan.schedule.value} is not run by this version",
+            hint=f"allowed: {', '.join(s.value for s in SCHEDULES)}",
+        )
+    is_interleaved = plan.schedule is Schedule.INTERLEAVED
+    if is_interleaved != (plan.virtual_pipeline > 1):
+        yield Unsupported(
+            key="parallel.schedule", reason="interleaved and virtual_pipeline > 1 go with each other"
+        )
+    if run.model.tied_embeddings:
+        yield Unsupported(key="parallel.pipeline", reason="tied embeddings cannot stand on two stages")
+    if plan.pipeline * plan.virtual_pipeline > run.model.num_layers:
+        yield Unsupported(key="parallel.pipeline", reason="there are more stages than layers")
+    num_micro = plan.num_micro_batches(run.global_batch)
+    if is_interleaved and num_micro % plan.pipeline:
+        yield Unsupported(
+            key="batch.micro",
+            reason=f"{num_micro} micro-batches do not divide into rounds of {plan.pipeline} stages",
+        )

@@ -1,0 +1,125 @@
+"""Folders that are built once, by one process, and are complete or absent.
+
+A folder is built under another name and renamed when its manifest (size and digest of every file) is on disk, so a
+process killed at any moment leaves nothing that opens. Several processes may ask at once: one builds, the others
+wait. A folder whose files are not those of its manifest is refused and built again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.units import GIB
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+FULLY_CHECKED_BYTES = 4 * GIB
+"""Digests are checked at every opening up to this size (about a second a GiB); beyond it sizes only."""
+
+
+def default_cache() -> Path:
+    """Where built data lives: $MESHWRIGHT_CACHE, else $XDG_CACHE_HOME/meshwright, else ~/.cache/meshwright."""
+    named = os.environ.get("MESHWRIGHT_CACHE")
+    if named:
+        return Path(named).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "meshwright"
+
+
+def build_once(folder: Path, build: Callable[[Path], None], *, about: Mapping[str, Any]) -> None:
+    """After this `folder` exists and is what its manifest says; `build` fills an empty folder when it was not.
+
+    Raises InputError when the cache cannot be written, and whatever `build` raises.
+    """
+    if find_fault(folder) is None:
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            fault = find_fault(folder)  # another process may have built it while this one waited
+            if fault is None:
+                return
+            if folder.exists():
+                log.warning("%s is damaged (%s) and is built again", folder, fault)
+                shutil.rmtree(folder)
+            _build(folder, build, about)
+    except OSError as error:
+        raise InputError(
+            f"cannot build data in the cache: {error.strerror or error}", got=str(folder.parent),
+            hint="set MESHWRIGHT_CACHE to a folder that can be written and has room",
+        ) from error  # fmt: skip
+
+
+def find_fault(folder: Path) -> str | None:
+    """What is wrong with a built folder, or None."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        facts = {name: (int(fact["bytes"]), str(fact["blake2b"])) for name, fact in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "it has no readable manifest"
+    for name, (num_bytes, _) in facts.items():
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != num_bytes:
+            return f"{name} has {file.stat().st_size} bytes instead of {num_bytes}"
+    if sum(num_bytes for num_bytes, _ in facts.values()) <= FULLY_CHECKED_BYTES:
+        for name, (_, digest) in facts.items():
+            if digest_of(folder / name) != digest:
+                return f"{name} was altered"
+    return None
+
+
+def digest_of(file: Path) -> str:
+    """BLAKE2b of a file's content."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
+
+
+def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any]) -> None:
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+    partial.mkdir()
+    try:
+        build(partial)
+        files = sorted(f for f in partial.rglob("*") if f.is_file())
+        for file in files:
+            _to_disk(file)
+        facts = {
+            file.relative_to(partial).as_posix(): {"bytes": file.stat().st_size, "blake2b": digest_of(file)}
+            for file in files
+        }
+        write_atomically(partial / MANIFEST, json.dumps({"about": dict(about), "files": facts}, indent=1) + "\n")
+        _to_disk(partial)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process of this machine builds `folder` meanwhile; the system frees the lock of a killed one."""
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

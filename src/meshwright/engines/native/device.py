@@ -1,0 +1,153 @@
+"""This machine: its device, its memory, and how fast it multiplies and copies, measured in a second or two.
+
+The quick measurement stands in where no datasheet does (`cluster: here`). A rate is the best of several repetitions:
+other programs only ever make it lower.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from meshwright import catalog
+from meshwright.errors import MissingDependencyError
+from meshwright.specs.hardware import Accelerator, Cluster, Fabric
+
+GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
+COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
+REPETITIONS = 5
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+KNOWN_GPUS = (
+    ("H200", "h200"), ("H100 PCIe", "h100-pcie"), ("H100", "h100"), ("H20", "h20"), ("H800", "h800"),
+    ("B200", "b200"), ("B300", "b300"), ("A100-SXM4-40GB", "a100-40gb"), ("A100", "a100"), ("L40S", "l40s"),
+    ("MI355X", "mi355x"), ("MI350X", "mi350x"), ("MI325X", "mi325x"), ("MI300X", "mi300x"),
+    ("RTX 4090", "rtx-4090"), ("RTX A6000", "rtx-a6000"), ("V100", "v100"),
+)  # fmt: skip
+"""What a driver calls a device, and what the catalogue does; the first that the name contains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What this machine was measured to do with one device."""
+
+    matmul_flops_per_s: dict[str, float]  # by number format
+    copy_bytes_per_s: float  # bytes read plus bytes written
+
+
+def find_device(*, local_rank: int = 0) -> torch.device:
+    """The accelerator of this process, or the CPU where there is none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def num_devices(device: torch.device) -> int:
+    """Devices of this machine as a plan counts them. All cores together are one."""
+    return torch.cuda.device_count() if device.type == "cuda" else 1
+
+
+def device_name(device: torch.device) -> str:
+    """What the driver, or the processor, calls itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory of the device, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that was in use since the process began: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure_rates(device: torch.device) -> Rates:
+    """GEMM rate of each format and copy rate, best of `REPETITIONS`."""
+    size = GEMM_SIZE[device.type]
+    rates = {}
+    for name, dtype in FORMATS.items():
+        a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+        rates[name] = 2 * size**3 / _best_s(lambda a=a, b=b: a @ b, device)
+    source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy_s = _best_s(lambda: target.copy_(source), device)
+    return Rates(matmul_flops_per_s=rates, copy_bytes_per_s=2 * source.numel() / copy_s)
+
+
+def _best_s(function: Callable[[], object], device: torch.device) -> float:
+    function()  # the first call picks kernels and touches pages
+    best = float("inf")
+    for _ in range(REPETITIONS):
+        synchronize(device)
+        start_s = time.perf_counter()
+        function()
+        synchronize(device)
+        best = min(best, time.perf_counter() - start_s)
+    return best
+
+
+def cluster_here(device: torch.device) -> Cluster:
+    """This machine as a cluster: the catalogue's device if its name is known, else what was just measured."""
+    known = next((name for words, name in KNOWN_GPUS if words in device_name(device)), None)
+    if device.type == "cuda" and known is not None:
+        return catalog.cluster(f"{known}-{num_devices(device)}x1")
+    rates = measure_rates(device)
+    accelerator = Accelerator(
+        name=device_name(device),
+        vendor="this machine",
+        architecture=platform.machine(),
+        peak_flops_per_s=rates.matmul_flops_per_s,
+        memory_bytes=memory_bytes(device),
+        memory_bytes_per_s=rates.copy_bytes_per_s,
+        num_compute_units=os.cpu_count() or 1,
+        sources={"all": f"measured here: best of {REPETITIONS} repetitions"},
+    )
+    half_bytes_per_s = rates.copy_bytes_per_s / 2  # processes exchange through memory: one copy in, one out
+    fabric = Fabric(
+        name="memory of this machine",
+        scale_up_domain=num_devices(device),
+        scale_up_bytes_per_s=half_bytes_per_s,
+        scale_up_peer_bytes_per_s=half_bytes_per_s,
+        scale_up_latency_s=50e-6,  # gloo over the loopback device, an assumption
+        scale_out_bytes_per_s=half_bytes_per_s,
+        scale_out_latency_s=50e-6,
+    )
+    return Cluster(
+        name="here", accelerator=accelerator, fabric=fabric, devices_per_node=num_devices(device), num_nodes=1
+    )
+
+
+def require(accelerator: str, *, device: torch.device) -> None:
+    """Raise MissingDependencyError when a run names an accelerator and there is none at all on this machine."""
+    if device.type == "cpu" and accelerator != "cpu":
+        raise MissingDependencyError(
+            f"the run is for {accelerator}, and this machine has no accelerator that PyTorch can use",
+            hint="train on this machine's CPU with --set cluster=here --set parallel=auto",
+        )

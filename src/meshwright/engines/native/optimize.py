@@ -1,0 +1,222 @@
+"""AdamW on fp32 master weights, the learning rate of a step, and clipping by the global norm.
+
+A master is the fp32 tensor that the optimizer moves. It is
+
+    the parameter itself             fp32, alone
+    a copy beside a bf16 parameter   bf16, alone: gradients are added up in fp32 as each backward pass ends
+    this process's shard             several processes: FSDP keeps the shard in fp32 and computes in bf16
+
+AdamW runs on the plain local tensors, so that it costs no dispatch of distributed tensors and the fused kernel
+serves every device. Source of the update: Loshchilov and Hutter 2019, algorithm 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate
+
+from meshwright.specs.run import LearningRateSchedule
+from meshwright.specs.run import Optimizer as Settings
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
+    """The rate of step `step` (0 is the first) of `num_steps`.
+
+    Linear warm-up from peak / warmup_steps to the peak; then by schedule down to peak x final_ratio, which the last
+    step has. WSD stays at the peak until the last `decay_ratio` of all steps and falls linearly.
+
+    >>> s = Settings(learning_rate=1.0, warmup_steps=2, final_ratio=0.0, schedule=LearningRateSchedule.LINEAR)
+    >>> [learning_rate(s, step=i, num_steps=6) for i in range(6)]
+    [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    peak, taken = settings.learning_rate, step + 1
+    if taken <= settings.warmup_steps:
+        return peak * taken / settings.warmup_steps
+    start = settings.warmup_steps
+    if settings.schedule is LearningRateSchedule.WSD:
+        start = max(start, num_steps - round(settings.decay_ratio * num_steps))
+    elapsed = min(1.0, max(0.0, (taken - start) / max(1, num_steps - start)))
+    if settings.schedule is LearningRateSchedule.CONSTANT:
+        fallen = 0.0
+    elif settings.schedule is LearningRateSchedule.COSINE:
+        fallen = 0.5 * (1 - math.cos(math.pi * elapsed))
+    else:
+        fallen = elapsed
+    return peak * (1 - (1 - settings.final_ratio) * fallen)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Master:
+    """One trained tensor: the parameter that computes and the local fp32 tensor that the optimizer moves."""
+
+    name: str
+    parameter: nn.Parameter
+    local: Tensor
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the parameter must be refreshed from the master after a step."""
+        return not isinstance(self.parameter, DTensor) and self.local.dtype != self.parameter.dtype
+
+    @property
+    def copies(self) -> int:
+        """Processes of its mesh that hold the very same shard."""
+        if not isinstance(self.parameter, DTensor):
+            return 1
+        mesh, placements = self.parameter.device_mesh, self.parameter.placements
+        return math.prod(
+            mesh.size(i) for i, placement in enumerate(placements) if isinstance(placement, Replicate)
+        )
+
+    def like(self, local: Tensor) -> Tensor:
+        """`local`, shaped as this process's shard, as the (distributed) tensor that a checkpoint stores."""
+        if not isinstance(self.parameter, DTensor):
+            return local
+        p = self.parameter
+        return DTensor.from_local(
+            local, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+        )
+
+
+def masters_of(modules: Iterable[nn.Module]) -> list[Master]:
+    """The masters of all parameters that are trained, in the order of the modules."""
+    masters = []
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                masters.append(_master(name, parameter))
+    return masters
+
+
+def _master(name: str, parameter: nn.Parameter) -> Master:
+    if isinstance(parameter, DTensor):
+        local = parameter.to_local().detach()
+    elif parameter.dtype == torch.float32:
+        local = parameter.detach()
+    else:
+        local = parameter.detach().float()
+    return Master(name=name, parameter=parameter, local=local)
+
+
+class AdamW:
+    """The optimizer of this process's masters."""
+
+    def __init__(self, masters: list[Master], *, settings: Settings) -> None:
+        self.masters = [m for m in masters if m.local.numel()]  # a small tensor leaves some shards empty
+        self.settings = settings
+        for master in self.masters:
+            if master.is_copy:
+                master.parameter.register_post_accumulate_grad_hook(_adding_to(master))
+        decayed = [m.local for m in self.masters if m.parameter.ndim > 1]
+        others = [m.local for m in self.masters if m.parameter.ndim <= 1]
+        groups = [
+            {"params": decayed, "weight_decay": settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self.adamw = torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            fused=True,
+        )
+
+    def step(self, *, learning_rate: float) -> float:
+        """Clip, move the masters, refresh the parameters, drop the gradients. Returns the norm before clipping.
+
+        A norm that is no number moves nothing.
+        """
+        self._take_gradients()
+        norm = self._clip()
+        if math.isfinite(norm):
+            for group in self.adamw.param_groups:
+                group["lr"] = learning_rate
+            self.adamw.step()
+            self.refresh()
+        for master in self.masters:
+            master.local.grad = None
+            if not master.is_copy:
+                master.parameter.grad = None
+        return norm
+
+    def refresh(self) -> None:
+        """Round the masters into the parameters that compute."""
+        copies = [m for m in self.masters if m.is_copy]
+        if copies:
+            torch._foreach_copy_([m.parameter.detach() for m in copies], [m.local for m in copies])
+
+    def _take_gradients(self) -> None:
+        for master in self.masters:
+            if not master.is_copy:
+                gradient = master.parameter.grad
+                master.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+    def _clip(self) -> float:
+        """The norm of all gradients of all processes; scales them down to `gradient_clip` if it is larger."""
+        gradients = [m.local.grad for m in self.masters if m.local.grad is not None]
+        copies = [m.copies for m in self.masters if m.local.grad is not None]
+        device = gradients[0].device if gradients else torch.device("cpu")
+        squares = torch.zeros((), dtype=torch.float32, device=device)
+        if gradients:
+            norms = torch.stack(torch._foreach_norm(gradients)).float()
+            squares = (norms.square() / torch.tensor(copies, device=device)).sum()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(squares)
+        norm = squares.sqrt().item()
+        limit = self.settings.gradient_clip
+        if limit is not None and norm > limit:
+            torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor a checkpoint holds, by name: `weights.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME`.
+
+        The tensors are the live ones: loading into them restores the optimizer; call `refresh` afterwards.
+        """
+        self._make_moments()
+        state = {}
+        for master in self.masters:
+            state[f"weights.{master.name}"] = master.like(master.local)
+            for moment in MOMENTS:
+                tensor = self.adamw.state[master.local][moment]
+                state[f"{moment}.{master.name}"] = master.like(tensor)
+        return state
+
+    def set_step(self, step: int) -> None:
+        """Say how many steps were taken, for AdamW's bias correction."""
+        self._make_moments()
+        for state in self.adamw.state.values():
+            state["step"].fill_(step)
+
+    def _make_moments(self) -> None:
+        """AdamW makes its moments at its first step; a checkpoint may need them before."""
+        for master in self.masters:
+            if not self.adamw.state[master.local]:
+                self.adamw.state[master.local] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=master.local.device)
+                } | {moment: torch.zeros_like(master.local) for moment in MOMENTS}
+
+
+def _adding_to(master: Master):
+    """A hook that moves a bf16 gradient into the fp32 sum as soon as it is whole, and frees it."""
+
+    def add(parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        if master.local.grad is None:
+            master.local.grad = gradient.float()
+        else:
+            master.local.grad.add_(gradient)
+        parameter.grad = None
+
+    return add
