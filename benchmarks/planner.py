@@ -1,21 +1,24 @@
-"""How fast the planner is on one core, stage by stage, and beside Calculon on the same model and devices.
+"""How fast the planner is on one core, stage by stage, and beside Calculon and SimuMax on the same model and devices.
 
-    python benchmarks/planner.py [--calculon CHECKOUT] [--seconds 60]
+    python benchmarks/planner.py [--calculon CHECKOUT] [--simumax CHECKOUT --python PYTHON] [--seconds 60]
 
 Process seconds, medians of --repeat runs. Targets: at least 1,000,000 candidates/s screened, and the whole
 search of moe-2t on 98,304 devices below 10 s. "Whole search" counts only candidates with a legal shape and
 micro-batch: each is bounded, and scored unless its bound excludes it.
 
-With --calculon (a checkout of github.com/calculon-ai/calculon; needs its dependency psutil) its search for
-the best execution runs for --seconds on GPT-3 175B and 512 A100, and ours on the same model, devices and
-batch. Nothing of it is part of this repository. The two spaces differ: Calculon varies how collectives run
-and which tier carries them, Meshwright context, HSDP, schedules and selective recomputation.
+With checkouts of github.com/calculon-ai/calculon and github.com/MooreThreads/SimuMax their own searches run beside
+ours on GPT-3 175B and 512 A100; nothing of them is part of this repository. Calculon needs its dependency psutil here,
+SimuMax runs under --python, an interpreter that has its dependencies. The spaces differ: Calculon varies how
+collectives run and which tier carries them, SimuMax tensor and pipeline widths and recomputed layers, Meshwright also
+context, HSDP, schedules and selective recomputation.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -128,15 +131,57 @@ def calculon_searches(llm: Any, app: Any) -> Iterator[tuple[Any, ...]]:
                         yield tp, pp, dp, chunks, batch, again, sharded, "rs_ag", [True], False, True, True
 
 
-def print_comparison(checkout: Path, seconds: float, repeat: int) -> None:
+SIMUMAX = """
+import contextlib, io, json, sys, time
+checkout, seconds = sys.argv[1], float(sys.argv[2])
+sys.path.insert(0, checkout)
+from simumax.core.config import ModelConfig, StrategyConfig, SystemConfig
+from simumax.core.perf_llm import PerfLLM
+plan = StrategyConfig.read_json_file(checkout + "/configs/strategy/tp1_pp2_dp4_mbs1.json")
+plan |= {"enable_recompute": False, "recompute_granularity": None, "recompute_layer_num": 0}
+model, count, estimate = PerfLLM(), 0, PerfLLM.run_estimate
+start_s = time.process_time()
+def counted(self, *args, **kwargs):
+    global count
+    count += 1
+    if time.process_time() - start_s > seconds:
+        raise TimeoutError
+    return estimate(self, *args, **kwargs)
+PerfLLM.run_estimate = counted
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(TimeoutError):
+    model.configure(
+        strategy_config=StrategyConfig.init_from_dict(plan),
+        model_config=ModelConfig.init_from_config_file(checkout + "/configs/models/gpt3-175b.json"),
+        system_config=SystemConfig.init_from_config_file(checkout + "/configs/system/a100_pcie.json"),
+    )
+    model.search_best_parallel_strategy(
+        world_size=512, gmi_error=6, micro_batch_size=1, global_batch_size=512, all_search_result={},
+        tp_search_list=[1, 2, 4, 8], pp_search_list=[1, 2, 4, 8, 16, 32], verbose=False,
+    )
+print(json.dumps([count, time.process_time() - start_s]))
+"""
+
+
+def simumax_rate(checkout: Path, python: str, seconds: float) -> tuple[int, float]:
+    """(plans estimated, process seconds) of SimuMax's own search; it runs in its own process."""
+    run = subprocess.run(
+        [python, "-c", SIMUMAX, str(checkout), str(seconds)], capture_output=True, text=True, check=True
+    )
+    count, taken_s = json.loads(run.stdout.splitlines()[-1])
+    return count, taken_s
+
+
+def print_comparison(options: argparse.Namespace) -> None:
     gpt3 = request("gpt3-175b", "a100-8x64", batch=512, seq_len=2048, engine=Engine.MEGATRON)
-    ours, ours_s = timed_search(gpt3, repeat)
-    count, theirs_s = calculon_rate(checkout, seconds)
-    rows = (
+    ours, ours_s = timed_search(gpt3, options.repeat)
+    rows = [
         ("Meshwright", covered(ours), ours_s),
         ("of which scored with the full model", ours.counts.scored, ours_s),
-        ("Calculon", count, theirs_s),
-    )
+    ]
+    if options.calculon:
+        rows.append(("Calculon", *calculon_rate(options.calculon.resolve(), options.seconds)))
+    if options.simumax:
+        rows.append(("SimuMax", *simumax_rate(options.simumax.resolve(), options.python, options.seconds)))
     print("\n| GPT-3 175B, 512 A100, batch 512 | candidates | s | candidates/s |\n|---|--:|--:|--:|")
     for name, number, taken_s in rows:
         print(f"| {name} | {number:,} | {taken_s:.2f} | {number / taken_s:,.0f} |")
@@ -146,6 +191,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--calculon", type=Path)
+    parser.add_argument("--simumax", type=Path)
+    parser.add_argument("--python", default=sys.executable, help="runs SimuMax")
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
 
@@ -158,8 +205,8 @@ def main() -> None:
     rates["whole search"] = covered(result) / seconds
     print(f"| whole search: {covered(result):,} in {seconds:.2f} s | {rates['whole search']:,.0f} |")
     print(f"\n{result.counts}")
-    if options.calculon:
-        print_comparison(options.calculon, options.seconds, options.repeat)
+    if options.calculon or options.simumax:
+        print_comparison(options)
     slow = [n for n in ("memory (exact)", "whole search") if rates[n] < SCREENED_PER_S]
     slow += ["whole search above 10 s"] if seconds > SEARCH_S else []
     sys.exit(f"below target: {', '.join(slow)}" if slow else 0)

@@ -227,7 +227,10 @@ def _mixtral(c: _Config) -> Model:
 
 
 def _qwen2_attention(c: _Config) -> Attention:
-    attention = _grouped_attention(c, bias=True)
+    return _qwen_windows(_grouped_attention(c, bias=True), c)
+
+
+def _qwen_windows(attention: Attention, c: _Config) -> Attention:
     if not c.flag("use_sliding_window", False):
         return attention
     num_layers = c.count("num_hidden_layers")
@@ -245,8 +248,9 @@ def _qwen_experts(c: _Config) -> Experts:
     dense_only = c.items("mlp_only_layers") or []
     num_moe = sum(i not in dense_only and (i + 1) % step == 0 for i in range(num_layers))
     shared = c.count("shared_expert_intermediate_size", 0, minimum=0)
+    renamed = "num_local_experts" if "num_local_experts" in c.values else "num_experts"  # transformers 5
     return Experts(
-        num_experts=c.count("num_experts"),
+        num_experts=c.count(renamed),
         top_k=c.count("num_experts_per_tok"),
         ffn_hidden=c.count("moe_intermediate_size"),
         num_shared=int(shared > 0),
@@ -270,7 +274,7 @@ def _qwen3_moe(c: _Config) -> Model:
 
 def _qwen3_attention(c: _Config) -> Attention:
     attention = _grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=128)
-    return replace(attention, qk_norm=True)
+    return _qwen_windows(replace(attention, qk_norm=True), c)
 
 
 def _deepseek(c: _Config) -> Model:

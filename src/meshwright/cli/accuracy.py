@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,9 @@ import click
 from meshwright.cli.options import html_option, json_option, verb
 
 if TYPE_CHECKING:
-    from meshwright.accuracy.failed import FailedReport
-    from meshwright.accuracy.metrics import Metrics, Predictions
+    from meshwright.accuracy.metrics import Predictions
     from meshwright.accuracy.report import AccuracyReport
     from meshwright.accuracy.rows import PublishedRun
-    from meshwright.cli.output import Align
 
 GROUP_CHOICES = ("source", "accelerator", "architecture", "size", "precision", "framework", "task", "quality")
 
@@ -71,12 +69,13 @@ def command(
         write_rows(report, csv_path)
         note(f"wrote {csv_path}")
     if html_path is not None:
-        from meshwright.accuracy.page import write_page
+        from meshwright.report.accuracy_page import accuracy_page
+        from meshwright.report.html import write_page
 
-        write_page(report, html_path)
+        write_page(accuracy_page(report, left_out=leave_out), path=html_path)
         note(f"wrote {html_path}")
     if as_json:
-        emit_json(report)
+        emit_json({**report.as_json(), "each_source_left_out": leave_out})
     else:
         _print(report, by=by, show_rows=show_rows)
 
@@ -113,95 +112,9 @@ def _left_out_predictor() -> Callable[[Sequence[PublishedRun]], Predictions]:
     return predictor
 
 
-# --- tables ---
-
-
 def _print(report: AccuracyReport, *, by: str, show_rows: bool) -> None:
-    if show_rows:
-        _print_rows(report)
-    _print_metrics("Error of tokens/s per device", {"all rows": report.summary, **report.groups["subset"]})
-    _print_metrics(f"By {by}", report.groups[by])
-    if report.memory:
-        _print_memory(report.memory)
-    if report.unpredicted:
-        _table("Not predicted", ("reason", "rows"), report.unpredicted.items())
-    if report.failed is not None:
-        _print_failed(report.failed)
+    from meshwright.cli.output import print_text_tables
+    from meshwright.report.accuracy_tables import accuracy_tables, rows_table
 
-
-def _table(title: str, headings: tuple[str, ...], rows: Iterable[Sequence[object]]) -> None:
-    """A table with words in its first column and figures in the others."""
-    from meshwright.cli.output import print_table
-
-    columns: dict[str, Align] = dict.fromkeys(headings, "right")
-    columns[headings[0]] = "left"
-    print_table(columns, rows, title=title)
-
-
-def _print_metrics(title: str, groups: dict[str, Metrics]) -> None:
-    from meshwright.accuracy.columns import HEADINGS, cells
-
-    _table(title, ("", *HEADINGS), ((name, *cells(metrics)) for name, metrics in groups.items()))
-
-
-def _print_memory(memory: dict[str, dict[str, float]]) -> None:
-    from meshwright.accuracy.columns import percent, signed_percent
-
-    _table(
-        "Error of memory, by what the source counts",
-        ("counts", "rows", "median", "p90", "bias"),
-        (
-            (
-                kind,
-                errors["num_rows"],
-                percent(errors["median_abs_error"]),
-                percent(errors["p90_abs_error"]),
-                signed_percent(errors["bias"]),
-            )
-            for kind, errors in memory.items()
-        ),
-    )
-
-
-def _print_rows(report: AccuracyReport) -> None:
-    from meshwright.accuracy.columns import rate, signed_percent
-
-    _table(
-        "Rows",
-        ("id", "predicted", "low", "high", "measured", "error", "not predicted because"),
-        (
-            (
-                row.run.id,
-                *(rate(value) for value in (row.predicted, row.low, row.high, row.measured)),
-                signed_percent(row.signed_error),
-                row.run.reason,
-            )
-            for row in report.rows
-        ),
-    )
-
-
-def _print_failed(failed: FailedReport) -> None:
-    from meshwright.accuracy.columns import percent
-
-    listed = {
-        "all": failed.total,
-        "recomputation stated": failed.stated,
-        "not stated": failed.unstated,
-        "sources with failures": failed.same_sources,
-        **failed.by_source,
-    }
-    _table(
-        "Does it fit in memory",
-        ("", "ran out of memory", "rightly rejected", "worked", "wrongly rejected"),
-        (
-            (
-                name,
-                shares.num_failed,
-                percent(shares.correctly_rejected_ratio),
-                shares.num_worked,
-                percent(shares.wrongly_rejected_ratio),
-            )
-            for name, shares in listed.items()
-        ),
-    )
+    tables = accuracy_tables(report, by=by)
+    print_text_tables([rows_table(report), *tables] if show_rows else tables)

@@ -93,7 +93,12 @@ def _write_trace(done: RunEstimate, path: Path) -> None:
 
 
 def _document(done: RunEstimate) -> dict[str, Any]:
-    from meshwright.cli.plan_document import plan_document, request_document, step_document
+    from meshwright.cli.plan_document import (
+        plan_document,
+        request_document,
+        step_document,
+        training_document,
+    )
     from meshwright.report.provenance import sources_of
     from meshwright.report.stages import stage_rows
 
@@ -109,7 +114,7 @@ def _document(done: RunEstimate) -> dict[str, Any]:
         "usd_per_device_hour": economics.usd_per_device_hour,
         "usd_per_million_tokens": economics.usd_per_million_tokens,
         "joule_per_token": economics.joule_per_token,
-        "totals": economics.totals,
+        "totals": economics.totals and training_document(economics.totals),
         "notes": done.notes,
         "sources": {topic: str(source) for topic, source in sources_of(done).items()},
     }
@@ -240,7 +245,7 @@ def _print_training(done: RunEstimate) -> None:
         )
     totals = economics.totals
     if totals is not None:
-        rows.append(("tokens to train", format_count(totals.num_tokens), f"{totals.num_steps:,} steps"))
+        rows.append(("tokens to train", format_count(totals.num_tokens), f"{totals.num_steps:,.0f} steps"))
         named = (("time to train", totals.wall), ("cost", totals.cost), ("energy", totals.energy))
         rows += [(name, value_of(e), interval_of(e)) for name, e in named if e is not None]
     print_table({"whole training": "left", "": "right", " ": "left"}, rows)

@@ -60,6 +60,11 @@ VERBS: dict[str, Verb] = {
         section="Plan",
         help="Time to train, cost, energy and goodput as devices are added.",
     ),
+    "train": Verb(
+        target="meshwright.cli.train:command",
+        section="Train",
+        help="Train a model here: on the CPU, on one accelerator, or on many.",
+    ),
     "accuracy": Verb(
         target="meshwright.cli.accuracy:command",
         section="Verify",

@@ -17,6 +17,8 @@ from typing import Any
 
 import click
 
+from meshwright.specs.run import Engine
+
 Function = Callable[..., Any]
 
 json_option = click.option(
@@ -57,11 +59,14 @@ _DESCRIPTION_OPTIONS = (
         "--seq", "sequence_length", type=click.IntRange(min=1), metavar="TOKENS", help="Tokens per sequence."
     ),
     click.option("--precision", metavar="RECIPE", help="Number formats: bf16, fp8, mxfp8, ..."),
+    click.option(
+        "--engine", type=click.Choice([e.value for e in Engine]), help="The program that will run the step."
+    ),
 )
 
 
 def description_options(function: Function) -> Function:
-    """--model, --cluster, --gbs, --seq and --precision: a run without a file. Each is None when absent."""
+    """--model, --cluster, --gbs, --seq, --precision and --engine: a run without a file; None where absent."""
     return functools.reduce(lambda f, option: option(f), reversed(_DESCRIPTION_OPTIONS), function)
 
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from meshwright.report.text_table import TextTable
+
 NUM_DIGITS = 12
 """Significant digits of a JSON number. Fewer than a double has, so that the order in which a sum was taken
 (BLAS, number of cores) does not change the document."""
@@ -122,6 +124,18 @@ def print_table(
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     console().print(table)
+
+
+def print_text_tables(tables: Iterable[TextTable]) -> None:
+    """Print the tables of a report, a blank line between: words to the left, figures to the right."""
+    for number, shown in enumerate(tables):
+        if number:
+            print_line()
+        columns: dict[str, Align] = {
+            heading: "left" if i == 0 or heading in shown.words else "right"
+            for i, heading in enumerate(shown.headings)
+        }
+        print_table(columns, shown.rows, title=shown.title, caption=shown.caption or None)
 
 
 def _cell(value: object) -> Any:

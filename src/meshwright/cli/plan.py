@@ -24,8 +24,6 @@ FRONT_SLACK = 0.25
 NUM_LOSERS = 3
 """Plans that --explain holds against the first, whatever --top says."""
 
-ENGINES = ("native", "torchtitan", "megatron", "maxtext")
-
 
 @verb(
     "plan",
@@ -38,7 +36,6 @@ ENGINES = ("native", "torchtitan", "megatron", "maxtext")
 )
 @run_argument(required=False)
 @description_options
-@click.option("--engine", type=click.Choice(ENGINES), help="The program that will run the step.")
 @click.option("--top", type=click.IntRange(1, 100), default=10, show_default=True, help="Plans to show.")
 @click.option("--objective", type=click.Choice(list(OBJECTIVE_WORDS)), help="What to make best.")
 @click.option("--fix", "fixes", multiple=True, metavar="NAME=VALUE", help="Hold one field: --fix tensor=8.")
@@ -55,7 +52,6 @@ ENGINES = ("native", "torchtitan", "megatron", "maxtext")
 @json_option
 def command(
     run_path: Path | None,
-    engine: str | None,
     top: int,
     objective: str | None,
     fixes: tuple[str, ...],
@@ -77,7 +73,7 @@ def command(
     from meshwright.cli.run_input import run_from
     from meshwright.report.run_estimate import best_plans, free_request, goal_of
 
-    run = run_from(run_path, overrides=overrides, engine=engine, objective=objective, **described)
+    run = run_from(run_path, overrides=overrides, objective=objective, **described)
     request = free_request(run).fixing(**fixed_fields(fixes))
     goal = goal_of(run)
     with progress(f"planning {request.model.name} on {run.cluster_name}"):
@@ -99,8 +95,8 @@ def command(
         _print_front(result)
     if explain:
         _print_losers(result)
-    for answer in answers:
-        _print_answer(answer)
+    if answers:
+        _print_answers(answers)
 
 
 def _answers(request: PlanRequest, questions: Sequence[str], result: PlanResult, goal: Goal) -> list[WhyNot]:
@@ -149,8 +145,8 @@ def _document(
     }
     if pareto:
         document["pareto"] = [
-            {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": _reserved(r)}
-            for r in _front(result)
+            {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
+            for r in result.front
         ]
     return document
 
@@ -198,28 +194,12 @@ def _row(rank: int, done: PlanEstimate) -> tuple[object, ...]:
     )
 
 
-def _reserved(ranked: RankedPlan) -> float:
-    import numpy as np
-
-    return float(np.ravel(ranked.memory.reserved_bytes)[0])
-
-
-def _front(result: PlanResult) -> list[RankedPlan]:
-    """The front by simulated step times, fastest first: each plan needs less memory than those before it."""
-    front, lowest = [], float("inf")
-    for ranked in sorted(result.front, key=lambda r: (r.step_s, _reserved(r))):
-        if _reserved(ranked) < lowest:
-            front.append(ranked)
-            lowest = _reserved(ranked)
-    return front
-
-
 def _print_front(result: PlanResult) -> None:
     from meshwright.cli.output import print_line, print_table
     from meshwright.report.quantities import seconds
     from meshwright.units import gib
 
-    rows = [(r.plan.describe(), seconds(r.step_s), f"{gib(_reserved(r)):.1f}") for r in _front(result)]
+    rows = [(r.plan.describe(), seconds(r.step_s), f"{gib(r.reserved_bytes):.1f}") for r in result.front]
     print_line()
     print_table(
         {"plan": "left", "step": "right", "GiB": "right"},
@@ -241,10 +221,11 @@ def _print_losers(result: PlanResult) -> None:
         print_line("It is the only plan that is legal and fits.")
 
 
-def _print_answer(answer: WhyNot) -> None:
+def _print_answers(answers: list[WhyNot]) -> None:
     from meshwright.cli.output import print_line
     from meshwright.cli.plan_document import why_not_sentence
 
     print_line()
     print_line("Why not", style="bold")
-    print_line(f"- {why_not_sentence(answer)}")
+    for answer in answers:
+        print_line(f"- {why_not_sentence(answer)}")

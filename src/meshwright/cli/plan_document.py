@@ -1,13 +1,16 @@
-"""The JSON documents and table rows that `plan`, `estimate` and `explain` share."""
+"""The JSON documents and table rows that several commands share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from meshwright.units import DAY_S
+
 if TYPE_CHECKING:
     from meshwright.planner import Comparison, PlanRequest, WhyNot
     from meshwright.planner.explain import Difference
-    from meshwright.specs.estimate import StepEstimate
+    from meshwright.planner.training import Training
+    from meshwright.specs.estimate import Estimate, StepEstimate
     from meshwright.specs.plan import Plan
     from meshwright.specs.run import Run
 
@@ -70,6 +73,23 @@ def step_document(step: StepEstimate) -> dict[str, Any]:
             "stage": memory.stage,
         },
     }
+
+
+def training_document(training: Training) -> dict[str, Any]:
+    """A whole training, with and without its failures."""
+    return {
+        "num_tokens": round(training.num_tokens),
+        "num_steps": training.num_steps,
+        "days_of_steps": _days(training.productive),
+        "days": _days(training.wall),
+        "energy": training.energy,
+        "cost": training.cost,
+    }
+
+
+def _days(seconds: Estimate) -> dict[str, object]:
+    ends = {name: getattr(seconds, name) / DAY_S for name in ("value", "low", "high")}
+    return {**seconds.as_json(), **ends, "unit": "days"}
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,11 +17,6 @@ from meshwright.cli.options import (
 )
 from meshwright.errors import InputError
 
-if TYPE_CHECKING:
-    from meshwright.cli.output import Align
-    from meshwright.report.scale_study import ScaleReport
-
-ENGINES = ("native", "torchtitan", "megatron", "maxtext")
 MAX_DEVICES = 10**7
 MAX_NUMBER = 1e18
 
@@ -62,7 +57,6 @@ def _positive(name: str, destination: str, metavar: str, text: str) -> Any:
 )
 @run_argument(required=False)
 @description_options
-@click.option("--engine", type=click.Choice(ENGINES), help="The program that will run the step.")
 @set_option
 @click.option("--fix", "fixes", multiple=True, metavar="NAME=VALUE", help="Hold one field of the plans.")
 @click.option(
@@ -125,18 +119,7 @@ def command(
 
         emit_json(scale_document(report))
     else:
-        _print(report)
+        from meshwright.cli.output import print_text_tables
+        from meshwright.report.scale_tables import tables_of
 
-
-def _print(report: ScaleReport) -> None:
-    from meshwright.cli.output import print_line, print_table
-    from meshwright.report.scale_tables import tables_of
-
-    for i, table in enumerate(tables_of(report)):
-        if i:
-            print_line()
-        columns: dict[str, Align] = {
-            heading: "left" if j == 0 or heading in ("plan", "changed to") else "right"
-            for j, heading in enumerate(table.headings)
-        }
-        print_table(columns, table.rows, title=table.title, caption=table.caption or None)
+        print_text_tables(tables_of(report))

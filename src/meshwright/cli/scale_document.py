@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.plan_document import plan_document, request_document, step_document
-from meshwright.units import DAY_S
+from meshwright.cli.plan_document import plan_document, request_document, step_document, training_document
 
 if TYPE_CHECKING:
-    from meshwright.planner.scaling import Costed, EmulatedPoint, Replica, ScalePoint, Training, Unreached
+    from meshwright.planner.scaling import Costed, EmulatedPoint, Replica, ScalePoint, Unreached
     from meshwright.report.scale_study import ScaleReport
-    from meshwright.specs.estimate import Estimate
 
 
 def scale_document(report: ScaleReport) -> dict[str, Any]:
@@ -57,24 +55,8 @@ def _point(point: ScalePoint) -> dict[str, Any]:
         "efficiency": point.efficiency,
         "speedup": point.speedup,
         "goodput": point.goodput,
-        "training": point.training and _training(point.training),
+        "training": point.training and training_document(point.training),
     }
-
-
-def _training(training: Training) -> dict[str, Any]:
-    return {
-        "num_tokens": training.num_tokens,
-        "num_steps": training.num_steps,
-        "days_of_steps": _days(training.productive),
-        "days": _days(training.wall),
-        "energy": training.energy,
-        "cost": training.usd,
-    }
-
-
-def _days(seconds: Estimate) -> dict[str, object]:
-    ends = {name: getattr(seconds, name) / DAY_S for name in ("value", "low", "high")}
-    return {**seconds.as_json(), **ends, "unit": "days"}
 
 
 def _emulated(point: EmulatedPoint) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What every engine offers, and what it hands back. Imports no tensor framework.
 
-    check(run)   -> what this engine cannot do of the run, with reasons: nothing is ever silently ignored
-    train(run)   -> a Record: what was measured, on what, with which software
+check(run)   -> what this engine cannot do of the run, with reasons: nothing is ever silently ignored
+train(run)   -> a Record: what was measured, on what, with which software
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@ one plan into sentences. Both read the same rules, so "why not TP=8" has the ans
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.stages import split_layers
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.request import PlanRequest
@@ -51,11 +53,39 @@ def legal_mask(plan: PlanTable, *, setting: Setting, scope: Scope | None = None)
 
 
 def violations(plan: Plan, *, setting: Setting) -> list[Violation]:
-    """Every rule that `plan` breaks, refusals first. Empty: the engine accepts it."""
+    """Every rule that `plan` breaks, refusals first. Empty: the engine accepts it.
+
+    Beside the rules, a split of layers that the cost model would not follow is refused.
+    """
     row = plan_row(plan)
     broken = [r for r in RULES if _applies(r, setting) and not bool(r.holds(setting, row))]
     found = [Violation(rule=r.name, message=r.says(setting, row), severity=r.severity) for r in broken]
+    found += _layer_split(plan, setting=setting)
     return sorted(found, key=lambda v: v.severity is not Severity.REFUSED)
+
+
+def _layer_split(plan: Plan, *, setting: Setting) -> list[Violation]:
+    """`layers_per_stage` must be the split that is costed: equal stages, what is left on the two ends."""
+    given = plan.layers_per_stage
+    if given is None:
+        return []
+    num_stages = plan.pipeline * plan.virtual_pipeline
+    stages = split_layers(setting.model, replace(plan_row(plan), pipeline=num_stages, virtual_pipeline=1))
+    ends, middle = int(stages.first + stages.last), int(stages.middle)
+    costed = (ends // 2, *[middle] * (num_stages - 2), ends - ends // 2)
+    if num_stages == 1:
+        costed = (int(stages.first),)
+    mirrored = costed[::-1]  # the last stage also holds the head, so an odd layer may lie on either end
+    if given in (costed, mirrored):
+        return []
+    words = f"layers_per_stage {_listed(given)} cannot be estimated yet, only {_listed(costed)}: leave it out"
+    return [Violation(rule="layers per stage", message=words)]
+
+
+def _listed(counts: tuple[int, ...]) -> str:
+    """[10, 11 x 6, 10]: neighbours that are equal once, with their number."""
+    groups = [(count, len(list(group))) for count, group in groupby(counts)]
+    return f"[{', '.join(str(c) if n == 1 else f'{c} x {n}' for c, n in groups)}]"
 
 
 def broken_rules(plan: PlanTable, *, setting: Setting) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -126,23 +126,3 @@ def _power(accelerator: Accelerator) -> PowerModel | None:
         node_overhead_ratio=assumed.node_overhead_ratio,
         pue_ratio=assumed.pue,
     )
-
-
-def pareto_front(*columns: Sequence[float] | FloatArray) -> NDArray[np.bool_]:
-    """True for rows that no other row beats: at most as large in every column and smaller in one.
-
-    Rows that are equal in every column are all on the front.
-
-    >>> pareto_front([1, 2, 3, 2], [9, 5, 6, 5]).tolist()
-    [True, True, False, True]
-    """
-    table = np.stack([np.asarray(c, dtype=np.float64) for c in columns], axis=1)
-    rows, inverse = np.unique(table, axis=0, return_inverse=True)
-    on_front = np.zeros(len(rows), dtype=bool)
-    front = np.empty((0, table.shape[1]))
-    # np.unique sorts by the first column: a row can only be beaten by one before it.
-    for index, row in enumerate(rows):
-        if not bool(np.any(np.all(front <= row, axis=1))):
-            on_front[index] = True
-            front = np.vstack([front, row])
-    return on_front[inverse.ravel()]

@@ -161,6 +161,19 @@ def _rounds(s: Setting, plan: PlanTable) -> Array:
     return ~_is(plan, Schedule.INTERLEAVED) | (plan.pipeline == 1) | (m % rounds == 0)
 
 
+def _says_devices(s: Setting, p: PlanTable) -> str:
+    inner = p.context * p.tensor * p.pipeline
+    if p.data_shard == 0:
+        return (
+            f"data_replicate {p.data_replicate} does not divide the data width {s.num_devices // inner}, which "
+            f"context {p.context} x tensor {p.tensor} x pipeline {p.pipeline} leave of {s.num_devices} devices"
+        )
+    return (
+        f"data {p.data} x context {p.context} x tensor {p.tensor} x pipeline {p.pipeline} = "
+        f"{p.num_devices} devices, the cluster has {s.num_devices}"
+    )
+
+
 def _only(*engines: Engine) -> frozenset[Engine]:
     return frozenset(engines)
 
@@ -170,10 +183,7 @@ RULES: tuple[Rule, ...] = (
         name="devices",
         scope=Scope.CHOICE,
         holds=lambda s, p: (p.num_devices == s.num_devices) & (p.data > 0),
-        says=lambda s, p: (
-            f"data {p.data} x context {p.context} x tensor {p.tensor} x pipeline {p.pipeline} = "
-            f"{p.num_devices} devices, the cluster has {s.num_devices}"
-        ),
+        says=_says_devices,
     ),
     Rule(
         name="heads",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.rates import system_rates
 from meshwright.cost.step import StepTable, estimate_steps
-from meshwright.cost.tables import RECOMPUTES, PlanTable
+from meshwright.cost.tables import RECOMPUTES, Array, PlanTable
 from meshwright.planner.finalists import simulated_step_s
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.plan import Plan, Recompute, Sharding
@@ -86,6 +86,21 @@ def relaxed_step_s(steps: StepTable) -> FloatArray:
     rest = steps.step_s - components["stragglers"]
     straggle = steps.step_s / rest
     return (rest - sum(components[name] for name in RELAXED)) * straggle
+
+
+def step_rows(steps: StepTable, index: NDArray[np.intp]) -> StepTable:
+    """The rows of `steps` at `index`."""
+    return StepTable(
+        step_s=steps.step_s[index],
+        components_s={name: _rows(seconds, index) for name, seconds in steps.components_s.items()},
+        stages=steps.stages.take(index),
+        num_micro_batches=_rows(steps.num_micro_batches, index),
+        tokens_per_s_per_device=_rows(steps.tokens_per_s_per_device, index),
+    )
+
+
+def _rows(column: Array, index: NDArray[np.intp]) -> Array:
+    return column[index] if np.ndim(column) else column
 
 
 def fits(memory: MemoryTable, usable_bytes: float) -> NDArray[np.bool_]:

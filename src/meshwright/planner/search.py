@@ -13,6 +13,7 @@ With `Distinct.LAYOUTS` the k best plans differ in their degrees; otherwise reco
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 
@@ -23,10 +24,10 @@ from meshwright.cost.memory import MemoryTable
 from meshwright.cost.step import StepTable
 from meshwright.cost.tables import PlanTable, plan_from_row
 from meshwright.planner.legality import legal_mask, setting_for
-from meshwright.planner.objective import FloatArray, Goal, pareto_front
+from meshwright.planner.objective import FloatArray, Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import Scope, Setting
-from meshwright.planner.screen import CostModel, cost_model, fits
+from meshwright.planner.screen import CostModel, cost_model, fits, step_rows
 from meshwright.planner.space import (
     Choices,
     Space,
@@ -89,13 +90,18 @@ class RankedPlan:
     def components_s(self) -> dict[str, float]:
         return {name: float(np.ravel(x)[0]) for name, x in self.steps.components_s.items()}
 
+    @property
+    def reserved_bytes(self) -> float:
+        return float(np.ravel(self.memory.reserved_bytes)[0])
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanResult:
     """The best plans, best first, or why there is none.
 
-    `front` are the plans that no scored plan beats in both value and reserved memory; it is complete for
-    plans whose value is within the search's `slack` of the best.
+    `front`, best value first: plans of which each needs less reserved memory than those before it. It holds
+    every such plan whose closed-form value is within the search's `slack` of the best, less those that the
+    event graph finds beaten.
     """
 
     request: PlanRequest
@@ -113,7 +119,7 @@ class PlanResult:
             return None
         return Shortfall(
             what="device memory",
-            needed=gib(float(np.ravel(self.least_memory.memory.reserved_bytes)[0])),
+            needed=gib(self.least_memory.reserved_bytes),
             available=gib(self.request.usable_bytes),
             unit="GiB",
         )
@@ -208,7 +214,7 @@ def search(
             **tally,
         ),
         seconds=clock.seconds,
-        least_memory=None if plans or kept.least is None else _ranked(kept.least, model, goal),
+        least_memory=None if plans or kept.least is None else _ranked(kept.least, model, goal)[0],
     )
 
 
@@ -303,33 +309,54 @@ def _expand(
 def _finish(
     kept: _Kept, model: CostModel, goal: Goal
 ) -> tuple[tuple[RankedPlan, ...], tuple[RankedPlan, ...]]:
-    """Simulate the finalists and rank them by what the event graph says."""
+    """Simulate the finalists and the front, and rank them by what the event graph says."""
     if kept.plan is None or kept.value is None or kept.reserved_bytes is None:
         return (), ()
     leaders = _leaders(kept.plan, kept.value, kept.distinct)[: kept.top]
-    front = np.flatnonzero(pareto_front(kept.value, kept.reserved_bytes))
-    front = front[np.argsort(kept.value[front], kind="stable")]
-    finalists = [_ranked(kept.plan.take(np.array([i])), model, goal) for i in leaders]
-    ranked = sorted(finalists, key=lambda r: r.value)  # stable: equal ones stay in their order
-    on_front = tuple(_ranked(kept.plan.take(np.array([i])), model, goal) for i in front)
-    return tuple(ranked), on_front
+    # Further away the search was not complete, so a plan there may be beaten by one that was never scored.
+    near = np.flatnonzero(kept.value <= kept.value.min() * (1 + kept.slack))
+    front = near[_front_candidates(kept.value[near], kept.reserved_bytes[near])]
+    wanted = np.unique(np.concatenate([leaders, front]))
+    found = dict(zip(wanted.tolist(), _ranked(kept.plan.take(wanted), model, goal), strict=True))
+    ranked = sorted(
+        (found[i] for i in leaders.tolist()), key=lambda r: r.value
+    )  # stable: ties keep their order
+    return tuple(ranked), _unbeaten([found[i] for i in front.tolist()])
 
 
-def _ranked(row: PlanTable, model: CostModel, goal: Goal) -> RankedPlan:
-    steps, memory = model.steps(row), model.memory(row)
-    plan = plan_from_row(row.take(0))
-    closed = float(np.ravel(steps.step_s)[0])
-    simulated = model.refine(plan, steps)
-    step_s = closed if simulated is None else simulated
-    return RankedPlan(
-        plan=plan,
-        value=float(np.ravel(goal.value(steps))[0]) * step_s / closed,
-        step_s=step_s,
-        closed_form_s=closed,
-        is_simulated=simulated is not None,
-        steps=steps,
-        memory=memory,
-    )
+def _unbeaten(plans: Sequence[RankedPlan]) -> tuple[RankedPlan, ...]:
+    """Best value first; each needs less memory than those before it."""
+    front, lowest = [], np.inf
+    for ranked in sorted(plans, key=lambda r: (r.value, r.reserved_bytes)):
+        if ranked.reserved_bytes < lowest:
+            front.append(ranked)
+            lowest = ranked.reserved_bytes
+    return tuple(front)
+
+
+def _ranked(rows: PlanTable, model: CostModel, goal: Goal) -> list[RankedPlan]:
+    """Every row with its step and its memory, costed in one evaluation and simulated one by one."""
+    steps, memory = model.steps(rows), model.memory(rows)
+    values = np.ravel(goal.value(steps))
+    found = []
+    for i in range(num_rows(rows)):
+        row = np.array([i])
+        alone = step_rows(steps, row)
+        plan, closed = plan_from_row(rows.take(i)), float(alone.step_s[0])
+        simulated = model.refine(plan, alone)
+        step_s = closed if simulated is None else simulated
+        found.append(
+            RankedPlan(
+                plan=plan,
+                value=float(values[i]) * step_s / closed,
+                step_s=step_s,
+                closed_form_s=closed,
+                is_simulated=simulated is not None,
+                steps=alone,
+                memory=memory.take(row),
+            )
+        )
+    return found
 
 
 def _leaders(plan: PlanTable, value: FloatArray, distinct: Distinct) -> NDArray[np.intp]:

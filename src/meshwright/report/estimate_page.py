@@ -156,7 +156,7 @@ def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, Source])
         parts=[
             paragraph(words, marks=notes.mark(INTERVAL_CONVENTION) + notes.mark(str(sources["calibration"]))),
             figure(shares_svg(shares, title="Share of the variance of the step time by input")),
-            table(("input", "is"), meanings, words=True),
+            table(("input", "is"), meanings, words=("input", "is")),
         ],
     )
 
@@ -175,7 +175,7 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -
         rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", ""))
     if totals is not None:
         rows.append(("tokens", format_count(totals.num_tokens), ""))
-        rows.append(("steps", f"{totals.num_steps:,}", ""))
+        rows.append(("steps", f"{totals.num_steps:,.0f}", ""))
         named = (("time to train", totals.wall), ("cost", totals.cost), ("energy", totals.energy))
         rows += [(name, value_of(e), interval_of(e)) for name, e in named if e is not None]
     topics = [topic for topic in ("failures", "power", "price") if topic in sources]

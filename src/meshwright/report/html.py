@@ -7,7 +7,7 @@ write_page(text, path=...)                               the whole file appears 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.report.figures import FAINT, INK
+from meshwright.report.text_table import TextTable, unbroken
 
 STYLE = f"""
 :root {{
@@ -53,7 +54,7 @@ th {{ font-size: .8rem; font-weight: 600; color: var(--soft) }}
 th, td {{ padding: .28rem 1.4rem .28rem 0; text-align: right; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums }}
 th:first-child, td:first-child {{ text-align: left }}
-table.words th, table.words td {{ text-align: left; vertical-align: top }}
+th.words, td.words {{ text-align: left; vertical-align: top }}
 pre {{ background: var(--tile); border-radius: .5rem; padding: 1rem; overflow-x: auto;
   font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; white-space: pre-wrap }}
 a {{ color: var(--accent); overflow-wrap: anywhere }}
@@ -113,12 +114,24 @@ def paragraph(text: str, *, marks: str = "", css_class: str = "") -> str:
     return f"<p{attribute}>{escape(text)}{marks}</p>"
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, words: bool = False) -> str:
-    """A table: words to the left in the first column, figures to the right in the others (or all words)."""
-    head = "".join(f"<th>{escape(h)}</th>" for h in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
-    attribute = ' class="words"' if words else ""
-    return f"<table{attribute}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, words: Collection[str] = ()) -> str:
+    """A table: the first column and those named in `words` stand to the left, figures to the right."""
+    kinds = [' class="words"' if h in words else "" for h in headings]
+    head = "".join(f"<th{kind}>{escape(h)}</th>" for kind, h in zip(kinds, headings, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{kind}>{escape(str(c))}</td>" for kind, c in zip(kinds, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def text_table(shown: TextTable) -> str:
+    """A report's table without its title; the caption stands below."""
+    rows = [["" if c is None else unbroken(str(c)) for c in row] for row in shown.rows]
+    below = "".join(paragraph(line) for line in shown.caption.splitlines())
+    return table(shown.headings, rows, words=shown.words) + below
 
 
 def tiles(figures: Iterable[tuple[str, str, str]]) -> str:

@@ -7,12 +7,13 @@ from html import escape
 from meshwright import __version__
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
-from meshwright.report.html import Section, document, figure, paragraph, table, tiles
+from meshwright.report.html import Section, document, figure, paragraph, table, text_table, tiles
 from meshwright.report.provenance import calibration_words
 from meshwright.report.quantities import percent, seconds
 from meshwright.report.scale_figures import days_svg, efficiency_svg, emulation_svg, tornado_svg
 from meshwright.report.scale_study import ScaleReport
-from meshwright.report.scale_tables import TextTable, days, interval, tables_of
+from meshwright.report.scale_tables import days, interval, tables_of
+from meshwright.report.text_table import TextTable
 
 
 def scale_page(report: ScaleReport) -> str:
@@ -54,15 +55,7 @@ def _lead(report: ScaleReport) -> str:
 
 
 def _parts(report: ScaleReport, shown: TextTable) -> list[str]:
-    figures = _figures(report, shown)
-    below = [paragraph(line) for line in shown.caption.splitlines()]
-    rows = [[_unbroken(str(cell)) for cell in row] for row in shown.rows]
-    return [*figures, table(shown.headings, rows), *below]
-
-
-def _unbroken(cell: str) -> str:
-    """A quantity and its unit stay on one line."""
-    return cell.replace(" ", "\N{NO-BREAK SPACE}") if len(cell) < 20 else cell
+    return [*_figures(report, shown), text_table(shown)]
 
 
 def _figures(report: ScaleReport, shown: TextTable) -> list[str]:
@@ -91,7 +84,9 @@ def _assumptions(report: ScaleReport) -> Section:
     if report.study.with_failures:
         rows.append(("failures", f"{rates.value.scope}: {rates.value.source}"))
         rows.append(("range of failures", rates.reason))
-    return Section(title="What the numbers rest on", parts=[table(("what", "how"), rows, words=True)])
+    return Section(
+        title="What the numbers rest on", parts=[table(("what", "how"), rows, words=("what", "how"))]
+    )
 
 
 def _words(sources: dict[str, str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from meshwright.planner.scaling import (
     Costed,
@@ -16,18 +15,9 @@ from meshwright.planner.scaling import (
 )
 from meshwright.report.quantities import memory, percent, rate, seconds
 from meshwright.report.scale_study import ScaleReport
+from meshwright.report.text_table import TextTable
 from meshwright.specs.estimate import Estimate
 from meshwright.units import DAY_S, format_count, format_seconds, ms
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextTable:
-    """A table of words. The first column is words to the left, the others figures to the right."""
-
-    title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[object]]
-    caption: str = ""
 
 
 def tables_of(report: ScaleReport) -> list[TextTable]:
@@ -113,6 +103,7 @@ def _plan_table(found: Sequence[Costed]) -> TextTable:
             )
             for c in found
         ],
+        words=("plan",),
     )
 
 
@@ -132,7 +123,7 @@ def _scale_of(curve: ScaleCurve) -> tuple[float, float]:
     """MWh in the unit of energy and USD in that of money: thousands and millions for long trainings."""
     trainings = [p.training for p in curve.points if p.training]
     is_large = max((t.energy.value for t in trainings if t.energy), default=0.0) >= 1000
-    is_dear = max((t.usd.value for t in trainings if t.usd), default=0.0) >= 1e6
+    is_dear = max((t.cost.value for t in trainings if t.cost), default=0.0) >= 1e6
     return (1000.0 if is_large else 1.0, 1e6 if is_dear else 1.0)
 
 
@@ -146,7 +137,7 @@ def _training_cells(point: ScalePoint, scale_of: tuple[float, float]) -> dict[st
     cells["failure every"] = format_seconds(goodput.mtbf_s) if goodput else ""
     cells["days"] = days(training.wall.value) if training else ""
     cells["80 % interval"] = interval(training.wall, days) if training else ""
-    energy, usd = (training.energy, training.usd) if training else (None, None)
+    energy, usd = (training.energy, training.cost) if training else (None, None)
     megawatt_hours, dollars = scale_of
     cells["MWh" if megawatt_hours == 1 else "GWh"] = _digits(energy.value / megawatt_hours) if energy else ""
     cells["USD" if dollars == 1 else "million USD"] = _digits(usd.value / dollars) if usd else ""
@@ -217,6 +208,7 @@ def _replica_table(report: ScaleReport) -> TextTable:
             )
             for r in report.replicas
         ],
+        words=("plan",),
     )
 
 
@@ -236,6 +228,7 @@ def _sensitivity_table(found: Sensitivity) -> TextTable:
             for s in found.swings
             if s.change is not None and s.efficiency is not None
         ],
+        words=("changed to",),
         caption="\n".join(
             f"{s.assumption}, {s.value}: {s.why_not}" for s in found.swings if s.change is None
         ),

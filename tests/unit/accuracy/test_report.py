@@ -7,7 +7,6 @@ import pytest
 
 from meshwright.accuracy.export import COLUMNS, write_rows
 from meshwright.accuracy.metrics import Predictions
-from meshwright.accuracy.page import page, write_page
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.cli.output import jsonable
@@ -115,23 +114,6 @@ def test_csv_has_one_line_a_row(report: AccuracyReport, tmp_path: Path) -> None:
     assert (lines[4]["predicted"], lines[4]["reason"]) == ("", "no sequence length")
 
 
-def test_page_is_self_contained_and_escaped(report: AccuracyReport, tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    write_page(report, path)
-    text = path.read_text(encoding="utf-8")
-    assert text.count("<svg") == 1
-    assert "<script" not in text
-    assert "src=" not in text
-    assert "href=" not in text.replace("xlink:href=", "")
-    assert "&lt;b&gt;blog&lt;/b&gt;" in text
-    assert "<b>blog" not in text
-
-
-def test_page_of_nothing_still_draws(read_many: ReadMany) -> None:
-    assert "<svg" in page(compare(read_many(), predict=ten_percent_high))
-
-
-def test_files_that_cannot_be_written_are_bad_input(report: AccuracyReport, tmp_path: Path) -> None:
-    for write in (write_rows, write_page):
-        with pytest.raises(InputError, match="cannot write"):
-            write(report, tmp_path / "no such folder" / "file")
+def test_a_file_that_cannot_be_written_is_bad_input(report: AccuracyReport, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot write"):
+        write_rows(report, tmp_path / "no such folder" / "file")

@@ -22,7 +22,9 @@ def test_json_of_a_pinned_plan(meshwright):
     assert [row["name"] for row in document["stages"]] == ["0", "1 to 2", "3"]
     assert 0 < document["goodput"]["value"] < 1
     assert document["totals"]["num_tokens"] >= 10**12
-    assert document["totals"]["wall"]["unit"] == "s"
+    days, steps = document["totals"]["days"], document["totals"]["num_steps"]
+    assert days["unit"] == "days"
+    assert days["value"] == pytest.approx(steps * step["value"] / document["goodput"]["value"] / 86_400)
     assert {"hardware", "calibration", "failures"} <= document["sources"].keys()
 
 

@@ -45,7 +45,7 @@ def test_tables(meshwright):
     )
     assert outcome.exit_code == 0, outcome.stderr
     for words in (
-        "llama3-8b on h100-8x2 (16 devices)", "80 % interval", "MFU", "of 80", "plans enumerated", "Why FSDP",
+        "llama3-8b on h100-8x2 (16 devices)", "80 % interval", "MFU", "of 80", "plans enumerated", "\nWhy ",
         "decides", "Speed against memory", "tensor=8: slower", "tensor=3: illegal",
     ):  # fmt: skip
         assert words in outcome.stdout

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -137,3 +139,44 @@ def test_mask_and_sentences_agree(engine):
         refused = [v for v in found if v.severity is Severity.REFUSED]
         assert (len(refused) == 0) == mask[i]
         assert len(refused) == count[i]
+
+
+class TestLayersPerStage:
+    """The cost model follows one split; any other is refused, never ignored."""
+
+    def split(self, *layers: int, virtual: int = 1) -> list:
+        pipeline = len(layers) // virtual
+        schedule = Schedule.INTERLEAVED if virtual > 1 else Schedule.ONE_F_ONE_B
+        plan = Plan(
+            pipeline=pipeline, virtual_pipeline=virtual, schedule=schedule, data_shard=64 // pipeline,
+            layers_per_stage=layers,
+        )  # fmt: skip
+        return violations(plan, setting=setting())  # 32 layers
+
+    def test_the_split_that_is_costed_is_accepted(self):
+        assert self.split(8, 8, 8, 8) == []
+        assert self.split(4, 4, 4, 4, 4, 4, 4, 4, virtual=2) == []
+        assert self.split(16, 16) == []
+
+    @pytest.mark.parametrize("layers", [(7, 9, 9, 7), (10, 6, 8, 8), (15, 17)])
+    def test_another_is_refused_with_the_one_that_is_not(self, layers):
+        (violation,) = self.split(*layers)
+        assert violation.severity is Severity.REFUSED
+        assert "leave it out" in violation.message
+        assert ("[8 x 4]" if len(layers) == 4 else "[16 x 2]") in violation.message
+
+    def test_an_odd_layer_may_lie_on_either_end(self):
+        # 61 layers on 4 stages: 16 in the middle, 29 left for the ends
+        plan = Plan(pipeline=4, data_shard=16, layers_per_stage=(14, 16, 16, 15))
+        for layers in ((14, 16, 16, 15), (15, 16, 16, 14)):
+            found = rules(replace(plan, layers_per_stage=layers), model="deepseek-v3")
+            assert "layers per stage" not in found
+
+
+def test_replicas_that_do_not_divide_the_data_width_are_named():
+    plan = Plan(tensor=4, pipeline=2, data_shard=0, data_replicate=3)
+    (violation,) = [v for v in violations(plan, setting=setting()) if v.rule == "devices"]
+    assert violation.message == (
+        "data_replicate 3 does not divide the data width 8, which context 1 x tensor 4 x pipeline 2 leave "
+        "of 64 devices"
+    )

@@ -5,7 +5,7 @@ from meshwright import catalog
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.errors import InputError
 from meshwright.planner.legality import legal_mask, setting_for
-from meshwright.planner.objective import Goal, goal_for, pareto_front
+from meshwright.planner.objective import Goal, goal_for
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.space import default_space, enumerate_plans
@@ -60,12 +60,3 @@ def test_power_lies_between_idle_and_design(scored):
 def test_cost_without_a_price_is_refused():
     with pytest.raises(InputError, match="price"):
         Goal(objective=Objective.COST)
-
-
-def test_front_against_the_definition():
-    rng = np.random.default_rng(3)
-    table = rng.integers(0, 12, size=(200, 3))
-    on_front = pareto_front(*table.T.astype(float))
-    for i, row in enumerate(table):
-        beaten = np.any(np.all(table <= row, axis=1) & np.any(table < row, axis=1))
-        assert on_front[i] == (not beaten)

@@ -31,7 +31,7 @@ from meshwright.planner.scaling import (
     with_tokens,
 )
 from meshwright.planner.scaling.spread import interval_factor, log_deviations, log_slopes
-from meshwright.planner.scaling.training import goodput_at, state_bytes, with_failures
+from meshwright.planner.training import goodput_at, state_bytes, with_failures
 from meshwright.runfile import from_options
 from meshwright.specs.estimate import Estimate, Tier
 from meshwright.specs.plan import Plan, Schedule, Sharding
@@ -187,17 +187,17 @@ class TestTraining:
     def test_money_is_devices_times_hours_times_price(self, kept):
         for point in kept.points:
             hours = point.training.wall.value / 3600
-            assert point.training.usd.value == pytest.approx(point.num_devices * hours * 2.0)
+            assert point.training.cost.value == pytest.approx(point.num_devices * hours * 2.0)
 
     def test_without_a_price_there_is_no_cost(self):
         curve = scale(study(plan=Plan(tensor=4, data_shard=4), num_tokens=1e12), [16])
-        known = curve.points[0].training.usd
+        known = curve.points[0].training.cost
         assert known is not None  # the catalogue has a price of the H100
         run = from_options(model="llama3.1-8b", cluster="mi355x-8x2", global_batch=256, sequence_length=4096)
         curve = scale(
             Study(request=request_for(run), plan=Plan(tensor=4, data_shard=4), num_tokens=1e12), [16]
         )
-        assert curve.points[0].training.usd is None
+        assert curve.points[0].training.cost is None
         assert curve.points[0].training.energy.value > 0
 
     def test_leaving_failures_out(self):

@@ -5,6 +5,7 @@ import pytest
 
 from meshwright import catalog
 from meshwright.catalog.stacks import stack_for_engine
+from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.legality import legal_mask, setting_for
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import CostModel, cost_model, fits, relaxation
@@ -133,6 +134,26 @@ def test_the_front_trades_time_for_memory():
     reserved = [float(r.memory.reserved_bytes[0]) for r in result.front]
     assert len(reserved) > 3
     assert reserved == sorted(reserved, reverse=True)
+
+
+def test_the_front_is_filtered_after_simulation():
+    wanted = request("llama3-8b", "h100-8x2", pipeline=4)
+    slower = iter(1.0 + 0.01 * k for k in range(10_000))  # no two alike: the event graph disagrees
+    model = replace(cost_model(wanted), refine=lambda plan, steps: float(steps.step_s[0]) * next(slower))
+    front = search(wanted, top=1, slack=0.3, model=model).front
+    pairs = [(r.value, r.reserved_bytes) for r in front]
+    assert len(pairs) > 1
+    assert [p for p in pairs if any(v <= p[0] and b <= p[1] for v, b in pairs if (v, b) != p)] == []
+
+
+def test_a_batch_of_finalists_is_costed_as_each_alone():
+    wanted = request("deepseek-v2-lite", "h100-8x2")
+    model = cost_model(wanted)
+    for ranked in search(wanted, top=6, slack=0.1, model=model).front:
+        row = PlanTable.stack([plan_row(ranked.plan)])
+        assert ranked.closed_form_s == pytest.approx(float(model.steps(row).step_s[0]), rel=1e-12)
+        assert ranked.reserved_bytes == pytest.approx(float(model.memory(row).reserved_bytes[0]), rel=1e-12)
+        assert sum(ranked.components_s.values()) == pytest.approx(ranked.closed_form_s)
 
 
 def test_finalists_are_simulated():

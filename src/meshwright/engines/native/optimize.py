@@ -3,7 +3,7 @@
 A master is the fp32 tensor that the optimizer moves. It is
 
     the parameter itself             fp32, alone
-    a copy beside a bf16 parameter   bf16, alone: gradients are added up in fp32 as each backward pass ends
+    a tensor beside the parameter    bf16, alone: gradients are added up in fp32 as each backward pass ends
     this process's shard             several processes: FSDP keeps the shard in fp32 and computes in bf16
 
 AdamW runs on the plain local tensors, so that it costs no dispatch of distributed tensors and the fused kernel
@@ -87,23 +87,26 @@ class Master:
         )
 
 
-def masters_of(modules: Iterable[nn.Module]) -> list[Master]:
-    """The masters of all parameters that are trained, in the order of the modules."""
+def masters_of(modules: Iterable[nn.Module], *, compute: torch.dtype) -> list[Master]:
+    """The masters of all parameters that are trained, in the order of the modules.
+
+    Parameters come in fp32. Those that are no shards are rounded to `compute`; FSDP rounds shards as it gathers them.
+    """
     masters = []
     for module in modules:
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                masters.append(_master(name, parameter))
+                masters.append(_master(name, parameter, compute))
     return masters
 
 
-def _master(name: str, parameter: nn.Parameter) -> Master:
+def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
+    assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}"
     if isinstance(parameter, DTensor):
-        local = parameter.to_local().detach()
-    elif parameter.dtype == torch.float32:
-        local = parameter.detach()
-    else:
-        local = parameter.detach().float()
+        return Master(name=name, parameter=parameter, local=parameter.to_local().detach())
+    local = parameter.detach()
+    if compute != torch.float32:
+        parameter.data = local.to(compute)
     return Master(name=name, parameter=parameter, local=local)
 
 

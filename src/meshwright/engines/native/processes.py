@@ -63,7 +63,9 @@ def _run_launched(target: Target, payload: Any, *, num_ranks: int, device_type: 
     rank, launched = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if launched != num_ranks:
         hint = f"start it with --nproc-per-node so that there are {num_ranks} in all"
-        raise InputError("the plan needs another number of processes", got=launched, allowed=num_ranks, hint=hint)
+        raise InputError(
+            "the plan needs another number of processes", got=launched, allowed=num_ranks, hint=hint
+        )
     with process_group(rank=rank, num_ranks=num_ranks, device_type=device_type):
         target(rank, num_ranks, payload)
 

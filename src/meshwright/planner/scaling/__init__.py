@@ -1,9 +1,8 @@
 """What happens when devices are added: strong and weak scaling, emulation, replica sizes, sensitivity.
 
 sizes        cluster, batch and plan at another size     curve      each size against the first
-emulation    a small cluster that stands for a large one  training   days, failures, energy, money
-sensitivity  what the answer owes to each assumption      replicas   which replica is best
-spread       the interval of a comparison
+emulation    a small cluster that stands for a large one  replicas   which replica is best
+sensitivity  what the answer owes to each assumption      spread     the interval of a comparison
 """
 
 from meshwright.planner.scaling.curve import (
@@ -34,7 +33,7 @@ from meshwright.planner.scaling.sizes import (
     resized,
     widened,
 )
-from meshwright.planner.scaling.training import Training
+from meshwright.planner.training import Training
 
 __all__ = [
     "Costed",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from meshwright.cost.goodput import Goodput
 from meshwright.planner.scaling.sizes import Costed, Study, Unreached, at_size
 from meshwright.planner.scaling.spread import interval_factor, log_deviations, log_slopes
-from meshwright.planner.scaling.training import Training, goodput_at, training_at
+from meshwright.planner.training import Training, goodput_at, training_at
 from meshwright.specs.estimate import Estimate
 
 EXPOSED_DATA_PARALLEL = ("data_parallel", "gather")

@@ -21,7 +21,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.scaling.curve import deviations_between, scale
 from meshwright.planner.scaling.emulation import emulate
 from meshwright.planner.scaling.sizes import Costed, Study, Unreached, replica_devices
-from meshwright.planner.scaling.training import goodput_at
+from meshwright.planner.training import goodput_at
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import PRECISIONS
 

@@ -20,13 +20,16 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
-from meshwright.units import GIB
+from meshwright.units import GIB, MIB
 
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 FULLY_CHECKED_BYTES = 4 * GIB
 """Digests are checked at every opening up to this size (about a second a GiB); beyond it sizes only."""
+
+REMEMBERED_BYTES = 256 * MIB
+"""Source files from this size on are not read again to see whether they are the same."""
 
 
 def default_cache() -> Path:
@@ -88,6 +91,22 @@ def digest_of(file: Path) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 
 
+def remembered_digest(file: Path, *, cache: Path) -> str:
+    """`digest_of` a source file; of a large one it is kept, and used until its size or time of change differs."""
+    fact = file.stat()
+    if fact.st_size < REMEMBERED_BYTES:
+        return digest_of(file)
+    name = hashlib.blake2b(str(file.resolve()).encode(), digest_size=16).hexdigest()
+    memory = cache / "digests" / name
+    state = f"{fact.st_size} {fact.st_mtime_ns}"
+    if memory.is_file() and (known := memory.read_text(encoding="utf-8").split("\n"))[0] == state:
+        return known[1]
+    digest = digest_of(file)
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(memory, f"{state}\n{digest}")
+    return digest
+
+
 def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any]) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
@@ -101,7 +120,9 @@ def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any]
             file.relative_to(partial).as_posix(): {"bytes": file.stat().st_size, "blake2b": digest_of(file)}
             for file in files
         }
-        write_atomically(partial / MANIFEST, json.dumps({"about": dict(about), "files": facts}, indent=1) + "\n")
+        write_atomically(
+            partial / MANIFEST, json.dumps({"about": dict(about), "files": facts}, indent=1) + "\n"
+        )
         _to_disk(partial)
         partial.rename(folder)
     except BaseException:

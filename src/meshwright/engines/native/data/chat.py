@@ -59,7 +59,9 @@ class JinjaChat:
                 before = self._write(messages[:i], add_generation_prompt=True)
                 after = self._write(messages[: i + 1])
                 if not (after.startswith(before) and whole.startswith(after)):
-                    raise InputError("the chat template rewrites earlier messages: its answers have no fixed place")
+                    raise InputError(
+                        "the chat template rewrites earlier messages: its answers have no fixed place"
+                    )
                 spans.append(Span(len(before), len(after)))
         return Document(text=whole, trained=tuple(spans), is_rendered=True)
 

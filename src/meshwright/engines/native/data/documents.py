@@ -52,6 +52,16 @@ def document_from_record(
     >>> d.text, d.trained
     ('1+1=2', (Span(start=4, stop=5),))
     """
+    document = _document(record, where=where, text_key=text_key, chat=chat)
+    try:
+        document.text.encode()
+    except UnicodeEncodeError as error:  # JSON can say "\\ud800"
+        got = f"U+{ord(error.object[error.start]):04X}"
+        raise InputError(f"{where}: half a character, which is not text", got=got) from error
+    return document
+
+
+def _document(record: Mapping[str, Any], *, where: str, text_key: str | None, chat: Chat) -> Document:
     if text_key is not None:
         return Document(text=_string(record, text_key, where))
     if isinstance(record.get("messages"), list):

@@ -22,7 +22,7 @@ from meshwright.engines.native.data.chat import ChatML, JinjaChat
 from meshwright.engines.native.data.documents import Chat
 from meshwright.errors import InputError, MissingDependencyError
 
-END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|im_end|>")  # noqa: RUF001
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|im_end|>")
 """Names of the end token, tried in this order where `tokenizer_config.json` does not say."""
 
 
@@ -63,7 +63,11 @@ class ByteTokenizer:
     ([110, 195, 169], 'né')
     """
 
-    name, vocab, start, end, fingerprint = "bytes", 257, None, 256, "bytes-1"
+    name: str = "bytes"
+    vocab: int = 257
+    start: int | None = None
+    end: int = 256
+    fingerprint: str = "bytes-1"
     chat: Chat = ChatML()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -107,7 +111,7 @@ class JsonTokenizer:
         self.start: int | None = before[0] if before and before[0] != self.end else None
         self.chat: Chat = JinjaChat(template=template, marks=marks) if isinstance(template, str) else ChatML()
         self.text = text
-        content = json.dumps([text, end, marks, template]).encode()
+        content = json.dumps([text, end, template, marks if template else None]).encode()
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from meshwright.specs.plan import Plan, Sharding
@@ -45,6 +46,16 @@ class Place:
     def num_copies(self) -> int:
         """Processes that read the same part of the batch."""
         return self.num_ranks // self.plan.data
+
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The processes that differ from this one only in the data they read; None when it is alone."""
+        if self.mesh is None:
+            return None
+        along = (self.pipeline_rank, slice(None), slice(None), self.tensor_rank)
+        ranks_by_group = self.mesh.mesh.permute(0, 3, 1, 2).flatten(2).flatten(0, 1).tolist()
+        mine = self.mesh.mesh[along].flatten().tolist()
+        groups = {tuple(ranks): dist.new_group(ranks) for ranks in ranks_by_group}
+        return groups[tuple(mine)]
 
     def axes(self, *names: str) -> DeviceMesh:
         """The part of the mesh along these axes."""

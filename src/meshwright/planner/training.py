@@ -1,4 +1,4 @@
-"""The whole training at one size: days, failures, energy and money.
+"""The whole training of one plan: days, failures, energy and money.
 
     productive = steps x step time        wall = productive / goodput
     ends of an interval: value x exp(+- sqrt(d_step^2 + d_goodput^2)), d the distance of the end in logarithms
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, hypot, log
 
-from meshwright.catalog.prices import price_per_device_hour
+from meshwright.catalog.prices import Price, price_per_device_hour
 from meshwright.cost.energy import activity_ratio, run_energy
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.goodput import Goodput, goodput_of_run
@@ -27,14 +27,14 @@ from meshwright.units import JOULE_PER_KWH
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a training takes. `usd` is None without a price, `energy` without a power."""
+    """What a training takes. `cost` is None without a price, `energy` without a power."""
 
     num_tokens: float
     num_steps: float
     productive: Estimate  # s, as if nothing failed
     wall: Estimate  # s, failures and checkpoints included
+    cost: Estimate | None  # USD, electricity included where it is paid apart
     energy: Estimate | None  # MWh at the facility's meter
-    usd: Estimate | None
 
 
 def state_bytes(request: PlanRequest) -> float:
@@ -72,8 +72,8 @@ def training_at(
         num_steps=num_steps,
         productive=productive,
         wall=wall,
+        cost=_like(wall, usd, "USD"),
         energy=_like(wall, megawatt_hours, "MWh"),
-        usd=_like(wall, usd, "USD"),
     )
 
 
@@ -91,18 +91,24 @@ def with_failures(productive: Estimate, goodput: Goodput) -> Estimate:
     )
 
 
-def known_price(accelerator: str, costs: Costs) -> float | None:
-    """USD per device hour: the run's own, else the catalogue's, else None."""
-    if costs.usd_per_device_hour is not None:
-        return costs.usd_per_device_hour
+def catalogue_price(accelerator: str) -> Price | None:
+    """The catalogue's price of a device hour; None where it has none."""
     try:
-        return price_per_device_hour(accelerator).usd_per_device_hour
+        return price_per_device_hour(accelerator)
     except InputError:
         return None
 
 
+def hourly_price(accelerator: str, costs: Costs) -> float | None:
+    """USD per device hour: the run's own, else the catalogue's, else None."""
+    if costs.usd_per_device_hour is not None:
+        return costs.usd_per_device_hour
+    known = catalogue_price(accelerator)
+    return known and known.usd_per_device_hour
+
+
 def _usd(request: PlanRequest, wall_s: float, num_tokens: float, costs: Costs) -> float | None:
-    price = known_price(request.cluster.accelerator.name, costs)
+    price = hourly_price(request.cluster.accelerator.name, costs)
     if price is None:
         return None
     cost = run_cost(

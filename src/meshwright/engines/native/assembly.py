@@ -1,0 +1,109 @@
+"""From a run and a place in its mesh to what a process trains: modules, optimizer, and the passes of a step.
+
+Order matters: the model is built without memory, divided over the tensor axis, wrapped for recomputation, sharded over
+the data axes, and only then given memory and weights. So no process ever holds more than its part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.engines.native.models import (
+    Transformer,
+    build_model,
+    init_weights,
+    materialize,
+    update_bias,
+)
+from meshwright.engines.native.optimize import AdamW, masters_of
+from meshwright.engines.native.parallel.mesh import TENSOR, Place
+from meshwright.engines.native.parallel.pipeline import Pipeline, layers_of_stages, stages_of_rank
+from meshwright.engines.native.parallel.shard import shard
+from meshwright.engines.native.parallel.tensor import divide
+from meshwright.engines.native.recompute import recompute
+from meshwright.engines.native.step import Accumulation, Stepper
+from meshwright.specs.model import Router
+from meshwright.specs.run import Run
+
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""What multiplies, by precision recipe."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Assembly:
+    """What one process trains. `modules` are its pipeline stages, one without a pipeline."""
+
+    modules: list[Transformer]
+    optimizer: AdamW
+    stepper: Stepper
+    num_parameters: int  # of the whole model
+    data_group: dist.ProcessGroup | None  # processes that read different data
+    follows_load: bool  # whether routing biases follow the experts' load
+
+    def after_step(self) -> None:
+        """What changes besides the weights: biases of routers that balance load with them."""
+        if self.follows_load:
+            for module in self.modules:
+                update_bias(module, group=self.data_group)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor a checkpoint holds; the live ones, to be written or read in place."""
+        state = self.optimizer.state()
+        for module in self.modules:
+            kept = module.state_dict().keys()  # leaves out buffers that count only within a step
+            state |= {f"buffers.{name}": buffer for name, buffer in module.named_buffers() if name in kept}
+        return state
+
+    def training(self) -> None:
+        """Set the modules to train."""
+        for module in self.modules:
+            module.train()
+
+    def evaluating(self) -> None:
+        """Set the modules to evaluate: loads of experts are not counted."""
+        for module in self.modules:
+            module.eval()
+
+
+def assemble(run: Run, *, place: Place) -> Assembly:
+    """Build the part of `run`'s model that stands at `place`, with first weights of the run's seed."""
+    plan, compute = place.plan, COMPUTE[run.precision.name]
+    stages = layers_of_stages(plan, num_layers=run.model.num_layers)
+    modules = [
+        _stage(run, layers=stages[index], place=place, compute=compute)
+        for index in stages_of_rank(plan, place.pipeline_rank)
+    ]
+    optimizer = AdamW(masters_of(modules, compute=compute), settings=run.optimizer)
+    if plan.pipeline > 1:
+        num_micro_batches = plan.num_micro_batches(run.global_batch)
+        stepper: Stepper = Pipeline(modules, place=place, num_micro_batches=num_micro_batches)
+    else:
+        stepper = Accumulation(modules[0], plan=plan)
+    experts = run.model.experts
+    return Assembly(
+        modules=modules,
+        optimizer=optimizer,
+        stepper=stepper,
+        num_parameters=int(count_parameters(model_row(run.model)).total),
+        data_group=place.data_group(),
+        follows_load=experts is not None and experts.router is Router.SIGMOID,
+    )
+
+
+def _stage(run: Run, *, layers: range, place: Place, compute: torch.dtype) -> Transformer:
+    module = build_model(run.model, layers=layers)
+    blocks = list(module.layers.values())
+    if place.plan.tensor > 1:
+        divide(module, mesh=place.axes(TENSOR), sequence_parallel=place.plan.sequence_parallel)
+    recompute(blocks, plan=place.plan)
+    if place.mesh is not None:
+        shard(module, layers=blocks, place=place, compute=compute)
+    materialize(module, device=place.device)
+    init_weights(module, seed=run.train.seed)
+    return module

@@ -1,0 +1,27 @@
+"""Text to batches: sources, tokenizers, tokens in a cache, samples, and batches that are a pure function of the step.
+
+open_data(run)  ->  Corpus(train, validation, tokenizer)
+Batches(samples=corpus.train, global_batch=..., seed=..., data_rank=..., data_width=...).at(step)
+"""
+
+from meshwright.engines.native.data.batches import Batch, Batches
+from meshwright.engines.native.data.opening import Corpus, open_data, open_tokenizer
+from meshwright.engines.native.data.packing import IGNORED_LABEL, PADDING_DOCUMENT, Samples
+from meshwright.engines.native.data.tokenization import Progress
+from meshwright.engines.native.data.tokenizer import Tokenizer
+from meshwright.engines.native.data.workers import WorkerChoice, measure_workers
+
+__all__ = [
+    "IGNORED_LABEL",
+    "PADDING_DOCUMENT",
+    "Batch",
+    "Batches",
+    "Corpus",
+    "Progress",
+    "Samples",
+    "Tokenizer",
+    "WorkerChoice",
+    "measure_workers",
+    "open_data",
+    "open_tokenizer",
+]

@@ -1,0 +1,75 @@
+"""The batches of one process: read ahead by threads, moved to its device, as the model takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.engines.native.data import Batch, Batches, Corpus, Tokenizer, open_data
+from meshwright.engines.native.data.tokenization import Report
+from meshwright.engines.native.parallel.mesh import Place
+from meshwright.specs.run import Run
+
+NUM_WORKERS = 1  # reading a batch is copying from memory-mapped files: far less than a step
+
+
+class Feed:
+    """Global batches by their number; this process's part of each."""
+
+    def __init__(self, run: Run, *, place: Place, corpus: Corpus) -> None:
+        self.place = place
+        self.tokenizer: Tokenizer | None = corpus.tokenizer
+        self.batches = Batches(
+            samples=corpus.train,
+            global_batch=run.global_batch,
+            seed=run.train.seed,
+            data_rank=place.data_rank,
+            data_width=place.plan.data,
+            vocab=run.model.vocab,
+        )
+        self.validation = None
+        if corpus.validation is not None:
+            self.validation = replace(self.batches, samples=corpus.validation, is_shuffled=False)
+        self._ahead: Iterator[Batch] | None = None
+        self._next = -1
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """This process's part of the batch of `step`; steps in order are read ahead."""
+        if self._ahead is None or step != self._next:
+            self._ahead = self.batches.iterate(start=step, num_workers=NUM_WORKERS)
+        self._next = step + 1
+        return self._on_device(next(self._ahead))
+
+    def validation_batch(self, index: int) -> dict[str, Tensor]:
+        """This process's part of validation batch `index`: the same samples in every evaluation."""
+        return self._on_device((self.validation or self.batches).at(index))
+
+    def _on_device(self, batch: Batch) -> dict[str, Tensor]:
+        is_one_document = bool((batch.documents_BT == batch.documents_BT[:, :1]).all())
+        batch = batch.to(self.place.device)
+        tensors = {
+            "tokens_BT": batch.tokens_BT,
+            "labels_BT": batch.labels_BT,
+            "positions_BT": batch.positions_BT,
+        }
+        # Without a boundary attention is plainly causal, which has faster kernels than a mask.
+        return tensors if is_one_document else tensors | {"documents_BT": batch.documents_BT}
+
+
+def open_feed(run: Run, *, place: Place, report: Report | None = None) -> Feed:
+    """The data of `run` for this process. The main process tokenises; the others wait and read what it wrote."""
+    if place.num_ranks > 1 and not place.is_main:
+        dist.barrier()
+    corpus = open_data(run, report=report)
+    if place.num_ranks > 1 and place.is_main:
+        dist.barrier()
+    return Feed(run, place=place, corpus=corpus)
+
+
+def num_labels(batch: dict[str, Tensor]) -> Tensor:
+    """Labels of this process's part that the loss counts."""
+    return (batch["labels_BT"] >= 0).sum().to(torch.float64)

@@ -1,0 +1,92 @@
+"""What a step measured, and what the planner expected of it.
+
+    tokens/s/device   tokens of the global batch / step time / devices
+    MFU               tokens/s/device x model FLOPs per token / peak;  model FLOPs are forward and backward
+                      without recomputation, attention counted causal; the peak is dense, of the matmul format
+
+On a machine that no catalogue knows the peak is the GEMM rate measured here: an MFU against it says how much of what
+the machine can do the step did. Step statistics leave out the first steps, which pick kernels and fill caches.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwright.cost.flops import model_flops_per_token
+from meshwright.cost.tables import model_row
+from meshwright.errors import MeshwrightError
+from meshwright.planner.estimate import estimate_plan
+from meshwright.planner.request import request_for
+from meshwright.specs.hardware import Cluster
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+
+WARM_UP_STEPS = 3
+MFU_CONVENTION = "model FLOPs, causal attention, no recomputation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yardstick:
+    """What turns a step time into rates."""
+
+    tokens_per_step: int
+    num_devices: int
+    flops_per_token: float
+    peak_flops_per_s: float  # one device
+    peak_source: str  # what the MFU is a share of
+
+    def tokens_per_s_per_device(self, step_s: float) -> float:
+        """Throughput of a step that took `step_s`."""
+        return self.tokens_per_step / step_s / self.num_devices
+
+    def mfu(self, step_s: float) -> float:
+        """Model FLOPs utilisation of a step that took `step_s`, as a ratio."""
+        return self.tokens_per_s_per_device(step_s) * self.flops_per_token / self.peak_flops_per_s
+
+    @property
+    def convention(self) -> str:
+        """What the MFU counts and what it is a share of."""
+        return f"{MFU_CONVENTION}; of {self.peak_source}"
+
+
+def yardstick(run: Run, *, cluster: Cluster, plan: Plan) -> Yardstick:
+    """The yardstick of `run` on `cluster`. Processes that share one CPU share its peak."""
+    accelerator = cluster.accelerator
+    devices_shared = max(1, plan.num_devices // cluster.num_devices)
+    measured = accelerator.vendor == "this machine"
+    kind = "the GEMM rate measured here" if measured else f"{accelerator.name}'s dense peak"
+    table = model_row(run.model, lora=run.lora)
+    return Yardstick(
+        tokens_per_step=run.tokens_per_step,
+        num_devices=plan.num_devices,
+        flops_per_token=float(model_flops_per_token(table, seq_len=run.sequence_length)),
+        peak_flops_per_s=accelerator.peak_flops_per_s[run.precision.matmul] / devices_shared,
+        peak_source=f"{kind} in {run.precision.matmul}",
+    )
+
+
+def predict(run: Run, *, cluster: Cluster, plan: Plan) -> dict[str, Any] | None:
+    """What the planner expects of `plan` on `cluster`, or None where it has no opinion."""
+    if plan.num_devices > cluster.num_devices:
+        return None  # processes that share a device: no such machine is modelled
+    try:
+        step = estimate_plan(request_for(replace(run, cluster=cluster)), plan).step
+    except MeshwrightError:
+        return None
+    return {
+        "step": step.step.as_json(),
+        "tokens_per_s_per_device": step.tokens_per_s_per_device.as_json(),
+        "mfu": step.mfu.as_json(),
+        "memory_bytes": step.memory.reserved_bytes,
+        "components_s": step.components_s,
+    }
+
+
+def spread_of(values: list[float]) -> dict[str, float | int]:
+    """Median with n and spread; the first `WARM_UP_STEPS` are left out where enough remain."""
+    kept = values[WARM_UP_STEPS:] if len(values) > 2 * WARM_UP_STEPS else values
+    if not kept:
+        return {"n": 0}
+    return {"n": len(kept), "median": statistics.median(kept), "low": min(kept), "high": max(kept)}

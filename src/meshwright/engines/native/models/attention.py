@@ -1,0 +1,118 @@
+"""Attention: grouped queries (Ainslie et al. 2023) and latent keys and values (DeepSeek-V2, section 2.1).
+
+B sequences, T tokens, D hidden, H query heads, G key/value heads, K query/key width of a head, V value width,
+R rotary part of K. With tensor parallelism H and G are the heads of this rank: widths of heads are constants,
+numbers of heads are read off the tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from meshwright.engines.native.models.layout import Layout
+from meshwright.engines.native.models.rope import rotate_halves, rotate_interleaved, score_scale
+from meshwright.specs.model import Model
+
+
+class CoreAttention(nn.Module):
+    """softmax(q k / sqrt(K)) v, the part without weights. Context parallelism puts its own in this place."""
+
+    def __init__(self, *, scale: float, windowed: bool) -> None:
+        super().__init__()
+        self.scale = scale
+        self.windowed = windowed
+
+    def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: Layout) -> Tensor:
+        """[B, T, H, V]."""
+        mask_B1TS = layout.windowed_mask_B1TS if self.windowed else layout.mask_B1TS
+        q_BHTK, k_BGTK, v_BGTV = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
+        repeats = q_BHTK.shape[1] // k_BGTK.shape[1]
+        # On CUDA the kernel that takes a mask cannot read grouped heads: asked to, PyTorch writes out all scores.
+        grouped = repeats > 1 and not (q_BHTK.is_cuda and mask_B1TS is not None)
+        if repeats > 1 and not grouped:
+            k_BGTK = k_BGTK.repeat_interleave(repeats, dim=1)
+            v_BGTV = v_BGTV.repeat_interleave(repeats, dim=1)
+        out_BHTV = F.scaled_dot_product_attention(
+            q_BHTK,
+            k_BGTK,
+            v_BGTV,
+            attn_mask=mask_B1TS,
+            is_causal=mask_B1TS is None,
+            scale=self.scale,
+            enable_gqa=grouped,
+        )
+        return out_BHTV.transpose(1, 2)
+
+
+class GroupedAttention(nn.Module):
+    """Each key/value head serves H / G query heads."""
+
+    def __init__(self, model: Model, *, windowed: bool) -> None:
+        super().__init__()
+        a = model.attention
+        self.head_dim, self.value_dim = a.head_dim, a.v_dim
+        self.query = nn.Linear(model.hidden, a.num_heads * a.head_dim, bias=a.bias)
+        self.key = nn.Linear(model.hidden, a.num_kv_heads * a.head_dim, bias=a.bias)
+        self.value = nn.Linear(model.hidden, a.num_kv_heads * a.v_dim, bias=a.bias)
+        self.query_norm = nn.RMSNorm(a.head_dim, eps=model.norm_epsilon) if a.qk_norm else nn.Identity()
+        self.key_norm = nn.RMSNorm(a.head_dim, eps=model.norm_epsilon) if a.qk_norm else nn.Identity()
+        self.core = CoreAttention(scale=a.head_dim**-0.5, windowed=windowed)
+        self.output = nn.Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
+
+    def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
+        """[B, T, D]."""
+        q_BTHK = self.query_norm(self.query(x_BTD).unflatten(-1, (-1, self.head_dim)))
+        k_BTGK = self.key_norm(self.key(x_BTD).unflatten(-1, (-1, self.head_dim)))
+        v_BTGV = self.value(x_BTD).unflatten(-1, (-1, self.value_dim))
+        q_BTHK = rotate_halves(q_BTHK, layout.cos_BT1J, layout.sin_BT1J)
+        k_BTGK = rotate_halves(k_BTGK, layout.cos_BT1J, layout.sin_BT1J)
+        out_BTHV = self.core(q_BTHK, k_BTGK, v_BTGV, layout)
+        return self.output(out_BTHV.flatten(-2))
+
+
+class LatentAttention(nn.Module):
+    """Queries, keys and values grow out of narrow latents; one rotary key serves all heads.
+
+    Of the K widths of a query or key the first K - R carry no position, the last R are rotated.
+    """
+
+    def __init__(self, model: Model, *, windowed: bool) -> None:
+        super().__init__()
+        a = model.attention
+        self.head_dim, self.value_dim = a.head_dim, a.v_dim
+        self.rotary_dim, self.plain_dim = a.rope_head_dim, a.head_dim - a.rope_head_dim
+        self.latent_dim = a.kv_lora_rank
+        width = a.num_heads * a.head_dim
+        if a.query_lora_rank:
+            self.query_down = nn.Linear(model.hidden, a.query_lora_rank, bias=a.bias)
+            self.query_norm = nn.RMSNorm(a.query_lora_rank, eps=1e-6)  # not the model's: DeepSeek's own code
+            self.query_up = nn.Linear(a.query_lora_rank, width, bias=False)
+        else:
+            self.query = nn.Linear(model.hidden, width, bias=False)
+        self.kv_down = nn.Linear(model.hidden, a.kv_lora_rank + a.rope_head_dim, bias=a.bias)
+        self.kv_norm = nn.RMSNorm(a.kv_lora_rank, eps=1e-6)
+        self.kv_up = nn.Linear(a.kv_lora_rank, a.num_heads * (self.plain_dim + a.v_dim), bias=False)
+        scale = a.head_dim**-0.5 * score_scale(model.rope)
+        self.core = CoreAttention(scale=scale, windowed=windowed)
+        self.output = nn.Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
+
+    def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
+        """[B, T, D]."""
+        cos, sin = layout.cos_BT1J, layout.sin_BT1J
+        q_BTHK = self._query(x_BTD).unflatten(-1, (-1, self.head_dim))
+        q_plain, q_rotary = q_BTHK.split([self.plain_dim, self.rotary_dim], dim=-1)
+        q_BTHK = torch.cat([q_plain, rotate_interleaved(q_rotary, cos, sin)], dim=-1)
+
+        latent_BTL, k_rotary_BTR = self.kv_down(x_BTD).split([self.latent_dim, self.rotary_dim], dim=-1)
+        kv_BTHX = self.kv_up(self.kv_norm(latent_BTL)).unflatten(-1, (-1, self.plain_dim + self.value_dim))
+        k_plain, v_BTHV = kv_BTHX.split([self.plain_dim, self.value_dim], dim=-1)
+        k_rotary_BT1R = rotate_interleaved(k_rotary_BTR.unsqueeze(2), cos, sin)
+        k_BTHK = torch.cat([k_plain, k_rotary_BT1R.expand(-1, -1, k_plain.shape[2], -1)], dim=-1)
+        return self.output(self.core(q_BTHK, k_BTHK, v_BTHV, layout).flatten(-2))
+
+    def _query(self, x_BTD: Tensor) -> Tensor:
+        if hasattr(self, "query_down"):
+            return self.query_up(self.query_norm(self.query_down(x_BTD)))
+        return self.query(x_BTD)

@@ -1,0 +1,95 @@
+"""Which models this engine builds, and where in the stack their special layers are.
+
+`specs.model.Model` counts windowed and dense layers; which ones they are is a habit of the family:
+
+    dense layers come first                          DeepSeek
+    windowed layers come last                        Qwen3
+"""
+
+from __future__ import annotations
+
+from meshwright.errors import InputError
+from meshwright.specs.model import Attention, AttentionKind, Model, RopeScaling
+
+FAMILIES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+)
+"""Architectures of Hugging Face transformers with equal logits and gradients."""
+
+_WHY_NOT = {
+    "GPT2LMHeadModel": "learned positions and LayerNorm",
+    "Gemma2ForCausalLM": "norms around each block and capped logits",
+    "Gemma3ForCausalLM": "norms around each block and two rotary bases",
+    "GptOssForCausalLM": "attention sinks and biased experts",
+    "Qwen2ForCausalLM": "biases of some projections only",
+    "Qwen2MoeForCausalLM": "biases of some projections only and a gated shared expert",
+}
+
+
+def check_model(model: Model) -> None:
+    """Raises InputError for what this engine cannot build; a model is never trained as a neighbour of itself."""
+    if model.family and model.family not in FAMILIES:
+        why = _WHY_NOT.get(model.family)
+        raise InputError(
+            f"{model.name}: the native engine cannot build this architecture"
+            + (f" ({why})" if why else ""),
+            got=model.family,
+            allowed=", ".join(FAMILIES),
+        )
+    for wrong, what, got in (
+        (model.learned_positions > 0, "learned positions", model.learned_positions),
+        (not model.gated_ffn, "feed-forward blocks without a gate", "gated_ffn: false"),
+        (model.norm_bias, "norms with a bias", "norm_bias: true"),
+        (model.rope.scaling is RopeScaling.OTHER, "this stretching of rotary positions", "rope.scaling: other"),
+    ):
+        if wrong:
+            raise InputError(f"{model.name}: the native engine has no {what}", got=got)
+    if model.num_mtp_layers:
+        raise InputError(
+            f"{model.name}: the native engine trains without multi-token prediction",
+            got=f"num_mtp_layers: {model.num_mtp_layers}",
+            hint="give the model by its shapes with num_mtp_layers: 0",
+        )
+    _check_attention(model.name, model.attention)
+    _check_layers(model)
+
+
+def _check_attention(name: str, a: Attention) -> None:
+    rotary = a.rope_head_dim if a.kind is AttentionKind.MLA else a.head_dim
+    if rotary < 2 or rotary % 2:
+        raise InputError(f"{name}: rotary positions turn pairs", got=rotary, allowed="an even head width")
+    if a.kind is AttentionKind.MLA:
+        if a.kv_lora_rank < 1 or a.rope_head_dim >= a.head_dim:
+            raise InputError(
+                f"{name}: latent attention needs kv_lora_rank and a rotary part narrower than head_dim",
+                got=f"kv_lora_rank: {a.kv_lora_rank}, rope_head_dim: {a.rope_head_dim}, head_dim: {a.head_dim}",
+            )
+        if a.num_windowed_layers:
+            raise InputError(f"{name}: the native engine has no windows in latent attention", got=a.window)
+
+
+def _check_layers(model: Model) -> None:
+    if model.num_dense_layers and not model.ffn_hidden:
+        raise InputError(f"{model.name}: dense layers need ffn_hidden", got=model.ffn_hidden)
+    if model.family.startswith("Qwen3") and model.experts is not None and model.experts.num_dense_layers:
+        raise InputError(
+            f"{model.name}: which layers of a Qwen3 mixture are dense is not known",
+            got=f"num_dense_layers: {model.experts.num_dense_layers}",
+            allowed=0,
+        )
+
+
+def is_dense(model: Model, index: int) -> bool:
+    """Whether layer `index` has a dense feed-forward: the first ones have."""
+    return index < model.num_dense_layers
+
+
+def is_windowed(model: Model, index: int) -> bool:
+    """Whether layer `index` has a sliding window: the last ones have."""
+    return index >= model.num_layers - model.attention.num_windowed_layers

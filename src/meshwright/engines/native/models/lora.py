@@ -1,0 +1,109 @@
+"""Low-rank adapters (Hu et al. 2021): a frozen matrix W and a trained product beside it.
+
+    y = x W^T + (alpha / r) dropout(x) A^T B^T        A [r, in], B [out, r]; B begins at zero
+
+An adapted matrix keeps its name and its place; `lora_a` and `lora_b` are added below it. Routed experts are not
+adapted: their stacks have no matrix of their own that PEFT could name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from meshwright.engines.native.models.transformer import Transformer
+from meshwright.errors import InputError
+from meshwright.specs.model import AttentionKind, Lora
+
+GROUPED_TARGETS = {
+    "query": ("attention.query",),
+    "key": ("attention.key",),
+    "value": ("attention.value",),
+    "output": ("attention.output",),
+    "gate": ("ffn.gate", "ffn.shared.gate"),
+    "up": ("ffn.up", "ffn.shared.up"),
+    "down": ("ffn.down", "ffn.shared.down"),
+}
+"""Places within a layer that a target means; those that a layer lacks are skipped."""
+
+LATENT_TARGETS = GROUPED_TARGETS | {
+    "query": ("attention.query", "attention.query_down", "attention.query_up"),
+    "key": ("attention.kv_down", "attention.kv_up"),
+    "value": ("attention.kv_down", "attention.kv_up"),
+}
+"""The same for latent attention, where keys and values share their matrices."""
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with an adapter. `weight` and `bias` are those of the layer it replaces, frozen."""
+
+    def __init__(self, base: nn.Linear, lora: Lora, *, dtype: torch.dtype) -> None:
+        super().__init__(base.in_features, base.out_features, bias=base.bias is not None, device="meta")
+        self.weight, self.bias = base.weight, base.bias
+        device = base.weight.device
+        self.scale = lora.alpha / lora.rank
+        self.dropout = nn.Dropout(lora.dropout)
+        self.lora_a = nn.Linear(base.in_features, lora.rank, bias=False, device=device, dtype=dtype)
+        self.lora_b = nn.Linear(lora.rank, base.out_features, bias=False, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Adapters multiply in their own dtype, which may be wider than the frozen weight's."""
+        base = F.linear(input, self.weight, self.bias)
+        narrow = self.lora_a(self.dropout(input).to(self.lora_a.weight.dtype))
+        return base + (self.lora_b(narrow) * self.scale).to(base.dtype)
+
+
+def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.float32) -> None:
+    """Freeze `built` and give the matrices that `lora` targets an adapter, in place.
+
+    Do it before sharding and `materialize`; then `init_weights` or `init_adapters` fills them. Raises InputError for
+    a target that no layer has.
+    """
+    built.requires_grad_(False)
+    latent = built.model.attention.kind is AttentionKind.MLA
+    table = LATENT_TARGETS if latent else GROUPED_TARGETS
+    for target in lora.targets:
+        if target not in table:
+            raise InputError("no such LoRA target", got=target, allowed=", ".join(table))
+        found = [p for layer in built.layers.values() for p in table[target] if _has_linear(layer, p)]
+        if not found:
+            raise InputError(
+                f"{built.model.name}: no layer has a matrix for the LoRA target outside its routed experts",
+                got=target,
+            )
+    places = {place for target in lora.targets for place in table[target]}
+    for layer in built.layers.values():
+        for place in sorted(places):
+            if _has_linear(layer, place):
+                base = layer.get_submodule(place)
+                assert isinstance(base, nn.Linear)
+                if not isinstance(base, LoraLinear):
+                    layer.set_submodule(place, LoraLinear(base, lora, dtype=dtype))
+
+
+def _has_linear(layer: nn.Module, place: str) -> bool:
+    try:
+        return isinstance(layer.get_submodule(place), nn.Linear)
+    except AttributeError:
+        return False
+
+
+def adapted(built: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    """Adapted layers by name, in the order of the model."""
+    for name, module in built.named_modules():
+        if isinstance(module, LoraLinear):
+            yield name, module
+
+
+@torch.no_grad()
+def merge_adapters(built: Transformer) -> None:
+    """Add every adapter to its matrix, in fp32, and take it away. Not for sharded models."""
+    for name, layer in list(adapted(built)):
+        product = layer.lora_b.weight.float() @ layer.lora_a.weight.float() * layer.scale
+        layer.weight.copy_(layer.weight.float() + product)
+        plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        plain.weight, plain.bias = layer.weight, layer.bias
+        built.set_submodule(name, plain)

@@ -1,0 +1,111 @@
+"""Next-token cross-entropy from hidden states, without ever holding the logits of all tokens.
+
+    logits = h W^T       loss = Σ_n w_n [ lse_n - logits_{n, y_n} + z lse_n² ]       lse = log Σ_v exp(logits)
+
+The gradient is a by-product of the loss: d logits = w [(1 + 2 z lse) softmax - onehot]. So both are made chunk by
+chunk in the forward pass, which keeps d h [N, D] and d W [V, D] instead of logits [N, V], and computes nothing
+twice. z-loss: PaLM (Chowdhery et al. 2022, section 5).
+
+N tokens, C tokens of a chunk, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORE = -100
+"""The label of a token without a loss."""
+
+CHUNK_LOGITS = 2**26
+"""Logits in memory at once; in fp32 that is 256 MiB, and with its gradient twice that."""
+
+
+def linear_cross_entropy(
+    h_ND: Tensor,
+    weight_VD: Tensor,
+    labels_N: Tensor,
+    *,
+    weights_N: Tensor | None = None,
+    z_loss: float = 0.0,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> Tensor:
+    """The loss summed over tokens whose label is not `IGNORE`, each times its weight (1 unless given): fp32 scalar.
+
+    A sum, because the number of tokens of a step is known only over all micro-batches and ranks. Divide it, or
+    give weights that do.
+    """
+    num_rows = max(1, min(len(h_ND), chunk_logits // weight_VD.shape[0]))
+    return _LinearCrossEntropy.apply(h_ND, weight_VD, labels_N, weights_N, z_loss, num_rows)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h_ND: Tensor,
+        weight_VD: Tensor,
+        labels_N: Tensor,
+        weights_N: Tensor | None,
+        z_loss: float,
+        num_rows: int,
+    ) -> Tensor:
+        wants_h, wants_weight = ctx.needs_input_grad[:2]
+        weights_N = (labels_N != IGNORE).float() * (1.0 if weights_N is None else weights_N)
+        grad_h_ND = torch.empty_like(h_ND) if wants_h else None
+        # fp32: many chunks of bf16 would round their sum away
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_weight else None
+        total = torch.zeros((), dtype=torch.float32, device=h_ND.device)
+        for start in range(0, len(h_ND), num_rows):
+            rows = slice(start, start + num_rows)
+            logits_CV = (h_ND[rows] @ weight_VD.T).float()
+            loss, grad_CV = _chunk(
+                logits_CV,
+                labels_N[rows],
+                weights_N[rows],
+                z_loss=z_loss,
+                with_grad=wants_h or wants_weight,
+            )
+            total += loss
+            if grad_CV is not None:
+                grad_CV = grad_CV.to(h_ND.dtype)
+            if grad_h_ND is not None:
+                grad_h_ND[rows] = grad_CV @ weight_VD
+            if grad_weight_VD is not None:
+                grad_weight_VD += grad_CV.T @ h_ND[rows]
+        grad_weight_VD = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+        ctx.save_for_backward(grad_h_ND, grad_weight_VD)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+        grad_h_ND, grad_weight_VD = ctx.saved_tensors
+        scale = grads[0]
+        return (
+            None if grad_h_ND is None else grad_h_ND * scale.to(grad_h_ND.dtype),
+            None if grad_weight_VD is None else grad_weight_VD * scale.to(grad_weight_VD.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _chunk(
+    logits_CV: Tensor, labels_C: Tensor, weights_C: Tensor, *, z_loss: float, with_grad: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Loss sum of a chunk and its gradient with respect to the logits, which overwrites them."""
+    weights_C1 = weights_C.unsqueeze(1)
+    label_C1 = labels_C.clamp(min=0).unsqueeze(1)  # an ignored label is negative, and its weight is 0
+    lse_C1 = logits_CV.logsumexp(dim=1, keepdim=True)
+    loss_C1 = lse_C1 - logits_CV.gather(1, label_C1) + z_loss * lse_C1.square()
+    loss = (loss_C1 * weights_C1).sum()
+    if not with_grad:
+        return loss, None
+    grad_CV = logits_CV.sub_(lse_C1).exp_()
+    if z_loss:
+        grad_CV *= 1 + 2 * z_loss * lse_C1
+    grad_CV.scatter_add_(1, label_C1, torch.full_like(lse_C1, -1.0))
+    return loss, grad_CV.mul_(weights_C1)

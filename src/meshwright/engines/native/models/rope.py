@@ -1,0 +1,110 @@
+"""Rotary position embedding (Su et al. 2021), with the stretchings of Llama 3.1 and YaRN.
+
+    angle(t, i) = t * theta^(-2i/R)          i = 0 .. R/2 - 1
+    halves       (x_i, x_{i + R/2}) turns by angle(t, i)    Llama, Mistral, Mixtral, Qwen3
+    interleaved  (x_{2i}, x_{2i+1}) turns by angle(t, i)    DeepSeek
+
+B sequences, T tokens, R rotary width of a head, J = R / 2 frequencies; `...` are heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from meshwright.specs.model import Rope, RopeScaling
+
+
+def frequencies(rope: Rope, width: int, *, device: torch.device | str | None = None) -> Tensor:
+    """Radians per token of each pair, fp32 [J]. `width` is R. Source: transformers, `modeling_rope_utils`."""
+    pairs_J = torch.arange(0, width, 2, dtype=torch.float32, device=device)
+    plain_J = 1.0 / rope.theta ** (pairs_J / width)
+    if rope.scaling is RopeScaling.LLAMA3:
+        return _llama3(rope, plain_J)
+    if rope.scaling is RopeScaling.YARN:
+        return _yarn(rope, plain_J)
+    return plain_J
+
+
+def _llama3(rope: Rope, plain_J: Tensor) -> Tensor:
+    """Slow pairs are divided by the factor, fast ones stay, with a linear step in turns per context between."""
+    turns_J = rope.original_context * plain_J / (2 * math.pi)
+    keep_J = ((turns_J - rope.low_frequency) / (rope.high_frequency - rope.low_frequency)).clamp(0, 1)
+    return (1 - keep_J) * plain_J / rope.factor + keep_J * plain_J
+
+
+def _yarn(rope: Rope, plain_J: Tensor) -> Tensor:
+    """Peng et al. 2023, section 3.2: the step is linear in the index of the pair."""
+    num_pairs = len(plain_J)
+    width = 2 * num_pairs
+
+    def index_with(turns: float) -> float:
+        return (
+            width * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        )
+
+    low, high = index_with(rope.beta_fast), index_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    step = max(high - low, 0.001)  # a step of no width would divide by zero
+    index_J = torch.arange(num_pairs, dtype=torch.float32, device=plain_J.device)
+    slow_J = ((index_J - low) / step).clamp(0, 1)
+    return plain_J / rope.factor * slow_J + plain_J * (1 - slow_J)
+
+
+def temperature(factor: float, mscale: float) -> float:
+    """YaRN's growth of the attention logits with the stretch: 0.1 m ln(s) + 1 (DeepSeek adds the m)."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def rotation_scale(rope: Rope) -> float:
+    """What cosine and sine are multiplied by."""
+    if rope.scaling is not RopeScaling.YARN:
+        return 1.0
+    if rope.mscale and rope.mscale_all_dims:
+        return temperature(rope.factor, rope.mscale) / temperature(rope.factor, rope.mscale_all_dims)
+    return temperature(rope.factor, 1.0)
+
+
+def score_scale(rope: Rope) -> float:
+    """What the scores of latent attention are multiplied by, beside 1/sqrt(head width)."""
+    if rope.scaling is not RopeScaling.YARN or not rope.mscale_all_dims:
+        return 1.0
+    return temperature(rope.factor, rope.mscale_all_dims) ** 2
+
+
+def rotation(rope: Rope, positions_BT: Tensor, *, width: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every angle, fp32 [B, T, 1, J]; the 1 broadcasts over heads.
+
+    Computed anew in every forward: a table in a buffer would have to be kept right through meta devices,
+    casts and sharding, to save a few microseconds.
+    """
+    angle_BTJ = positions_BT.float().unsqueeze(-1) * frequencies(rope, width, device=positions_BT.device)
+    scale = rotation_scale(rope)
+    return (angle_BTJ.cos() * scale).unsqueeze(2), (angle_BTJ.sin() * scale).unsqueeze(2)
+
+
+def rotate_halves(x_BTHR: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:
+    """Turns the pairs (i, i + R/2), in fp32: bf16 angles blur positions beyond a few thousand tokens."""
+    first_BTHJ, second_BTHJ = x_BTHR.chunk(2, dim=-1)
+    turned = (
+        first_BTHJ * cos_BT1J - second_BTHJ * sin_BT1J,
+        second_BTHJ * cos_BT1J + first_BTHJ * sin_BT1J,
+    )
+    return torch.cat(turned, dim=-1).to(x_BTHR.dtype)
+
+
+def rotate_interleaved(x_BTHR: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:
+    """Turns the pairs (2i, 2i + 1); the result is in the order of halves.
+
+    Queries and keys are reordered alike, so their products are those of the original order.
+    """
+    even_BTHJ, odd_BTHJ = x_BTHR[..., 0::2], x_BTHR[..., 1::2]
+    turned = (
+        even_BTHJ * cos_BT1J - odd_BTHJ * sin_BT1J,
+        odd_BTHJ * cos_BT1J + even_BTHJ * sin_BT1J,
+    )
+    return torch.cat(turned, dim=-1).to(x_BTHR.dtype)

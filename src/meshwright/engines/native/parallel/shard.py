@@ -1,0 +1,55 @@
+"""Data parallelism: states and gradients shared out over processes with FSDP2 (`fully_shard`).
+
+    sharding     mesh                               kept between forward and backward
+    none         all data ranks replicate           whole parameters (DDP)
+    optimizer    replicate x shard                  whole parameters; gradients stay whole until the last
+                                                    micro-batch (ZeRO-1)
+    gradients    replicate x shard                  whole parameters; gradients are shards (ZeRO-2)
+    parameters   replicate x shard                  shards: each layer is gathered twice (ZeRO-3; HSDP when
+                                                    replicate > 1)
+
+Gradients are summed, never averaged: the loss of a micro-batch is already divided by the tokens of the global batch,
+which differ between ranks when answers are masked. Sum also is what gloo has.
+
+Source: Rajbhandari et al. 2020 (ZeRO), section 5; Zhao et al. 2023 (FSDP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from meshwright.engines.native.parallel.mesh import REPLICATE, SHARD, Place, data_axes
+from meshwright.specs.plan import Sharding
+
+
+def shard(module: nn.Module, *, layers: Iterable[nn.Module], place: Place, compute: torch.dtype) -> nn.Module:
+    """Divide `module` in place, layer by layer so that one layer's exchange hides behind another's work.
+
+    The shards are fp32 (the optimizer's masters), what computes is `compute`, gradients are reduced in fp32.
+    """
+    replicas, _ = data_axes(place.plan)
+    mesh = place.axes(REPLICATE, SHARD) if replicas > 1 else place.axes(SHARD)
+    options = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32),
+        # A pipeline runs a layer many times a step; gathering it each time would cost more than it frees.
+        "reshard_after_forward": place.plan.sharding is Sharding.PARAMETERS and place.plan.pipeline == 1,
+    }
+    for layer in layers:
+        fully_shard(layer, **options)
+    fully_shard(module, **options)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+    return module
+
+
+def reduce_now(module: nn.Module, *, is_last: bool, sharding: Sharding) -> None:
+    """Before a micro-batch: whether its gradients are exchanged. Up to ZeRO-1 only those of the last one are."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(is_last or sharding > Sharding.OPTIMIZER)

@@ -1,0 +1,94 @@
+"""Tensor parallelism, with sequence parallelism: each layer's matrices are divided over ranks.
+
+    query key value gate up   by columns: each rank has some heads, some feed-forward widths
+    output down               by rows: partial sums are added up
+    embedding head            by rows of the vocabulary; the loss is taken without gathering logits (`vocabulary`)
+
+With sequence parallelism norms and residuals hold T / tensor tokens: inputs are gathered before the columns and sums
+scattered after the rows, which moves what an all-reduce moves and keeps a fraction of the activations.
+
+    B T/t D  --norm-->  B T/t D  --gather-->  B T D  --columns, rows-->  B T D partial  --scatter-->  B T/t D
+
+Norms are whole on every rank, and are distributed tensors all the same: their gradients are then added over ranks
+that saw different tokens or heads.
+
+Source: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022, section 4.2.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from meshwright.engines.native.models import Block, Transformer
+from meshwright.engines.native.parallel.vocabulary import divide_vocabulary
+
+TOKENS = Shard(1)  # T of B T D
+HEADS = 2  # dimension H of B T H K
+
+
+def divide(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Divide the matrices of a dense, grouped-attention `model` (or a stage of one) over `mesh`, in place."""
+    residual = TOKENS if sequence_parallel else Replicate()
+    for layer in model.layers.values():
+        assert isinstance(layer, Block)
+        parallelize_module(layer, mesh, _layer_plan(layer, residual))
+    if model.embedding is not None:
+        style = RowwiseParallel(input_layouts=Replicate(), output_layouts=residual)
+        parallelize_module(model.embedding, mesh, style)
+    if model.norm is not None:
+        parallelize_module(model.norm, mesh, _norm(residual))
+    if model.head is not None:
+        divide_vocabulary(model.head, mesh=mesh, residual=residual)
+
+
+def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
+    # Inputs stay distributed: query, key and value (gate and up) then share one reduction in the backward pass.
+    whole = {"use_local_output": False}
+    plan: dict[str, ParallelStyle] = {
+        "attention_norm": _norm(residual),
+        "attention": PrepareModuleInput(
+            input_layouts=(residual, None), desired_input_layouts=(Replicate(), None), **whole
+        ),
+        "attention.query": ColwiseParallel(),
+        "attention.key": ColwiseParallel(),
+        "attention.value": ColwiseParallel(),
+        "attention.output": RowwiseParallel(output_layouts=residual),
+        "ffn_norm": _norm(residual),
+        "ffn": PrepareModuleInput(input_layouts=(residual,), desired_input_layouts=(Replicate(),), **whole),
+        "ffn.gate": ColwiseParallel(),
+        "ffn.up": ColwiseParallel(),
+        "ffn.down": RowwiseParallel(output_layouts=residual),
+    }
+    for name in ("query_norm", "key_norm"):
+        if isinstance(getattr(layer.attention, name), nn.RMSNorm):
+            plan[f"attention.{name}"] = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+    return plan
+
+
+def _norm(residual: Shard | Replicate) -> ParallelStyle:
+    return SequenceParallel(use_local_output=True) if residual == TOKENS else _Whole()
+
+
+class _Whole(ParallelStyle):
+    """A module that every rank runs on the same input."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(
+            module, device_mesh, None, self._prepare_input, lambda module, output, mesh: output.to_local()
+        )
+
+    @staticmethod
+    def _prepare_input(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> tuple[DTensor]:
+        return (DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False),)

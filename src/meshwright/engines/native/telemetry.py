@@ -1,0 +1,149 @@
+"""What a run leaves behind: a folder with the resolved run, one line a step, and one record.
+
+FOLDER/run.yaml       the run file as it was written, with overrides as comments
+FOLDER/resolved.json  every value the run was made of, the plan included
+FOLDER/steps.jsonl    one JSON object a step (see `StepLog`)
+FOLDER/record.json    run, device, software, commit, command, statistics; written at the end, atomically
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from meshwright import __version__
+from meshwright.engines.base import Record
+from meshwright.engines.native import device as devices
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+
+STEPS, RECORD, RESOLVED, RUN_FILE = "steps.jsonl", "record.json", "resolved.json", "run.yaml"
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "transformers", "datasets", "pyarrow")
+
+
+class StepLog:
+    """`steps.jsonl`, opened for appending; each line is on its way to the disk before the next step begins.
+
+    A resumed run drops the lines of steps that the checkpoint does not hold, so every step is there once.
+    """
+
+    def __init__(self, folder: Path, *, after_step: int = 0) -> None:
+        self.path = folder / STEPS
+        kept = [line for line in _lines(self.path) if line["step"] <= after_step] if after_step else []
+        write_atomically(self.path, "".join(_line(entry) for entry in kept))
+        self.stream: TextIO = self.path.open("a", encoding="utf-8")
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Append one step. Raises InputError when the disk is full."""
+        try:
+            self.stream.write(_line(entry))
+            self.stream.flush()
+        except OSError as error:
+            raise InputError(f"cannot write {self.path}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self.stream.close()
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, allow_nan=True) + "\n"
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of the log; the last one may have been cut by a kill."""
+    if not path.is_file():
+        return []
+    entries = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            break
+    return entries
+
+
+def save_run(folder: Path, *, run: Run, plan: Plan) -> None:
+    """Put the run file and the resolved run into `folder`."""
+    laid = "".join(f"# --set {override}\n" for override in run.overrides)
+    write_atomically(folder / RUN_FILE, laid + run.text)
+    write_atomically(folder / RESOLVED, as_text(resolved(run, plan=plan)))
+
+
+def resolved(run: Run, *, plan: Plan) -> dict[str, Any]:
+    """The run as JSON: every value, the plan that is trained included; without the file's text."""
+    values = asdict(run) | {"plan": asdict(plan), "plan_in_words": plan.describe()}
+    del values["text"]
+    return values
+
+
+def save_record(folder: Path, record: Record) -> None:
+    """Write `record.json`."""
+    write_atomically(folder / RECORD, as_text(asdict(record)))
+
+
+def as_text(document: object) -> str:
+    """`document` as indented JSON; numbers that JSON lacks become null."""
+    return json.dumps(_finite(document), indent=2, default=str) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    if isinstance(value, dict):
+        return {str(key): _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """The device as a record names it."""
+    return {
+        "type": device.type,
+        "name": devices.device_name(device),
+        "count_on_this_machine": devices.num_devices(device),
+        "memory_bytes": devices.memory_bytes(device),
+        "threads": torch.get_num_threads(),
+        "host": platform.platform(),
+    }
+
+
+def software_facts() -> dict[str, str]:
+    """Versions of what ran."""
+    versions = {"meshwright": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    if torch.version.hip:
+        versions["hip"] = torch.version.hip
+    return versions
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit checked out in `folder`, with `+` when files differ from it; None where there is no repository."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return commit + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()

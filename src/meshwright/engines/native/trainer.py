@@ -1,0 +1,251 @@
+"""The training loop of one process. Every process of a run executes this same file in step.
+
+for each step:   read the batch of this step (a pure function of seed and step)
+                 forward and backward                             -> gradients, loss
+                 agree with the others on loss, tokens, stop      -> one all-reduce
+                 clip, AdamW
+                 validate, save, log, when it is time
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshwright.engines.base import Ending, Record, TrainOptions
+from meshwright.engines.native import checkpoint, device, telemetry
+from meshwright.engines.native.assembly import Assembly, assemble
+from meshwright.engines.native.faults import StopRequest, stop_on_sigterm
+from meshwright.engines.native.feed import Feed, num_labels, open_feed
+from meshwright.engines.native.metrics import Yardstick, spread_of
+from meshwright.engines.native.optimize import learning_rate
+from meshwright.engines.native.parallel.mesh import Place, place_process
+from meshwright.engines.native.progress import Progress
+from meshwright.engines.native.sample import SAMPLE_TOKENS, write_sample
+from meshwright.engines.native.step import Batch
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every process is given: the run with all that was decided for it. Pickles."""
+
+    run: Run
+    plan: Plan
+    yardstick: Yardstick
+    predicted: dict[str, Any] | None
+    options: TrainOptions
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """What the loop gathers for the record."""
+
+    step_s: list[float] = field(default_factory=list)
+    first_loss: float | None = None
+    last_loss: float | None = None
+    validation_loss: float | None = None
+    num_steps: int = 0  # of the whole run, those before a resume included
+    saved: Path | None = None
+
+
+def train_rank(rank: int, num_ranks: int, job: Job) -> None:
+    """Train as process `rank` of `num_ranks`. The main process writes the steps and the record."""
+    place = place_process(
+        plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
+    )
+    parts = assemble(job.run, place=place)
+    feed = open_feed(job.run, place=place)
+    with stop_on_sigterm() as request:
+        _Loop(job=job, place=place, parts=parts, feed=feed, request=request).run()
+
+
+class _Loop:
+    """One training: what it works with, and how far it is."""
+
+    def __init__(self, *, job: Job, place: Place, parts: Assembly, feed: Feed, request: StopRequest) -> None:
+        self.job, self.place, self.parts, self.feed, self.request = job, place, parts, feed, request
+        assert job.run.num_steps is not None  # `check` refuses a run without
+        self.num_steps = job.run.num_steps
+        self.measured = Measured()
+        self.progress = Progress(num_steps=self.num_steps, quiet=job.options.quiet or not place.is_main)
+        self.log: telemetry.StepLog | None = None
+
+    def run(self) -> None:
+        """All steps from the first, or from the checkpoint, to the last; then the record."""
+        done = self._resume() if self.job.options.resume else 0
+        if self.place.is_main:
+            self.log = telemetry.StepLog(self.job.options.folder, after_step=done)
+        self.measured.num_steps = done
+        try:
+            ending = self._steps(done)
+            sample = self._sample() if ending is Ending.DONE else None
+        finally:
+            self.progress.close()
+            if self.log is not None:
+                self.log.close()
+        if self.place.is_main:
+            telemetry.save_record(self.job.options.folder, self._record(ending, sample))
+
+    def _steps(self, done: int) -> Ending:
+        for step in range(done, self.num_steps):
+            start_s = time.perf_counter()
+            loss, norm, stop = self._step(step)
+            step_s = time.perf_counter() - start_s
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                self._log(step, loss=loss, norm=norm, step_s=step_s)
+                return Ending.DIVERGED
+            self.measured.num_steps = step + 1
+            self.measured.last_loss = loss
+            if self.measured.first_loss is None:
+                self.measured.first_loss = loss
+            self.measured.step_s.append(step_s)
+            is_last = step + 1 == self.num_steps
+            validation_loss = self._validate(step + 1, is_last=is_last)
+            self._log(step, loss=loss, norm=norm, step_s=step_s, validation_loss=validation_loss)
+            self._save(step + 1, now=is_last or stop)
+            if stop and not is_last:
+                return Ending.STOPPED
+        return Ending.DONE
+
+    def _step(self, step: int) -> tuple[float, float, bool]:
+        """Mean loss, gradient norm before clipping, and whether somebody asked any process to stop."""
+        batch = self.feed.batch(step)
+        local_loss = self.parts.stepper.forward_backward(batch, scale=self._scale(batch))
+        loss, stop = self._agreed(local_loss, float(self.request.asked))
+        if not math.isfinite(loss):
+            return loss, math.nan, stop > 0
+        rate = learning_rate(self.job.run.optimizer, step=step, num_steps=self.num_steps)
+        norm = self.parts.optimizer.step(learning_rate=rate)
+        self.parts.after_step()
+        return loss, norm, stop > 0
+
+    def _scale(self, batch: Batch) -> float:
+        """One over the labels that count in the global batch."""
+        count = num_labels(batch)
+        if self.place.num_ranks > 1:
+            dist.all_reduce(count)
+        return self.place.num_copies / max(1.0, count.item())
+
+    def _agreed(self, local_loss: torch.Tensor, *others: float) -> list[float]:
+        """Sums over all processes: of the losses (each counted once) and of `others`."""
+        copies = (
+            self.place.plan.tensor
+        )  # tensor ranks compute the same loss; ranks before the last stage none
+        local = torch.stack(
+            [local_loss.float() / copies, *(local_loss.new_tensor(x).float() for x in others)]
+        )
+        if self.place.num_ranks > 1:
+            dist.all_reduce(local)
+        return local.tolist()
+
+    def _validate(self, taken: int, *, is_last: bool) -> float | None:
+        evaluate = self.job.run.train.evaluate
+        if evaluate is None or not (is_last or taken % evaluate.every_steps == 0):
+            return None
+        self.parts.evaluating()
+        losses = []
+        for i in range(evaluate.num_batches):
+            batch = self.feed.validation_batch(i)
+            losses += self._agreed(self.parts.stepper.loss(batch, scale=self._scale(batch)))
+        self.parts.training()
+        self.measured.validation_loss = sum(losses) / len(losses)
+        self.progress.say(f"step {taken}  validation loss {self.measured.validation_loss:.4f}")
+        return self.measured.validation_loss
+
+    def _save(self, taken: int, *, now: bool) -> None:
+        settings = self.job.run.train.checkpoint
+        if settings is None or not (now or taken % settings.every_steps == 0):
+            return
+        about = {"run": self.job.run.name, "model": self.job.run.model.name, "plan": self.job.plan.describe()}
+        self.measured.saved = checkpoint.save(
+            self.parts.state(), folder=Path(settings.folder), step=taken, about=about, keep=settings.keep
+        )
+
+    def _resume(self) -> int:
+        settings = self.job.run.train.checkpoint
+        assert settings is not None  # the engine refuses to resume without
+        saved = checkpoint.newest(Path(settings.folder))
+        checkpoint.load(saved, into=self.parts.state())
+        self.parts.optimizer.set_step(saved.step)
+        self.parts.optimizer.refresh()
+        self.progress.say(f"resumed from {saved.path} after step {saved.step}")
+        return saved.step
+
+    def _log(
+        self, step: int, *, loss: float, norm: float, step_s: float, validation_loss: float | None = None
+    ) -> None:
+        if self.log is None:
+            return
+        run, yardstick = self.job.run, self.job.yardstick
+        entry = {
+            "step": step + 1,
+            "loss": loss,
+            "gradient_norm": norm,
+            "learning_rate": learning_rate(run.optimizer, step=step, num_steps=self.num_steps),
+            "tokens": (step + 1) * run.tokens_per_step,
+            "step_s": step_s,
+            "tokens_per_s_per_device": yardstick.tokens_per_s_per_device(step_s),
+            "mfu": yardstick.mfu(step_s),
+            "memory_bytes": device.peak_memory_bytes(self.place.device),
+        }
+        if validation_loss is not None:
+            entry["validation_loss"] = validation_loss
+        self.log.write(entry)
+        usual_s = spread_of(self.measured.step_s[-20:]).get("median", step_s)
+        self.progress.step(entry, left_s=usual_s * (self.num_steps - step - 1))
+
+    def _sample(self) -> str | None:
+        """Text that the model writes now. A pipeline writes none: its stages only know whole batches."""
+        if self.feed.tokenizer is None or self.place.plan.pipeline > 1 or self.place.plan.tensor > 1:
+            return None
+        prompt = self.feed.validation_batch(0)["tokens_BT"][0, :8].tolist()
+        self.parts.evaluating()
+        tokens = write_sample(
+            self.parts.modules[0],
+            prompt=prompt,
+            num_tokens=SAMPLE_TOKENS,
+            context=self.job.run.sequence_length,
+            seed=self.job.run.train.seed,
+            device=self.place.device,
+        )
+        return self.feed.tokenizer.decode(tokens)
+
+    def _record(self, ending: Ending, sample: str | None) -> Record:
+        m, yardstick = self.measured, self.job.yardstick
+        median_s = spread_of(m.step_s).get("median")
+        statistics: dict[str, Any] = {
+            "steps": m.num_steps,
+            "tokens": m.num_steps * self.job.run.tokens_per_step,
+            "first_loss": m.first_loss,
+            "last_loss": m.last_loss,
+            "validation_loss": m.validation_loss,
+            "step_s": spread_of(m.step_s),
+            "tokens_per_s_per_device": median_s and yardstick.tokens_per_s_per_device(median_s),
+            "mfu": median_s and yardstick.mfu(median_s),
+            "mfu_convention": yardstick.convention,
+            "peak_memory_bytes": device.peak_memory_bytes(self.place.device),
+            "num_devices": self.place.num_ranks,
+            "parameters": self.parts.num_parameters,
+            "checkpoint": None if m.saved is None else str(m.saved),
+        }
+        return Record(
+            run=telemetry.resolved(self.job.run, plan=self.job.plan),
+            device=telemetry.device_facts(self.place.device),
+            software=telemetry.software_facts(),
+            ending=ending,
+            statistics=statistics,
+            predicted=self.job.predicted,
+            git_commit=telemetry.git_commit(Path.cwd()),
+            command=self.job.options.command,
+            sample=sample,
+            notes=self.job.notes,
+        )

@@ -1,0 +1,29 @@
+"""Weights from and to Hugging Face safetensors, one tensor at a time.
+
+    names     what each of our tensors is called in each family's files
+    config    the config.json that goes with them
+    tensors   the safetensors format: read slices, write without a copy
+    reading   files into a model, whole or sharded
+    writing   a model into files
+    folder    folders that appear whole or not at all
+    adapters  LoRA adapters in PEFT's format
+"""
+
+from __future__ import annotations
+
+from meshwright.engines.native.weights.adapters import load_adapters, read_lora, save_adapters
+from meshwright.engines.native.weights.config import config_of
+from meshwright.engines.native.weights.names import family_of, file_names
+from meshwright.engines.native.weights.reading import load_weights
+from meshwright.engines.native.weights.writing import save_weights
+
+__all__ = [
+    "config_of",
+    "family_of",
+    "file_names",
+    "load_adapters",
+    "load_weights",
+    "read_lora",
+    "save_adapters",
+    "save_weights",
+]

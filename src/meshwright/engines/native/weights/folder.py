@@ -1,0 +1,37 @@
+"""A folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import distributed
+
+from meshwright.errors import InputError
+
+
+def is_writer() -> bool:
+    """Whether this process writes for all: rank 0, or the only one."""
+    return not distributed.is_initialized() or distributed.get_rank() == 0
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, beside its place, renamed into it at the end of the block.
+
+    Raises InputError when `folder` holds anything already.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError("the folder is not empty", got=str(folder), hint="name one that does not exist")
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        if folder.exists():
+            folder.rmdir()  # empty: its place is needed
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,0 +1,127 @@
+"""Files into a model: each rank reads just its own part of each tensor, straight into the parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from meshwright.engines.native.models import Transformer, build_model
+from meshwright.engines.native.weights.names import Family, family_of, file_names, without_ignored
+from meshwright.engines.native.weights.tensors import Folder
+from meshwright.errors import InputError
+
+_SHOWN = 5
+
+
+@torch.no_grad()
+def load_weights(built: Transformer, folder: str | Path) -> None:
+    """Fill the parameters and routing biases of `built` from a Hugging Face folder, casting to their dtype.
+
+    `built` may be a stage, and its parameters may be DTensors; it must not be on the meta device. Raises InputError
+    that names what is missing, unexpected or of another shape, before anything is read.
+    """
+    files = Folder(Path(folder))
+    family = family_of(built.model)
+    _check(files, built, family)
+    for name, tensor in tensors_of(built).items():
+        names = file_names(built.model, name, family=family)
+        if not _is_stack(name):
+            fill(tensor, files, names[0])
+        else:
+            _fill_stack(tensor, files, names)
+
+
+def tensors_of(built: Transformer) -> dict[str, Tensor]:
+    """Parameters and routing biases, in the order of the model, without adapters.
+
+    Tied weights are there once, under the embedding's name.
+    """
+    parameters = {name: p for name, p in built.named_parameters() if ".lora_" not in name}
+    biases = {name: b for name, b in built.named_buffers() if name.endswith("router.bias_E")}
+    return parameters | biases
+
+
+def _is_stack(name: str) -> bool:
+    return ".experts." in name
+
+
+def _check(files: Folder, built: Transformer, family: Family) -> None:
+    """Every tensor of the whole model must be there, in its shape, and nothing else."""
+    whole = build_model(built.model)
+    expected = {
+        file_name: tuple(tensor.shape[1:] if _is_stack(name) else tensor.shape)
+        for name, tensor in tensors_of(whole).items()
+        for file_name in file_names(built.model, name, family=family)
+    }
+    held = without_ignored(set(files.files), model=built.model)
+    scales = sorted(n for n in held if n.endswith(("_scale", "_scale_inv", ".qweight", ".absmax", "_scales")))
+    if scales:
+        raise InputError(
+            "the weights are quantised; this engine reads bf16, fp16 and fp32",
+            got=scales[0],
+            hint="use the repository that holds the model in bf16",
+        )
+    missing = [n for n in expected if n not in held]
+    unexpected = sorted(held - expected.keys())
+    if missing or unexpected:
+        parts = [f"missing {_list(missing)}"] if missing else []
+        parts += [f"unexpected {_list(unexpected)}"] if unexpected else []
+        raise InputError(
+            f"the weights are not those of {built.model.name} ({family.architecture}): {'; '.join(parts)}",
+            got=str(files.folder),
+        )
+    for name, shape in expected.items():
+        if files.shape(name) != shape:
+            raise InputError(f"{name} has another shape", got=files.shape(name), allowed=shape)
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def fill(tensor: Tensor, files: Folder, name: str) -> None:
+    """Copy the tensor `name`, or of a sharded `tensor` this rank's part of it."""
+    if not isinstance(tensor, DTensor):
+        tensor.copy_(files.read(name))
+        return
+    where = _local_part(tensor)
+    if where is None:
+        _distribute(tensor, files.read(name))
+    elif tensor.to_local().numel():
+        tensor.to_local().copy_(files.read(name, where=where))
+
+
+def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
+    """Expert by expert: no second stack is ever held."""
+    if not isinstance(tensor, DTensor):
+        for target, name in zip(tensor, names, strict=True):
+            target.copy_(files.read(name))
+        return
+    where = _local_part(tensor)
+    if where is None:
+        _distribute(tensor, torch.stack([files.read(name) for name in names]))
+    elif tensor.to_local().numel():
+        for target, name in zip(tensor.to_local(), names[where[0]], strict=True):
+            target.copy_(files.read(name, where=where[1:]))
+
+
+def _local_part(tensor: DTensor) -> tuple[slice, ...] | None:
+    """The slice of the whole that this rank holds; None where it is not one slice."""
+    # type(), not isinstance: a strided shard is a Shard too, and not one slice
+    if any(type(p) not in (Shard, Replicate) for p in tensor.placements):
+        return None
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(slice(o, o + size) for o, size in zip(offset, shape, strict=True))
+
+
+def _distribute(tensor: DTensor, whole: Tensor) -> None:
+    whole = whole.to(tensor.device)
+    part = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    tensor.to_local().copy_(part.to_local())

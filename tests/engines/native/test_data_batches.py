@@ -1,0 +1,154 @@
+"""Batches: the same on any number of processes, and resumed at any step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from meshwright.engines.native.data import Batches, measure_workers
+from meshwright.engines.native.data.megatron import write_indexed
+from meshwright.engines.native.data.packing import Samples, SyntheticSamples, stream_samples
+from meshwright.engines.native.data.split import everything
+from meshwright.engines.native.data.store import open_store
+from meshwright.engines.native.data.workers import prefetch
+from meshwright.errors import InputError
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Samples:
+    """25 samples of 16 tokens."""
+    generator = np.random.default_rng(1)
+    write_indexed(
+        tmp_path / "a", [generator.integers(1, 500, n) for n in (100, 31, 170, 105)], dtype=np.uint16
+    )
+    store = open_store([tmp_path / "a"])
+    return stream_samples(store, everything(store), sequence_length=16)
+
+
+def rows(samples: Samples, step: int, width: int, seed: int = 0) -> torch.Tensor:
+    parts = [
+        Batches(samples=samples, global_batch=8, seed=seed, data_rank=rank, data_width=width)
+        .at(step)
+        .tokens_BT
+        for rank in range(width)
+    ]
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_the_global_order_is_the_same_on_any_number_of_ranks(samples: Samples, width: int) -> None:
+    for step in (0, 1, 3, 17):  # step 3 crosses an epoch
+        assert torch.equal(rows(samples, step, width), rows(samples, step, 1))
+
+
+def test_every_epoch_sees_every_sample_once_in_another_order(samples: Samples) -> None:
+    batches = Batches(samples=samples, global_batch=5)
+    assert (samples.num_samples, batches.num_per_epoch) == (25, 5)
+    epochs = [[n for step in range(5 * e, 5 * e + 5) for n in batches.sample_numbers(step)] for e in range(3)]
+    assert all(sorted(epoch) == list(range(25)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert batches.epoch_of(5) == 1.0
+
+
+def test_resuming_at_any_step_equals_never_having_stopped(samples: Samples) -> None:
+    whole = [b.tokens_BT for b in Batches(samples=samples, global_batch=4, seed=7).iterate(stop=20)]
+    assert len(whole) == 20
+    for step in range(20):
+        again = Batches(samples=samples, global_batch=4, seed=7).iterate(
+            start=step, stop=20, num_workers=step % 3
+        )
+        assert all(torch.equal(a.tokens_BT, b) for a, b in zip(again, whole[step:], strict=True))
+
+
+def test_resuming_on_another_number_of_ranks_continues_the_same_order(samples: Samples) -> None:
+    before = [rows(samples, step, 2) for step in range(7)]
+    after = [rows(samples, step, 4) for step in range(7, 14)]
+    whole = [rows(samples, step, 1) for step in range(14)]
+    assert all(torch.equal(a, b) for a, b in zip([*before, *after], whole, strict=True))
+
+
+def test_the_seed_changes_the_order_and_nothing_else(samples: Samples) -> None:
+    assert torch.equal(rows(samples, 0, 1, seed=1), rows(samples, 0, 1, seed=1))
+    assert not torch.equal(rows(samples, 0, 1, seed=1), rows(samples, 0, 1, seed=2))
+
+
+def test_validation_keeps_the_order_of_the_corpus(samples: Samples) -> None:
+    batches = Batches(samples=samples, global_batch=4, is_shuffled=False)
+    assert [batches.sample_numbers(step) for step in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_batch_has_one_dtype_and_agrees_with_itself(samples: Samples) -> None:
+    batch = Batches(samples=samples, global_batch=6).at(0).to("cpu")
+    for tensor in (batch.tokens_BT, batch.labels_BT, batch.positions_BT, batch.documents_BT):
+        assert (tensor.dtype, tensor.shape) == (torch.int64, (6, 16))
+    assert torch.equal(batch.loss_mask_BT, batch.labels_BT != -100)
+    assert batch.num_trained_tokens == int((batch.labels_BT != -100).sum())
+    parts = list(batch.micro_batches(4))
+    assert [len(p.tokens_BT) for p in parts] == [4, 2]
+    assert torch.equal(torch.cat([p.positions_BT for p in parts]), batch.positions_BT)
+
+
+def test_synthetic_tokens_are_reproducible_and_never_repeat() -> None:
+    batches = Batches(
+        samples=SyntheticSamples(vocab=50, sequence_length=8, seed=-1), global_batch=4, vocab=50
+    )
+    assert torch.equal(batches.at(3).tokens_BT, batches.at(3).tokens_BT)
+    assert not torch.equal(batches.at(3).tokens_BT, batches.at(4).tokens_BT)
+    assert int(batches.at(0).labels_BT.min()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"global_batch": 6, "data_width": 4}, "evenly"),
+        ({"global_batch": 0}, "evenly"),
+        ({"global_batch": 4, "data_rank": 2, "data_width": 2}, "data rank"),
+    ],
+)
+def test_impossible_shares_are_bad_input(samples: Samples, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Batches(samples=samples, **settings)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_token_outside_the_vocabulary_is_bad_input(samples: Samples) -> None:
+    with pytest.raises(InputError, match="vocabulary"):
+        next(Batches(samples=samples, global_batch=8, vocab=100).iterate())
+
+
+def test_an_error_in_a_worker_is_raised_in_its_place_and_threads_end() -> None:
+    def read(number: int) -> int:
+        if number == 3:
+            raise InputError("broken")
+        return number
+
+    reading = prefetch(read, start=0, stop=10, num_workers=2)
+    assert [next(reading) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(InputError, match="broken"):
+        next(reading)
+    assert not [t for t in threading.enumerate() if t.name.startswith("data")]
+
+
+def test_closing_the_iterator_ends_its_threads(samples: Samples) -> None:
+    reading = Batches(samples=samples, global_batch=4).iterate(num_workers=2)
+    next(reading)
+    reading.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert not [t for t in threading.enumerate() if t.name.startswith("data")]
+
+
+def test_the_number_of_workers_is_the_fewest_that_keep_up() -> None:
+    def read(number: int) -> None:
+        time.sleep(0.005)
+
+    assert measure_workers(read, step_s=10.0, num_batches=4).num_workers == 0
+    assert measure_workers(read, step_s=0.02, num_batches=4).num_workers == 1
+    measured = measure_workers(read, num_batches=16, candidates=(0, 1, 2))
+    assert set(measured.batch_s) <= {0, 1, 2}
+    assert measured.num_workers == max(measured.batch_s)  # waiting, unlike computing, takes no core

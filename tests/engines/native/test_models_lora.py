@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright.engines.native.models import (  # noqa: E402
+    adapted,
+    add_adapters,
+    build_model,
+    init_adapters,
+    init_weights,
+    materialize,
+    merge_adapters,
+)
+from meshwright.engines.native.weights import (  # noqa: E402
+    load_adapters,
+    load_weights,
+    read_lora,
+    save_adapters,
+    save_weights,
+)
+from meshwright.errors import InputError  # noqa: E402
+from meshwright.specs.model import Attention, AttentionKind, Experts, Lora, Model, Router  # noqa: E402
+
+torch.set_num_threads(1)
+
+ALL = ("query", "key", "value", "output", "gate", "up", "down")
+DENSE = Model(
+    name="tiny",
+    hidden=32,
+    num_layers=2,
+    vocab=61,
+    ffn_hidden=48,
+    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=8),
+)
+MIXTURE = replace(DENSE, ffn_hidden=0, experts=Experts(num_experts=4, top_k=2, ffn_hidden=24))
+LATENT = replace(
+    DENSE,
+    attention=Attention(
+        kind=AttentionKind.MLA,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=12,
+        value_head_dim=8,
+        query_lora_rank=16,
+        kv_lora_rank=12,
+        rope_head_dim=4,
+    ),
+    experts=Experts(
+        num_experts=4, top_k=2, ffn_hidden=24, num_shared=1, num_dense_layers=1, router=Router.SIGMOID
+    ),
+)
+
+
+def adapted_model(model=DENSE, *, lora, seed=0, trained=True):
+    built = build_model(model)
+    add_adapters(built, lora)
+    materialize(built, device="cpu")
+    init_weights(built, seed=seed, std=0.2)
+    if trained:
+        generator = torch.Generator().manual_seed(seed)
+        for _, layer in adapted(built):
+            with torch.no_grad():
+                layer.lora_b.weight.normal_(0, 0.2, generator=generator)
+    return built
+
+
+def tokens_BT():
+    return torch.randint(61, (2, 12), generator=torch.Generator().manual_seed(3))
+
+
+def test_an_untrained_adapter_changes_nothing():
+    plain = build_model(DENSE, device="cpu")
+    init_weights(plain, seed=0, std=0.2)
+    assert torch.equal(adapted_model(lora=Lora(), trained=False)(tokens_BT()), plain(tokens_BT()))
+
+
+@pytest.mark.parametrize(("model", "targets"), [(DENSE, ALL), (MIXTURE, ALL[:4]), (LATENT, ALL)])
+def test_only_adapters_are_trained(model, targets):
+    built = adapted_model(model, lora=Lora(rank=4, targets=targets))
+    built(tokens_BT(), labels_BT=tokens_BT()).backward()
+    with_gradient = {name for name, p in built.named_parameters() if p.grad is not None}
+    assert with_gradient == {name for name, _ in built.named_parameters() if ".lora_" in name}
+    assert with_gradient
+
+
+def test_gradients_equal_those_of_the_product_written_out():
+    lora = Lora(rank=4, alpha=8.0, targets=("query",))
+    built = adapted_model(lora=lora)
+    layer = next(layer for _, layer in adapted(built))
+    x = torch.randn(3, 32)
+    layer(x).square().sum().backward()
+    a, b = (w.weight.detach().clone().requires_grad_() for w in (layer.lora_a, layer.lora_b))
+    (x @ (layer.weight + 2.0 * b @ a).T).square().sum().backward()
+    torch.testing.assert_close(layer.lora_a.weight.grad, a.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer.lora_b.weight.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", [DENSE, LATENT])
+def test_merging_keeps_the_logits_and_leaves_plain_layers(model):
+    built = adapted_model(model, lora=Lora(rank=4, targets=ALL))
+    before = built(tokens_BT())
+    merge_adapters(built)
+    assert not list(adapted(built))
+    torch.testing.assert_close(built(tokens_BT()), before, rtol=1e-4, atol=1e-5)
+    assert [n for n, _ in built.named_parameters()] == [n for n, _ in build_model(model).named_parameters()]
+
+
+def test_dropout_is_for_training_only():
+    built = adapted_model(lora=Lora(rank=4, dropout=0.5))
+    built.train()
+    assert not torch.equal(built(tokens_BT()), built(tokens_BT()))
+    built.eval()
+    assert torch.equal(built(tokens_BT()), built(tokens_BT()))
+
+
+def test_adapters_stay_fp32_on_a_bf16_base():
+    built = build_model(DENSE, dtype=torch.bfloat16)
+    add_adapters(built, Lora())
+    materialize(built, device="cpu")
+    init_weights(built, seed=0)
+    layer = next(layer for _, layer in adapted(built))
+    assert (layer.weight.dtype, layer.lora_a.weight.dtype) == (torch.bfloat16, torch.float32)
+    assert built(tokens_BT()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "message"),
+    [(MIXTURE, ("gate",), "routed experts"), (DENSE, ("keys",), "no such LoRA target")],
+)
+def test_targets_that_no_layer_has_are_refused(model, targets, message):
+    with pytest.raises(InputError, match=message):
+        add_adapters(build_model(model), Lora(targets=targets))
+
+
+@pytest.mark.parametrize("model", [DENSE, LATENT])
+def test_saved_adapters_come_back(model, tmp_path):
+    lora = Lora(rank=4, alpha=16.0, dropout=0.1, targets=ALL)
+    built = adapted_model(model, lora=lora).eval()
+    save_adapters(built, tmp_path / "adapter", lora=lora, base="tiny")
+    assert read_lora(tmp_path / "adapter", model=model) == lora
+    again = adapted_model(model, lora=lora, trained=False).eval()
+    load_adapters(again, tmp_path / "adapter")
+    assert torch.equal(again(tokens_BT()), built(tokens_BT()))
+
+
+def test_adapters_of_other_targets_are_refused(tmp_path):
+    lora = Lora(rank=4, targets=("query",))
+    save_adapters(adapted_model(lora=lora), tmp_path / "adapter", lora=lora, base="tiny")
+    with pytest.raises(InputError, match="4 are missing and 4 unexpected"):
+        load_adapters(adapted_model(lora=Lora(rank=4, targets=("key",))), tmp_path / "adapter")
+    with pytest.raises(InputError, match="another shape"):
+        load_adapters(adapted_model(lora=Lora(rank=8, targets=("query",))), tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    with pytest.raises(InputError, match="not the config of a LoRA adapter"):
+        read_lora(tmp_path / "adapter", model=DENSE)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing:FutureWarning",  # peft 0.21 with transformers 5.23
+    "ignore:The following (rank|alpha)_pattern keys:RuntimeWarning",  # peft looks for stacked experts
+)
+@pytest.mark.parametrize("model", [DENSE, LATENT])
+def test_peft_loads_what_we_save_and_we_load_what_peft_saves(model, tmp_path):
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    lora = Lora(rank=4, alpha=16.0, targets=ALL)
+    ours = adapted_model(model, lora=lora).eval()
+    save_weights(ours, tmp_path / "base", dtype=torch.float32)
+    save_adapters(ours, tmp_path / "adapter", lora=lora, base=str(tmp_path / "base"))
+
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    torch.testing.assert_close(theirs(tokens_BT()).logits, ours(tokens_BT()), rtol=1e-4, atol=1e-4)
+
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = build_model(model)
+    add_adapters(again, read_lora(tmp_path / "theirs", model=model))
+    materialize(again, device="cpu")
+    load_weights(again, tmp_path / "base")
+    init_adapters(again, seed=1)
+    load_adapters(again, tmp_path / "theirs")
+    assert torch.equal(again.eval()(tokens_BT()), ours(tokens_BT()))

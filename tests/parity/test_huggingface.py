@@ -1,0 +1,176 @@
+"""Logits and gradients equal those of Hugging Face transformers, for every family, in fp32 on the CPU.
+
+The weights go through files in both directions, so names, layouts and config.json are tested by the same comparison.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from meshwright.catalog.huggingface import model_from_config, model_from_path  # noqa: E402
+from meshwright.engines.native.models import FAMILIES, build_model, init_weights  # noqa: E402
+from meshwright.engines.native.weights import config_of, load_weights, save_weights  # noqa: E402
+
+torch.set_num_threads(1)
+
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 97,
+}
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 32,
+    "rope_type": "llama3",
+}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "rope_type": "yarn"}
+LATENT = TINY | {
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 12,
+    "moe_intermediate_size": 24,
+    "n_group": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "rope_scaling": YARN | {"mscale": 0.8, "mscale_all_dim": 0.6},
+    "routed_scaling_factor": 2.5,
+    "topk_group": 1,
+    "v_head_dim": 6,
+}
+QWEN3_MOE = TINY | {"head_dim": 16, "moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
+CASES = {
+    "llama2": ("llama", TINY),
+    "llama3": ("llama", TINY | {"rope_theta": 500_000.0, "tie_word_embeddings": True}),
+    "llama3.1": ("llama", TINY | {"rope_theta": 500_000.0, "rope_scaling": LLAMA3_SCALING}),
+    "llama-bias": ("llama", TINY | {"attention_bias": True, "rope_scaling": YARN}),
+    "mistral": ("mistral", TINY | {"sliding_window": 5}),
+    "mixtral": ("mixtral", TINY | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3": ("qwen3", TINY | {"head_dim": 16, "rope_theta": 1e6, "tie_word_embeddings": True}),
+    "qwen3-windowed": (
+        "qwen3",
+        TINY | {"head_dim": 16, "max_window_layers": 1, "sliding_window": 6, "use_sliding_window": True},
+    ),
+    "qwen3-moe": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3-moe-as-scored": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": False}),
+    "deepseek-v2-lite": ("deepseek_v2", LATENT | {"q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek-v2": (
+        "deepseek_v2",
+        LATENT | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        LATENT
+        | {
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "num_nextn_predict_layers": 0,
+            "scoring_func": "sigmoid",
+        },
+    ),
+}
+
+
+def reference_model(case: str) -> torch.nn.Module:
+    model_type, keys = CASES[case]
+    config = transformers.AutoConfig.for_model(model_type, **keys, attn_implementation="eager")
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name.endswith(("norm.weight", "layernorm.weight")):
+                tensor.uniform_(0.5, 1.5)
+            elif "inv_freq" not in name:
+                tensor.normal_(0, 0.3)
+    return model.eval()
+
+
+def tokens(*, batch=2, length=40):
+    return torch.randint(TINY["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def gradients_in_files(model, folder) -> dict[str, torch.Tensor]:
+    """Gradients under the names that files use: saved as if they were weights."""
+    from safetensors.torch import load_file
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.grad)
+        for name, buffer in model.named_buffers():
+            if "bias" in name:
+                buffer.zero_()
+    if isinstance(model, transformers.PreTrainedModel):
+        model.save_pretrained(folder)
+    else:
+        save_weights(model, folder, dtype=torch.float32)
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_gradients_equal_transformers(case, tmp_path):
+    reference = reference_model(case)
+    reference.save_pretrained(tmp_path / "reference")
+    model = model_from_path(tmp_path / "reference")
+    ours = build_model(model, device="cpu")
+    load_weights(ours, tmp_path / "reference")
+
+    tokens_BT = tokens()
+    expected_BTV, got_BTV = reference(tokens_BT).logits, ours(tokens_BT)
+    torch.testing.assert_close(got_BTV, expected_BTV, rtol=1e-4, atol=2e-5)
+
+    labels_BT = tokens_BT.roll(-1, dims=1)
+    torch.nn.functional.cross_entropy(expected_BTV.flatten(0, 1), labels_BT.flatten()).backward()
+    (ours(tokens_BT, labels_BT=labels_BT) / labels_BT.numel()).backward()
+    expected = gradients_in_files(reference, tmp_path / "reference-gradients")
+    got = gradients_in_files(ours, tmp_path / "gradients")
+    assert got.keys() == expected.keys()
+    for name in expected:
+        scale = expected[name].abs().max().item()
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-3, atol=1e-4 * scale + 1e-8, msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_loads_what_we_write(case, tmp_path):
+    model_type, keys = CASES[case]
+    config = transformers.AutoConfig.for_model(model_type, **keys).to_dict()
+    config["architectures"] = [next(f for f in FAMILIES if f.lower().startswith(model_type.replace("_", "")))]
+    model = model_from_config(config, name=case)
+    ours = build_model(model, device="cpu")
+    init_weights(ours, seed=3, std=0.3)
+    save_weights(ours, tmp_path / "saved", dtype=torch.float32, file_bytes=20_000)
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "saved", attn_implementation="eager", output_loading_info=True
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    tokens_BT = tokens()
+    torch.testing.assert_close(loaded(tokens_BT).logits, ours(tokens_BT), rtol=1e-4, atol=1e-4)
+
+    again = build_model(model_from_path(tmp_path / "saved"), device="cpu")
+    load_weights(again, tmp_path / "saved")
+    assert torch.equal(again(tokens_BT), ours(tokens_BT))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_our_config_describes_the_same_model(case, tmp_path):
+    reference_model(case).config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    model_type, _ = CASES[case]
+    config["architectures"] = [next(f for f in FAMILIES if f.lower().startswith(model_type.replace("_", "")))]
+    model = model_from_config(config, name=case)
+    assert model_from_config(config_of(model, dtype="float32"), name=case) == model

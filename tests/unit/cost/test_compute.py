@@ -1,0 +1,184 @@
+"""Kernel times: limits that no kernel passes, quantisation, and what each module of a layer takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright import catalog
+from meshwright.cost.compute import TILE_DEPTH, Passes, gemm_s
+from meshwright.specs.model import Attention, Lora, Model
+from meshwright.specs.plan import Plan
+
+UNITS, FLOPS, BANDWIDTH = 128, 1e15, 3e12
+UNBOUND = 1e30
+
+
+def seconds(m: float, n: float, k: float, **changes: float) -> float:
+    rates = {"flops_per_s": FLOPS, "bytes_per_s": BANDWIDTH, "num_units": UNITS, "kernel_s": 0.0} | changes
+    return float(gemm_s(m, n, k, **rates))
+
+
+class TestGemm:
+    def test_a_large_one_reaches_the_rate(self):
+        m = n = k = 16_384
+        share = 2 * m * n * k / FLOPS / seconds(m, n, k)
+        assert 0.97 < share < 1
+        assert share == pytest.approx(k / (k + TILE_DEPTH), rel=1e-6)
+
+    def test_one_more_row_of_tiles_starts_another_wave(self):
+        full = seconds(UNITS * 256, 128, 4096, bytes_per_s=UNBOUND)
+        assert seconds(UNITS * 256 + 1, 128, 4096, bytes_per_s=UNBOUND) > 1.3 * full
+
+    def test_work_below_one_wave_takes_a_wave(self):
+        assert seconds(64, 128, 8192, bytes_per_s=UNBOUND) == seconds(64, 512, 8192, bytes_per_s=UNBOUND)
+
+    def test_without_units_work_is_not_quantised_in_waves(self):
+        few = seconds(256, 128, 8192, num_units=0, bytes_per_s=UNBOUND)
+        assert seconds(512, 128, 8192, num_units=0, bytes_per_s=UNBOUND) == pytest.approx(2 * few)
+
+    def test_a_thin_one_moves_its_bytes(self):
+        m, n, k = 1, 8192, 8192
+        half = seconds(m, n, k, flops_per_s=UNBOUND)
+        assert half == pytest.approx(2 * (m * k + k * n + m * n) / BANDWIDTH)
+        narrow = seconds(m, n, k, flops_per_s=UNBOUND, element_bytes=1.0)
+        assert narrow == pytest.approx((m * k + k * n + 2 * m * n) / BANDWIDTH)
+
+    def test_a_kernel_starts_once_whatever_the_groups(self):
+        more = seconds(512, 512, 512, groups=16, kernel_s=5e-6) - seconds(512, 512, 512, groups=16)
+        assert more == pytest.approx(5e-6)
+
+    def test_groups_fill_waves_together(self):
+        one = seconds(UNITS * 256, 128, 4096, bytes_per_s=UNBOUND)
+        assert seconds(256, 128, 4096, groups=UNITS, bytes_per_s=UNBOUND) == pytest.approx(one)
+
+    @pytest.mark.parametrize("shape", [(0, 5, 5), (5, 0, 5), (5, 5, 0)])
+    def test_no_work_takes_no_time(self, shape: tuple[int, int, int]):
+        assert seconds(*shape, kernel_s=5e-6) == 0
+
+
+def test_passes_add_and_scale():
+    one = Passes(forward_s=1.0, input_s=2.0, weight_s=3.0)
+    twice = one + one
+    assert twice == one.times(2.0)
+    assert twice.total_s == 12.0
+
+
+class TestLayer:
+    def test_the_backward_pass_of_a_matrix_is_about_two_forward_passes(self, case):
+        ffn = case().layer().dense_ffn
+        assert ffn.input_s == pytest.approx(ffn.forward_s, rel=0.1)
+        assert ffn.weight_s == pytest.approx(ffn.forward_s, rel=0.1)
+
+    def test_frozen_matrices_have_no_weight_gradient(self, case):
+        frozen = case(lora=Lora()).layer()
+        assert frozen.dense_ffn.weight_s == frozen.attention_gemm.weight_s == 0
+        assert frozen.dense_ffn.input_s == case().layer().dense_ffn.input_s
+
+    def test_tensor_parallelism_divides_the_work_but_not_the_efficiency(self, case):
+        one = case().layer()
+        eight = case(plan=Plan(tensor=8, data_shard=4)).layer()
+        for part in ("attention_gemm", "dense_ffn", "attention_core", "head"):
+            ratio = getattr(one, part).total_s / getattr(eight, part).total_s
+            assert 4 < ratio <= 8, part
+
+    def test_sequence_parallelism_divides_the_norms(self, case):
+        split = case(plan=Plan(tensor=4, data_shard=8)).layer().norm_s
+        whole = case(plan=Plan(tensor=4, data_shard=8, sequence_parallel=False)).layer().norm_s
+        assert whole == pytest.approx(4 * split)
+
+    def test_longer_sequences_cost_more_attention_per_token_and_no_more_matrices(self, case):
+        short = case(seq_len=4096, plan=Plan(micro_batch=2, data_shard=32)).layer()
+        long = case(seq_len=8192, plan=Plan(micro_batch=1, data_shard=32)).layer()
+        assert long.attention_core.forward_s == pytest.approx(2 * short.attention_core.forward_s, rel=0.02)
+        assert long.dense_ffn.forward_s == short.dense_ffn.forward_s
+
+    def test_context_parallelism_divides_the_tokens(self, case):
+        assert case(plan=Plan(context=4, data_shard=8)).layer().dense_ffn.forward_s < 0.3 * (
+            case().layer().dense_ffn.forward_s
+        )
+
+    def test_an_unfused_kernel_computes_the_square_and_moves_it(self, case):
+        fused, unfused = case().layer(), case().with_rates(unfused_attention=1).layer()
+        assert unfused.attention_core.forward_s > 2 * fused.attention_core.forward_s
+
+    def test_an_unfused_norm_moves_six_times_the_bytes(self, case):
+        fused, unfused = case().layer(), case().with_rates(unfused_norm=1).layer()
+        assert unfused.norm_s == pytest.approx(6 * fused.norm_s)
+        assert unfused.elementwise.forward_s > fused.elementwise.forward_s
+
+    def test_fp8_is_faster_and_not_twice_as_fast(self, case):
+        half, eight = case().layer(), case(precision="fp8").layer()
+        assert 1.2 < half.dense_ffn.total_s / eight.dense_ffn.total_s < 2
+        assert eight.attention_core == half.attention_core
+        assert eight.head == half.head  # the output matrix stays in 16 bits
+
+    def test_scaling_by_block_costs_a_cast(self, case):
+        assert case(precision="fp8_blockwise").layer().dense_ffn.total_s > (
+            case(precision="fp8").layer().dense_ffn.total_s
+        )
+
+    def test_windows_shorten_attention(self, case):
+        model = catalog.model("gpt-oss-20b")
+        everywhere = replace(model, attention=replace(model.attention, num_windowed_layers=0))
+        assert case(model=model).layer().attention_core.forward_s < 0.6 * (
+            case(model=everywhere).layer().attention_core.forward_s
+        )
+
+
+class TestExperts:
+    MODEL = "mixtral-8x7b"
+
+    def test_a_dense_model_has_none(self, case):
+        layer = case().layer()
+        assert layer.experts.total_s == layer.router.total_s == 0
+
+    def test_the_busiest_rank_decides(self, case):
+        even, skewed = case(model=self.MODEL), case(model=self.MODEL)
+        assert skewed.layer(load_factor=1.5).experts.forward_s == pytest.approx(
+            1.5 * even.layer().experts.forward_s, rel=0.1
+        )
+
+    def test_experts_keep_their_total_work_over_expert_ranks(self, case):
+        """8 ranks with one expert each and 8 times the tokens, instead of 8 experts."""
+        alone = case(model=self.MODEL).layer().experts.forward_s
+        spread = case(model=self.MODEL, plan=Plan(expert=8, data_shard=32)).layer().experts.forward_s
+        assert spread == pytest.approx(alone, rel=0.1)
+
+    def test_many_small_experts_are_slower_than_one_dense_block_of_their_size(self, case):
+        small = Model(
+            name="fine",
+            hidden=2048,
+            num_layers=4,
+            vocab=32_000,
+            attention=Attention(num_heads=16, num_kv_heads=4, head_dim=128),
+            ffn_hidden=8 * 768,
+        )
+        fine = case(model="qwen3-30b-a3b", plan=Plan(data_shard=32, micro_batch=1)).layer().experts
+        dense = case(model=small, plan=Plan(data_shard=32, micro_batch=1)).layer().dense_ffn
+        assert fine.forward_s > dense.forward_s
+
+    def test_shared_experts_add_to_routed_ones(self, case):
+        model = catalog.model("deepseek-v2-lite")
+        assert model.experts is not None
+        without = replace(model, experts=replace(model.experts, num_shared=0))
+        assert case(model=model).layer().experts.forward_s > case(model=without).layer().experts.forward_s
+
+
+def test_latent_up_projections_are_part_of_attention(case):
+    layer = case(model="deepseek-v3", cluster="h100-8x128", plan=Plan(expert=64, data_shard=1024)).layer()
+    assert 0 < layer.latent_up.forward_s < layer.attention_gemm.forward_s
+    assert np.all(case().layer().latent_up.forward_s == 0)
+
+
+def test_the_power_limit_bounds_a_layer_from_below(case):
+    """FLOPs of the layer at the sustained share of the peak."""
+    c = case()
+    layer, device = c.layer(), c.rates.device
+    rate = device.half_flops_per_s * device.sustained_ratio
+    matrices = 2 * 8192 * (4096 * 4096 * 2 + 4096 * 1024 * 2 + 3 * 4096 * 14336)
+    scores = 8192 * 4096 * 2 * 32 * 256
+    assert layer.dense_floor.forward_s == pytest.approx((matrices + scores) / rate)
+    assert layer.dense_floor.weight_s == pytest.approx(matrices / rate)

@@ -1,0 +1,199 @@
+"""One layer with its communication: who pays what, and what hides behind what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright import catalog
+from meshwright.cost.layers import LayerParts, layer_parts, layer_times
+from meshwright.specs.model import Lora
+from meshwright.specs.plan import Plan, Recompute, Sharding
+
+
+def parts_of(c) -> LayerParts:
+    return layer_parts(c.setting, c.layer())
+
+
+def test_one_device_communicates_nothing(case):
+    parts = parts_of(case(cluster="h100-8x1", plan=Plan(data_shard=8)))
+    for name in ("tensor_parallel", "context_parallel", "gather", "recompute"):
+        assert parts.dense[name].total_s == 0, name
+
+
+class TestTensorParallel:
+    PLAN = Plan(tensor=8, data_shard=4)
+
+    def test_it_is_felt_as_much_as_calibration_says(self, case):
+        c = case(plan=self.PLAN)
+        all_exposed = parts_of(c.with_rates(tensor_exposed_ratio=1.0)).dense["tensor_parallel"].forward_s
+        half = parts_of(c.with_rates(tensor_exposed_ratio=0.5)).dense["tensor_parallel"].forward_s
+        assert half == pytest.approx(all_exposed / 2)
+
+    def test_four_ring_passes_over_the_scale_up_link(self, case):
+        """Two gathers and two scatters of the activations: never faster than the wire."""
+        c = case(plan=self.PLAN).with_rates(tensor_exposed_ratio=1.0)
+        wire_s = 4 * 7 / 8 * 8192 * 4096 * 2 / c.rates.network.up_bytes_per_s
+        assert 1 <= parts_of(c).dense["tensor_parallel"].forward_s / wire_s < 1.5
+
+    def test_across_nodes_it_is_slower(self, case):
+        inside = parts_of(case(plan=self.PLAN)).dense["tensor_parallel"].forward_s
+        across = parts_of(case(plan=Plan(tensor=16, data_shard=2))).dense["tensor_parallel"].forward_s
+        assert across > 1.2 * inside
+
+    def test_experts_without_a_shared_one_need_it_for_attention_only(self, case):
+        parts = parts_of(case(model="mixtral-8x7b", plan=self.PLAN))
+        assert parts.moe["tensor_parallel"].forward_s == parts.dense["tensor_parallel"].forward_s / 2
+
+
+class TestContextParallel:
+    def test_keys_travel_behind_attention(self, case):
+        long = case(seq_len=131_072, plan=Plan(context=8, data_shard=4), global_batch=8)
+        short = case(seq_len=2048, plan=Plan(context=16, data_shard=2))
+        assert parts_of(long).dense["context_parallel"].forward_s == 0
+        assert parts_of(short).dense["context_parallel"].forward_s > 0
+
+    def test_fewer_key_heads_travel_less(self, case):
+        model = catalog.model("llama3-8b")
+        multi_head = replace(model, attention=replace(model.attention, num_kv_heads=32))
+        plan = Plan(context=16, data_shard=2)
+        grouped = parts_of(case(plan=plan)).dense["context_parallel"].total_s
+        assert parts_of(case(model=multi_head, plan=plan)).dense["context_parallel"].total_s > 2 * grouped
+
+
+class TestExpertParallel:
+    MODEL = "gpt-oss-120b"
+
+    def exchange_s(self, case, *, cluster="h100-8x8", **changes) -> float:
+        plan = Plan(**({"expert": 8, "data_shard": 64} | changes))
+        return float(parts_of(case(model=self.MODEL, cluster=cluster, plan=plan)).moe["expert_parallel"].forward_s)
+
+    def test_no_exchange_when_every_rank_has_all_experts(self, case):
+        assert self.exchange_s(case, expert=1) == 0
+
+    def test_an_exchange_inside_a_node_is_cheaper_than_across(self, case):
+        assert self.exchange_s(case, expert=8) < self.exchange_s(case, expert=64) / 2
+
+    def test_a_rack_does_not_mind(self, case):
+        inside, across = (self.exchange_s(case, cluster="gb200-4x16", expert=e) for e in (8, 64))
+        assert across < 1.5 * inside
+
+    def test_one_copy_to_each_node_is_never_slower(self, case):
+        c = case(model=self.MODEL, cluster="h100-8x8", plan=Plan(expert=64, data_shard=64))
+        one, all_copies = c.with_rates(deduplicates=1), c.with_rates(deduplicates=0)
+        assert parts_of(one).moe["expert_parallel"].forward_s < parts_of(all_copies).moe["expert_parallel"].forward_s
+
+    def test_dispatch_in_8_bits_travels_less(self, case):
+        c = case(model=self.MODEL, cluster="h100-8x8", plan=Plan(expert=64, data_shard=64))
+        narrow = replace(c, precision=replace(c.precision, dispatch_bytes=1.0))
+        assert parts_of(narrow).moe["expert_parallel"].forward_s < parts_of(c).moe["expert_parallel"].forward_s
+
+    def test_dense_layers_do_not_exchange(self, case):
+        assert "expert_parallel" not in parts_of(case()).dense
+
+
+class TestGather:
+    FSDP = Plan(data_shard=32, sharding=Sharding.PARAMETERS)
+
+    def test_only_fully_sharded_layers_gather(self, case):
+        for plan in (Plan(data_shard=32), Plan(data_shard=32, sharding=Sharding.GRADIENTS)):
+            assert parts_of(case(plan=plan)).dense["gather"].total_s == 0
+
+    def test_large_micro_batches_hide_it_but_for_the_slowdown(self, case):
+        """Beside communication of M seconds compute loses M (1 - 1/slowdown)."""
+        small, large = (case(plan=replace(self.FSDP, micro_batch=b)) for b in (1, 4))
+        rows = [parts_of(c).dense["gather"].total_s for c in (small, large)]
+        assert 0 < rows[1] <= rows[0]
+        undisturbed = large.with_rates(overlap_slowdown_ratio=0.0)
+        assert parts_of(undisturbed).dense["gather"].forward_s == 0
+
+    def test_short_micro_batches_wait_for_the_network(self, case):
+        c = case(plan=self.FSDP, seq_len=512)
+        layer_bytes = 2 * float(c.setting.parameters.attention_layer + c.setting.parameters.dense_ffn_layer)
+        port_s = 3 / 4 * layer_bytes / 8 / float(c.rates.network.out_bytes_per_s)
+        gather = parts_of(c).dense["gather"]
+        assert gather.forward_s > port_s / 2
+        assert gather.input_s > gather.forward_s  # backward gathers again and reduces
+
+    def test_a_pipeline_gathers_once_a_step_instead(self, case):
+        plan = Plan(data_shard=8, pipeline=4, sharding=Sharding.PARAMETERS)
+        assert parts_of(case(plan=plan, seq_len=512)).dense["gather"].total_s == 0
+
+    def test_replicas_gather_within_a_node_and_reduce_across(self, case):
+        flat = case(plan=self.FSDP, seq_len=512)
+        hybrid = case(plan=replace(self.FSDP, data_shard=8, data_replicate=4), seq_len=512)
+        assert parts_of(hybrid).dense["gather"].forward_s < parts_of(flat).dense["gather"].forward_s
+        assert parts_of(hybrid).dense["gather"].input_s > parts_of(hybrid).dense["gather"].forward_s
+
+    def test_frozen_weights_are_gathered_and_not_reduced(self, case):
+        full = parts_of(case(plan=self.FSDP, seq_len=512)).dense["gather"]
+        frozen = parts_of(case(plan=self.FSDP, seq_len=512, lora=Lora())).dense["gather"]
+        assert frozen.input_s < full.input_s
+
+
+class TestRecompute:
+    def again_s(self, case, **plan) -> float:
+        return float(parts_of(case(plan=Plan(data_shard=32, **plan))).dense["recompute"].input_s)
+
+    def test_full_runs_the_forward_pass_twice(self, case):
+        c = case(plan=Plan(data_shard=32, recompute=Recompute.FULL))
+        parts = parts_of(c.with_rates(sustained_ratio=1.0))
+        forward = sum(p.forward_s for name, p in parts.dense.items() if name != "gather")
+        assert parts.dense["recompute"].input_s == pytest.approx(forward)
+
+    @pytest.mark.parametrize(("layers", "share"), [(0, 0.0), (8, 0.25), (32, 1.0), (99, 1.0), (None, 1.0)])
+    def test_some_layers(self, case, layers, share):
+        whole = self.again_s(case, recompute=Recompute.FULL)
+        part = self.again_s(case, recompute=Recompute.FULL, recompute_layers=layers)
+        assert part == pytest.approx(share * whole)
+
+    def test_modules_add_up(self, case):
+        def chosen(*modules: str) -> float:
+            return self.again_s(case, recompute=Recompute.SELECTIVE, recompute_modules=modules)
+
+        assert chosen("core_attention", "norm") == pytest.approx(chosen("core_attention") + chosen("norm"))
+        assert chosen("moe") == 0  # a dense layer has none
+
+    def test_recomputing_experts_repeats_their_exchange(self, case):
+        plan = Plan(data_shard=32, expert=8, recompute=Recompute.SELECTIVE, recompute_modules=("moe",))
+        parts = parts_of(case(model="mixtral-8x7b", plan=plan)).moe
+        names = ("experts", "router", "expert_parallel")
+        assert parts["recompute"].input_s == pytest.approx(sum(parts[n].forward_s for n in names))
+
+
+class TestHost:
+    def test_a_fast_host_is_not_seen(self, case):
+        c = case()
+        parts = parts_of(c)
+        times = layer_times(parts.dense, np.float64(0.0))
+        assert times.total_s == pytest.approx(sum(p.total_s for p in parts.dense.values()))
+
+    def test_a_slow_host_sets_the_pace(self, case):
+        times = layer_times(parts_of(case()).dense, np.float64(1.0))
+        assert times.forward_s == pytest.approx(1.0, rel=1e-3)
+        assert times.input_s + times.weight_s == pytest.approx(1.0, rel=1e-3)
+
+    def test_equal_paces_cost_a_fifth(self, case):
+        parts = parts_of(case()).dense
+        forward = sum(p.forward_s for p in parts.values())
+        assert layer_times(parts, forward).forward_s == pytest.approx(2**0.25 * forward)
+
+    def test_recomputation_is_issued_too(self, case):
+        parts = parts_of(case(plan=Plan(data_shard=32, recompute=Recompute.FULL))).dense
+        times = layer_times(parts, np.float64(1.0))
+        assert times.input_s + times.weight_s == pytest.approx(2.0, rel=1e-3)
+
+    def test_experts_take_it_longer(self, case):
+        parts = parts_of(case(model="mixtral-8x7b"))
+        assert parts.host_moe_s > parts.host_dense_s > 0
+
+
+def test_the_power_limit_fills_what_kernels_leave(case):
+    c = case().with_rates(sustained_ratio=0.3)
+    parts = parts_of(c)
+    kernels = sum(p.forward_s for name, p in parts.dense.items() if name not in ("power_limit", "recompute"))
+    assert parts.dense["power_limit"].forward_s > 0
+    assert kernels + parts.dense["power_limit"].forward_s >= c.layer().dense_floor.forward_s * (1 - 1e-12)
+    assert parts_of(case().with_rates(sustained_ratio=1.0)).dense["power_limit"].total_s == 0

@@ -1,0 +1,36 @@
+"""Communication behind compute, by the timeline that the formula stands for."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.cost.overlap import exposed_s
+
+
+def timeline_s(comm: float, compute: float, gamma: float, delta: float) -> float:
+    """Seconds until both are done when each slows the other while both are active."""
+    together = min(comm * delta, compute * gamma)
+    return together + (comm - together / delta) + (compute - together / gamma)
+
+
+@pytest.mark.parametrize("comm", [0.0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("compute", [0.0, 0.8, 1.0, 2.0])
+@pytest.mark.parametrize(("gamma", "delta"), [(1.0, 1.0), (1.2, 1.0), (1.0, 1.3), (1.1, 1.2)])
+def test_against_the_timeline(comm, compute, gamma, delta):
+    """As long as running beside is not worse than running after."""
+    added = min(timeline_s(comm, compute, gamma, delta) - compute, comm)
+    assert exposed_s(comm, compute, gamma, comm_slowdown=delta) == pytest.approx(added, abs=1e-12)
+
+
+def test_without_slowdown_the_longer_one_counts():
+    assert exposed_s(3.0, 2.0) == 1.0
+    assert exposed_s(2.0, 3.0) == 0.0
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 1.0])
+def test_only_a_share_may_overlap(ratio):
+    assert exposed_s(4.0, 100.0, 1.0, ratio) == 4.0 * (1 - ratio)
+
+
+def test_slow_enough_side_by_side_is_one_after_the_other():
+    assert exposed_s(2.0, 3.0, 50.0, comm_slowdown=50.0) == 2.0

@@ -1,0 +1,119 @@
+"""Datasheet and calibration become rates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog.calibration import Calibration, Offset, prior
+from meshwright.catalog.stacks import stack_facts
+from meshwright.cost.rates import (
+    SystemRates,
+    factors_of,
+    half_factors,
+    system_facts,
+    system_rates,
+    vintage_of,
+)
+from meshwright.errors import InfeasibleError, UnknownNameError
+from meshwright.specs.hardware import Stack
+from meshwright.specs.precision import PRECISIONS
+
+CLUSTER = catalog.cluster("h100-8x4")
+STACK = Stack(framework="megatron-bridge")
+
+
+def rates(precision: str = "bf16", *, calibration: Calibration | None = None, stack: Stack = STACK) -> SystemRates:
+    return system_rates(CLUSTER, PRECISIONS[precision], stack, calibration=calibration or prior())
+
+
+def with_offset(parameter: str, level: str, key: str, value: float) -> Calibration:
+    return replace(prior(), offsets={(parameter, level, key): Offset(value=value, sd=0.1, num_rows=1)})
+
+
+def test_the_datasheet_comes_through():
+    device, h100 = rates("fp8").device, CLUSTER.accelerator
+    assert device.matmul_flops_per_s == h100.peak_flops_per_s["fp8"]
+    assert device.half_flops_per_s == h100.peak_flops_per_s["bf16"]
+    assert device.memory_bytes_per_s == h100.memory_bytes_per_s
+    assert device.num_units == h100.num_compute_units
+
+
+def test_every_calibrated_parameter_is_used():
+    """A parameter that reached no rate would be fitted to nothing."""
+    used = {f.name for f in fields(SystemRates)} | {f.name for f in fields(rates().device)}
+    in_network = {"scale_up_ratio", "scale_out_ratio", "scale_out_latency_factor"}
+    assert set(prior().parameters) - used == in_network
+
+
+@pytest.mark.parametrize(
+    ("parameter", "field", "level", "key"),
+    [
+        ("scale_up_ratio", "up_bytes_per_s", "architecture", "Hopper"),
+        ("scale_up_ratio", "up_peer_bytes_per_s", "architecture", "Hopper"),
+        ("scale_out_ratio", "out_bytes_per_s", "fabric", CLUSTER.fabric.name),
+        ("scale_out_latency_factor", "out_step_s", "fabric", CLUSTER.fabric.name),
+    ],
+)
+def test_links_are_scaled(parameter, field, level, key):
+    doubled = rates(calibration=with_offset(parameter, level, key, math.log(2)))
+    assert getattr(doubled.network, field) == pytest.approx(2 * getattr(rates().network, field))
+
+
+def test_16_bit_products_keep_their_own_ratio_beside_fp8():
+    """Attention and the head stay in 16 bits, so an fp8 run knows both ratios."""
+    assert rates("bf16").device.gemm_ratio == rates("bf16").device.half_gemm_ratio
+    eight = rates("fp8").device
+    assert eight.half_gemm_ratio == rates("bf16").device.gemm_ratio != eight.gemm_ratio
+    moved = rates("fp8", calibration=with_offset("gemm_ratio", "device_format", "h100/fp8", 0.5)).device
+    assert moved.gemm_ratio > eight.gemm_ratio
+    assert moved.half_gemm_ratio == eight.half_gemm_ratio
+
+
+def test_half_factors_change_format_and_recipe_only():
+    factors = factors_of(CLUSTER, PRECISIONS["mxfp8"], STACK)
+    half = half_factors(factors)
+    assert {k for k in factors if factors[k] != half[k]} == {"device_format", "recipe"}
+    assert half["device_format"] == "h100/bf16"
+
+
+def test_every_level_of_every_parameter_is_a_factor():
+    factors = factors_of(CLUSTER, PRECISIONS["bf16"], STACK)
+    levels = {level for p in prior().parameters.values() for level in p.levels}
+    measured = {p.measured["level"] for p in prior().parameters.values() if p.measured}
+    assert (levels | measured) - set(factors) == set()
+
+
+def test_a_missing_format_says_which_there_are():
+    a100 = catalog.cluster("a100-8x1")
+    with pytest.raises(InfeasibleError, match="a100 has no fp8 units") as raised:
+        system_facts(a100, PRECISIONS["fp8"], STACK)
+    assert "bf16" in str(raised.value)
+
+
+def test_an_unknown_stack_names_the_nearest():
+    with pytest.raises(UnknownNameError, match="megatron-bridge"):
+        factors_of(CLUSTER, PRECISIONS["bf16"], Stack(framework="megatron-brigde"))
+
+
+def test_a_stack_without_a_date_is_the_newest_known():
+    facts = stack_facts("torchtitan")
+    assert vintage_of(Stack(framework="torchtitan"), facts) == facts.newest
+    assert vintage_of(Stack(framework="torchtitan", vintage=2024.5), facts) == 2024.5
+    assert rates(stack=Stack(framework="torchtitan", vintage=2026.0)).years == 1.0
+
+
+def test_traits_of_the_stack_come_through():
+    assert rates(stack=Stack(framework="megatron-deepspeed")).device.unfused_attention == 1
+    assert rates().device.unfused_attention == 0
+    assert rates().deduplicates == 1
+
+
+def test_fitted_rates_are_within_the_datasheet():
+    for name in ("h100-8x2", "b200-8x2", "gb200-4x18", "mi355x-8x2", "a100-8x2"):
+        r = system_rates(catalog.cluster(name), PRECISIONS["bf16"], STACK)
+        for ratio in ("gemm_ratio", "sustained_ratio", "memory_ratio", "attention_forward_ratio"):
+            assert 0 < getattr(r.device, ratio) < 1, (name, ratio)

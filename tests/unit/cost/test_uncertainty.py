@@ -1,0 +1,70 @@
+"""The calibration's spread carried through to an interval."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog.calibration import Offset, prior
+from meshwright.cost.rates import factors_of
+from meshwright.cost.uncertainty import HALF_GEMM, Z80, derivatives, log_variances, spread
+from meshwright.specs.hardware import Stack
+from meshwright.specs.precision import PRECISIONS
+
+FACTORS = factors_of(catalog.cluster("h100-8x4"), PRECISIONS["bf16"], Stack(framework="nemo"))
+
+
+def test_z80_leaves_a_tenth_on_either_side():
+    assert NormalDist().cdf(Z80) == pytest.approx(0.9)
+
+
+def test_derivatives_of_a_linear_model_are_its_coefficients():
+    etas = {"gemm_ratio": np.array([0.3, -0.2]), "step_s": np.array([1.0, 2.0])}
+    half = {"gemm_ratio": np.array([0.1, 0.1])}
+
+    def log_step(eta, half_eta):
+        return 2 * eta["gemm_ratio"] - 3 * eta["step_s"] + 0.5 * half_eta["gemm_ratio"]
+
+    slopes = derivatives(log_step, etas, half)
+    assert slopes["gemm_ratio"] == pytest.approx([2, 2])
+    assert slopes["step_s"] == pytest.approx([-3, -3])
+    assert slopes[HALF_GEMM] == pytest.approx([0.5, 0.5])
+
+
+def variances(calibration=None, *, slope: float = 1.0, is_moe: bool = False) -> dict[str, np.ndarray]:
+    slopes = {name: np.array([0.0]) for name in prior().parameters} | {"memory_ratio": np.array([slope])}
+    slopes[HALF_GEMM] = np.array([0.0])
+    return log_variances(slopes, calibration or prior(), [FACTORS], is_moe=np.array([is_moe]))
+
+
+def test_a_parameter_counts_with_its_slope_and_its_spread():
+    sd = prior().sds(FACTORS)["memory_ratio"]
+    assert variances(slope=0.5)["memory_ratio"] == pytest.approx((0.5 * sd) ** 2)
+    assert variances()["gemm_ratio"] == 0
+
+
+def test_what_the_fit_leaves_unexplained_differs_by_kind_of_model():
+    fitted = replace(prior(), residual_sd={"dense": 0.02, "moe": 0.08})
+    assert variances(fitted)["unexplained"] == pytest.approx(0.02**2)
+    assert variances(fitted, is_moe=True)["unexplained"] == pytest.approx(0.08**2)
+
+
+def test_the_scale_widens_every_part():
+    once, twice = variances(), variances(prior().scaled(2.0))
+    for name, part in twice.items():
+        assert part == pytest.approx(4 * once[name]), name
+
+
+def test_a_measurement_narrows_it():
+    known = replace(
+        prior(), offsets={("memory_ratio", "architecture", "Hopper"): Offset(value=0.1, sd=0.02, num_rows=9)}
+    )
+    assert variances(known)["memory_ratio"] < variances()["memory_ratio"]
+
+
+def test_spread_is_the_ratio_of_value_and_end():
+    assert spread({"a": np.array([0.03**2]), "b": np.array([0.04**2])}) == pytest.approx(np.exp(Z80 * 0.05))

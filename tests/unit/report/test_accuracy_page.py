@@ -1,0 +1,86 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from meshwright.accuracy.metrics import Predictions
+from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
+from meshwright.accuracy.rows import PublishedRun, read_runs
+from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.report.accuracy_figures import LEGEND, legend, subset_of
+from meshwright.report.accuracy_page import accuracy_page
+from meshwright.report.accuracy_tables import accuracy_tables, metrics_table, rows_table
+
+
+def ten_percent_high(runs: Sequence[PublishedRun]) -> Predictions:
+    rate = np.array([1.1 * (run.tokens_per_s_per_device or 1.0) for run in runs])
+    unknown = np.full(len(runs), np.nan)
+    return Predictions(
+        tokens_per_s_per_device=rate,
+        low=rate * 0.8,
+        high=rate * 1.2,
+        memory_allocated_bytes=unknown,
+        memory_reserved_bytes=unknown,
+        fits=np.ones(len(runs), dtype=bool),
+    )
+
+
+@pytest.fixture(scope="module")
+def report() -> AccuracyReport:
+    """Every fortieth shipped row."""
+    return compare(read_runs(measured_runs_path())[::40], predict=ten_percent_high)
+
+
+def test_the_page_has_both_figures_and_stands_alone(report: AccuracyReport) -> None:
+    page = accuracy_page(report)
+    assert page.count("Predicted over measured tokens/s per device") == 1
+    assert page.count("Error of the predicted rate by") == 5
+    for word in ("<script", "src=", "http:", "<link"):
+        assert word not in page.replace("http://www.w3.org", "")
+    for kind in report.groups:
+        if kind != "subset":
+            assert f"<h2>By {kind}</h2>" in page
+
+
+def test_the_title_says_when_each_source_was_left_out(report: AccuracyReport) -> None:
+    assert "left out" in accuracy_page(report, left_out=True).split("</title>")[0]
+    assert "left out" not in accuracy_page(report).split("</title>")[0]
+
+
+def test_the_key_figures_are_those_of_the_headline(report: AccuracyReport) -> None:
+    tiles = accuracy_page(report).split("<section>")[0]
+    assert report.headline
+    assert f"<b>{report.headline.num_predicted:,}</b>" in tiles
+    assert "<b>10.0 %</b>" in tiles
+    assert "<b>+10.0 %</b>" in tiles
+
+
+def test_the_legend_names_each_subset_that_is_drawn(report: AccuracyReport) -> None:
+    drawn = {subset_of(row) for row in report.rows if row.predicted > 0 and row.measured > 0}
+    assert [name for name, _ in legend(report)] == [name for name in LEGEND if name in drawn]
+    assert HEADLINE in drawn
+
+
+def test_a_page_of_no_rows_still_opens() -> None:
+    assert "<svg" in accuracy_page(compare([], predict=ten_percent_high))
+
+
+def test_a_name_cannot_break_the_page(report: AccuracyReport) -> None:
+    groups = {**report.groups, "source": {"<b>blog</b>": report.summary}}
+    page = accuracy_page(AccuracyReport(**{**vars(report), "groups": groups}))
+    assert "&lt;b&gt;blog" in page
+    assert "<b>blog" not in page
+
+
+def test_tables_hold_every_group_and_every_row(report: AccuracyReport) -> None:
+    titles = [shown.title for shown in accuracy_tables(report, by="accelerator")]
+    assert titles == ["Error of tokens/s per device", "By accelerator", "Not predicted"]
+    assert len(rows_table(report).rows) == len(report.rows)
+    shown = metrics_table("", report.groups["accelerator"])
+    assert {row[0] for row in shown.rows} == set(report.groups["accelerator"])
+    assert all(len(row) == len(shown.headings) for row in shown.rows)
+
+
+def test_what_is_not_known_is_an_empty_cell(report: AccuracyReport) -> None:
+    memory = [row[7] for row in metrics_table("", {"all": report.summary}).rows]
+    assert memory == [""]
