@@ -189,12 +189,20 @@ def _tensor_parallel(s: Setting) -> Passes:
 
 
 def _context_parallel(s: Setting, core: Passes) -> Passes:
-    """Keys and values of all other parts; backward also brings their gradients home."""
+    """Attention in as many parts as there are ranks, and keys and values of all other parts beside it.
+
+    Backward also brings their gradients home.
+    """
     model, plan = s.model, s.plan
     width = model.num_kv_heads / plan.tensor * (model.qk_dim + model.v_dim)
     gather = all_gather_s(plan.context * s.tokens * width * 2.0, s.groups.context)
     gather = np.where(plan.context > 1, gather, 0.0)
-    return _backward_free(exposed_s(gather, core.forward_s), exposed_s(2 * gather, core.input_s))
+    slowdown = 1 + s.rates.overlap_slowdown_ratio
+    loss = s.rates.context_loss_ratio * np.log2(plan.context)
+    return _backward_free(
+        loss * core.forward_s + exposed_s(gather, core.forward_s, slowdown),
+        loss * core.input_s + exposed_s(2 * gather, core.input_s, slowdown),
+    )
 
 
 def _expert_parallel(s: Setting) -> Passes:

@@ -44,6 +44,7 @@ class SystemRates(Table):
     deduplicates: Array
     years: Array
     tensor_exposed_ratio: Array
+    context_loss_ratio: Array
     expert_exposed_ratio: Array
     data_hidden_ratio: Array
     gather_hidden_ratio: Array

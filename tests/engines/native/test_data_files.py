@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -254,5 +255,13 @@ def test_a_cache_that_cannot_be_written_is_bad_input(tmp_path: Path, monkeypatch
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot build data in the cache"):
         build_once(tmp_path / "file" / "made", lambda _: None, about={})
+
+    def fill_the_disk(partial: Path) -> None:
+        (partial / "data").write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(InputError, match=r"No space left(.|\n)*MESHWRIGHT_CACHE"):
+        build_once(tmp_path / "made", fill_the_disk, about={})
+    assert not list(tmp_path.glob("*made*/*"))
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
     assert default_cache() == tmp_path

@@ -153,7 +153,7 @@ def test_the_validation_part_shares_no_token_with_training(tmp_path: Path, whole
     assert ranges[0, 0] == 0
     assert ranges[-1, 1] == store.num_tokens
     assert (ranges[1:, 0] == ranges[:-1, 1]).all()  # no gap, no overlap
-    assert split.validation.num_tokens >= int(0.02 * store.num_tokens)
+    assert split.validation.num_tokens >= int(0.1 * store.num_tokens)
     pack = whole_samples if whole_documents else stream_samples
     parts = [pack(store, extents, sequence_length=8) for extents in (split.train, split.validation)]
     train, validation = (
@@ -168,5 +168,5 @@ def test_the_validation_part_shares_no_token_with_training(tmp_path: Path, whole
 
 def test_one_document_gives_its_end_or_nothing(tmp_path: Path) -> None:
     store = store_of(tmp_path, [[1000]])
-    assert hold_out(store, whole_documents=False).validation.ranges_E2.tolist() == [[980, 1000]]
+    assert hold_out(store, whole_documents=False).validation.ranges_E2.tolist() == [[900, 1000]]
     assert hold_out(store, whole_documents=True).validation.num_tokens == 0

@@ -180,6 +180,28 @@ def test_only_the_answer_and_its_end_are_trained_on() -> None:
     assert tokens.ids_N[tokens.trained_N].tolist() == [*b"yes", tokenizer.end]
 
 
+def test_an_answer_is_found_among_the_tokens_of_the_whole_text(bpe: Tokenizer) -> None:
+    asked, answered = "The number is 7?\n", "The next number is 8, naïve 漢字."
+    document = Document(text=asked + answered, trained=(Span(len(asked), len(asked) + len(answered)),))
+    (tokens,) = _encode([document], bpe)
+    assert tokens.trained_N is not None
+    assert bpe.decode(tokens.ids_N[tokens.trained_N].tolist()) == answered
+    assert bpe.decode(tokens.ids_N[~tokens.trained_N].tolist()) == asked
+    assert tokens.trained_N[-1]
+
+
+def test_of_a_conversation_only_the_answers_are_trained_on(bpe: Tokenizer) -> None:
+    messages = [
+        {"role": r, "content": c} for r, c in (("user", "is 7"), ("assistant", "number"), ("user", "next"))
+    ]
+    (tokens,) = _encode([bpe.chat.render(messages)], bpe)
+    assert tokens.trained_N is not None
+    end_of_turn = bpe.encode(["<|im_end|>"])[0].tolist()
+    assert tokens.ids_N[tokens.trained_N].tolist() == [*bpe.encode(["number"])[0].tolist(), *end_of_turn]
+    assert len(end_of_turn) == 1
+    assert tokens.ids_N[-1] == bpe.end
+
+
 def test_long_text_is_cut_before_lines_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, bpe: Tokenizer
 ) -> None:

@@ -79,7 +79,9 @@ def assemble(run: Run, *, place: Place) -> Assembly:
         _stage(run, layers=stages[index], place=place, compute=compute)
         for index in stages_of_rank(plan, place.pipeline_rank)
     ]
-    optimizer = AdamW(masters_of(modules, compute=compute), settings=run.optimizer)
+    optimizer = AdamW(
+        masters_of(modules, compute=compute), settings=run.optimizer, is_alone=place.num_ranks == 1
+    )
     if plan.pipeline > 1:
         num_micro_batches = plan.num_micro_batches(run.global_batch)
         stepper: Stepper = Pipeline(modules, place=place, num_micro_batches=num_micro_batches)

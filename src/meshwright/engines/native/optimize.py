@@ -111,11 +111,12 @@ def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
 
 
 class AdamW:
-    """The optimizer of this process's masters."""
+    """The optimizer of this process's masters. `is_alone`: no other process holds parts of the model."""
 
-    def __init__(self, masters: list[Master], *, settings: Settings) -> None:
+    def __init__(self, masters: list[Master], *, settings: Settings, is_alone: bool) -> None:
         self.masters = [m for m in masters if m.local.numel()]  # a small tensor leaves some shards empty
         self.settings = settings
+        self.is_alone = is_alone
         for master in self.masters:
             if master.is_copy:
                 master.parameter.register_post_accumulate_grad_hook(_adding_to(master))
@@ -172,7 +173,7 @@ class AdamW:
         if gradients:
             norms = torch.stack(torch._foreach_norm(gradients)).float()
             squares = (norms.square() / torch.tensor(copies, device=device)).sum()
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        if not self.is_alone:
             dist.all_reduce(squares)
         norm = squares.sqrt().item()
         limit = self.settings.gradient_clip

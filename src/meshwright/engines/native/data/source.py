@@ -1,6 +1,6 @@
 """Where documents come from, by the name that a run file gives.
 
-    python-stdlib    the source of this interpreter's standard library: nothing to download, about 12 MB
+    python-stdlib    the source of this interpreter's standard library: nothing to download, about 10 MB
     PATH             a file, a folder (searched to the bottom) or a glob: text, JSONL, Parquet
     PATH             a folder written by `datasets.save_to_disk`
     PATH             Megatron's NAME.bin and NAME.idx, named with or without the suffix: already tokens
@@ -30,6 +30,7 @@ from meshwright.errors import InputError, nearest
 PYTHON_STDLIB = "python-stdlib"
 SYNTHETIC = "synthetic"
 
+_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _FILE_OPTIONS, _HUB_OPTIONS = ("text",), ("config", "split", "text")
 
@@ -177,10 +178,10 @@ def _from_files(name: str, files: list[Path], text_key: str | None, cache: Path)
 
 
 def _python_library(cache: Path) -> Source:
-    """Tests are left out: they are a third of it, repetitive, and some are not UTF-8 on purpose."""
+    """Code that people wrote to be read: without tests, tables that programs wrote, and what varies by machine."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    files = sorted(f for f in root.rglob("*.py") if not left_out & set(f.relative_to(root).parts))
+    files = sorted(f for f in root.rglob("*.py") if not _LEFT_OUT & set(f.relative_to(root).parts))
+    files = [f for f in files if not f.name.startswith("_sysconfigdata")]
     if not files:
         raise InputError(
             f"{PYTHON_STDLIB}: this interpreter has no library source", got=str(root),

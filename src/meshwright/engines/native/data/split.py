@@ -1,8 +1,9 @@
 """Validation text held out of a corpus that has none of its own.
 
-Documents are taken in a fixed random order until they make up `HELD_OUT_RATIO` of the tokens, at most
-`MOST_HELD_OUT_TOKENS`. Seed, sequence length, batch and number of processes play no part, so every run on the same
-tokens is validated on the same text and never trains on it.
+Documents are taken in a fixed random order until they make up `HELD_OUT_RATIO` of the tokens: at least
+`LEAST_HELD_OUT_TOKENS`, unless that were more than `MOST_HELD_OUT_RATIO`, and at most `MOST_HELD_OUT_TOKENS`. Seed,
+sequence length, batch and number of processes play no part, so every run on the same tokens is validated on the same
+text and never trains on it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 from meshwright.engines.native.data.shuffle import Permutation
 from meshwright.engines.native.data.store import TokenStore
 
-HELD_OUT_RATIO = 0.02
-MOST_HELD_OUT_TOKENS = 1 << 24
+HELD_OUT_RATIO, MOST_HELD_OUT_RATIO = 0.02, 0.1
+LEAST_HELD_OUT_TOKENS, MOST_HELD_OUT_TOKENS = 1 << 16, 1 << 24
 _ORDER_SEED = 0x5EED
 
 
@@ -44,13 +45,23 @@ def everything(store: TokenStore) -> Extents:
     return Extents(ranges_E2=np.array([[0, store.num_tokens]], dtype=np.int64))
 
 
+def num_held_out(num_tokens: int) -> int:
+    """How many tokens of a corpus are for validation.
+
+    >>> [num_held_out(n) for n in (1_000, 1_000_000, 10_000_000, 10**12)]
+    [100, 65536, 200000, 16777216]
+    """
+    least = min(LEAST_HELD_OUT_TOKENS, int(num_tokens * MOST_HELD_OUT_RATIO))
+    return min(max(1, least, int(num_tokens * HELD_OUT_RATIO)), MOST_HELD_OUT_TOKENS)
+
+
 def hold_out(store: TokenStore, *, whole_documents: bool) -> Split:
     """Training and validation parts.
 
     A document that is longer than what is still to be held out gives its end only, unless `whole_documents`; then
     it is taken whole, and a corpus of one document has no validation part.
     """
-    wanted = min(max(1, int(store.num_tokens * HELD_OUT_RATIO)), MOST_HELD_OUT_TOKENS)
+    wanted = num_held_out(store.num_tokens)
     order = Permutation(length=store.num_documents, seed=_ORDER_SEED)
     ranges: list[tuple[int, int]] = []
     most = store.num_documents - 1 if whole_documents else store.num_documents

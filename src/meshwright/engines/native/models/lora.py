@@ -2,8 +2,8 @@
 
     y = x W^T + (alpha / r) dropout(x) A^T B^T        A [r, in], B [out, r]; B begins at zero
 
-An adapted matrix keeps its name and its place; `lora_a` and `lora_b` are added below it. Routed experts are not
-adapted: their stacks have no matrix of their own that PEFT could name.
+An adapted matrix keeps its name and its place; `lora_a` and `lora_b` are added below it. In a mixture of experts only
+attention is adapted: PEFT takes the name of any feed-forward matrix there, shared or dense, for the routed experts.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ GROUPED_TARGETS = {
     "key": ("attention.key",),
     "value": ("attention.value",),
     "output": ("attention.output",),
-    "gate": ("ffn.gate", "ffn.shared.gate"),
-    "up": ("ffn.up", "ffn.shared.up"),
-    "down": ("ffn.down", "ffn.shared.down"),
+    "gate": ("ffn.gate",),
+    "up": ("ffn.up",),
+    "down": ("ffn.down",),
 }
 """Places within a layer that a target means; those that a layer lacks are skipped."""
 
@@ -60,7 +60,7 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
     """Freeze `built` and give the matrices that `lora` targets an adapter, in place.
 
     Do it before sharding and `materialize`; then `init_weights` or `init_adapters` fills them. Raises InputError for
-    a target that no layer has.
+    a target that the model does not have.
     """
     built.requires_grad_(False)
     latent = built.model.attention.kind is AttentionKind.MLA
@@ -68,11 +68,11 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
     for target in lora.targets:
         if target not in table:
             raise InputError("no such LoRA target", got=target, allowed=", ".join(table))
-        found = [p for layer in built.layers.values() for p in table[target] if _has_linear(layer, p)]
-        if not found:
+        if built.model.experts and table[target][0].startswith("ffn."):
             raise InputError(
-                f"{built.model.name}: no layer has a matrix for the LoRA target outside its routed experts",
+                f"{built.model.name}: in a mixture of experts only attention is adapted",
                 got=target,
+                allowed=", ".join(t for t, where in table.items() if where[0].startswith("attention.")),
             )
     places = {place for target in lora.targets for place in table[target]}
     for layer in built.layers.values():

@@ -127,9 +127,7 @@ def _file_name(model: Model, name: str) -> str:
 
 
 def _config(built: Transformer, *, lora: Lora, base: str) -> dict[str, Any]:
-    paths = [_file_name(built.model, name) for name, _ in adapted(built)]
-    # The short form, q_proj, would also adapt the experts where transformers keeps them apart.
-    targets = paths if built.model.experts else sorted({path.rsplit(".", 1)[-1] for path in paths})
+    targets = {_file_name(built.model, name).rsplit(".", 1)[-1] for name, _ in adapted(built)}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -137,7 +135,7 @@ def _config(built: Transformer, *, lora: Lora, base: str) -> dict[str, Any]:
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": targets,
+        "target_modules": sorted(targets),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

@@ -1,0 +1,120 @@
+"""Each way of dividing a step gives the losses, gradients and weights of one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from meshwright import runfile
+from meshwright.engines.native.check import check_plan
+from meshwright.engines.native.parallel.mesh import data_axes
+from meshwright.engines.native.parallel.pipeline import layers_of_stages, stages_of_rank
+from meshwright.engines.native.rehearsal import compare
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+
+TEXT = """
+model:
+  name: tiny
+  hidden: 32
+  num_layers: 4
+  vocab: 64
+  ffn_hidden: 64
+  attention: {num_heads: 4, num_kv_heads: 2}
+data: {source: synthetic, sequence_length: 16}
+batch: {global_sequences: 8}
+precision: fp32
+cluster: here
+optimizer: {learning_rate: 1.0e-2}
+train: {steps: 3}
+"""
+
+PLANS = {
+    "ddp": Plan(data_shard=2, sharding=Sharding.NONE, micro_batch=2),
+    "zero1": Plan(data_shard=2, sharding=Sharding.OPTIMIZER, micro_batch=2),
+    "zero2": Plan(data_shard=2, sharding=Sharding.GRADIENTS, micro_batch=2),
+    "fsdp": Plan(data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2),
+    "hsdp": Plan(data_shard=2, data_replicate=2, sharding=Sharding.PARAMETERS),
+    "fsdp, full recomputation": Plan(
+        data_shard=2, sharding=Sharding.PARAMETERS, recompute=Recompute.FULL, micro_batch=4
+    ),
+    "tensor": Plan(tensor=2, micro_batch=4),
+    "tensor without sequence": Plan(tensor=2, sequence_parallel=False, micro_batch=4),
+    "tensor, fsdp": Plan(tensor=2, data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=4),
+    "1f1b": Plan(pipeline=2, micro_batch=2),
+    "gpipe": Plan(pipeline=2, micro_batch=2, schedule=Schedule.GPIPE),
+    "interleaved": Plan(pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, micro_batch=2),
+    "uneven stages": Plan(pipeline=2, layers_per_stage=(1, 3), micro_batch=2),
+    "pipeline, fsdp": Plan(pipeline=2, data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2),
+    "pipeline, tensor": Plan(pipeline=2, tensor=2, micro_batch=2),
+}
+IN_SHORT = ("zero1", "fsdp", "tensor", "1f1b", "pipeline, fsdp")  # the others run with -m slow
+
+
+@pytest.fixture(scope="module")
+def run():
+    return runfile.loads(TEXT)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "name", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in PLANS]
+)
+def test_a_plan_equals_one_process(run, name, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    plan = PLANS[name]
+    assert check_plan(plan, run=run) == []
+    found = compare(run, plan)
+    assert found.num_processes == plan.num_devices
+    assert found.loss_error < 1e-6
+    assert found.gradient_error < 1e-5, found.gradient_errors
+    assert found.weight_error < 1e-5, found.weight_errors
+    assert found.losses[-1] != found.losses[0]
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [PLANS["fsdp"], PLANS["hsdp"], PLANS["zero1"], PLANS["1f1b"]])
+def test_a_mixture_of_experts_equals_one_process(plan, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    experts = "  experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, router: sigmoid}\n"
+    run = runfile.loads(TEXT.replace("data:", experts + "data:", 1))
+    found = compare(run, plan)
+    assert found.loss_error < 1e-6
+    assert found.gradient_error < 1e-5, found.gradient_errors
+
+
+@pytest.mark.parametrize(
+    ("plan", "axes"),
+    [
+        (Plan(data_shard=4, data_replicate=2, sharding=Sharding.NONE), (8, 1)),
+        (Plan(data_shard=4, data_replicate=2, sharding=Sharding.OPTIMIZER), (2, 4)),
+    ],
+)
+def test_without_sharding_all_data_ranks_are_replicas(plan, axes):
+    assert data_axes(plan) == axes
+
+
+def test_every_layer_stands_on_one_stage():
+    plan = Plan(pipeline=3, virtual_pipeline=2)
+    stages = layers_of_stages(plan, num_layers=13)
+    assert [i for stage in stages for i in stage] == list(range(13))
+    assert [list(stages_of_rank(plan, r)) for r in range(3)] == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"context": 2}, "parallel.context"),
+        ({"expert": 2, "data_shard": 2}, "parallel.expert"),
+        ({"recompute": Recompute.SELECTIVE}, "parallel.recompute"),
+        ({"pipeline": 2, "schedule": Schedule.ZERO_BUBBLE}, "parallel.schedule"),
+        ({"tensor": 8}, "parallel.tensor"),
+        ({"pipeline": 8}, "parallel.pipeline"),
+        ({"virtual_pipeline": 2}, "parallel.virtual_pipeline"),
+    ],
+)
+def test_what_is_not_done_is_refused(run, changes, key):
+    assert key in {problem.key for problem in check_plan(replace(Plan(), **changes), run=run)}

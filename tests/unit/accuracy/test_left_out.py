@@ -1,0 +1,62 @@
+"""Each source is predicted by the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshwright.accuracy.fit import Fitted, fit, without
+from meshwright.accuracy.left_out import left_out_errors, predict_left_out
+from meshwright.accuracy.predict import predict
+from meshwright.accuracy.rows import PublishedRun, read_runs
+from meshwright.accuracy.shipped import measured_runs_path
+
+SOURCES = ("megatron_lm_llama_ex", "megatron_seqpar_paper", "simumax_b200")
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[PublishedRun]:
+    return [r for r in read_runs(measured_runs_path()) if r.reason is None and r.source_key in SOURCES][::2]
+
+
+@pytest.fixture(scope="module")
+def fitted(runs) -> Fitted:
+    return fit(runs, made="of three sources")
+
+
+def test_every_row_by_the_calibration_without_its_source(runs, fitted):
+    predictions = predict_left_out(runs, fitted, interval_scale=1.0)
+    for source in SOURCES:
+        rows = [i for i, run in enumerate(runs) if run.source_key == source]
+        alone = predict([runs[i] for i in rows], calibration=without(fitted, source).scaled(1.0))
+        assert predictions.tokens_per_s_per_device[rows] == pytest.approx(alone.tokens_per_s_per_device)
+        assert predictions.fits[rows].tolist() == alone.fits.tolist()
+
+
+def test_errors_are_those_of_the_predictions(runs, fitted):
+    error, sd = left_out_errors(runs, fitted)
+    predictions = predict_left_out(runs, fitted, interval_scale=1.0)
+    measured = np.array([r.tokens_per_s_per_device for r in runs])
+    assert error == pytest.approx(np.log(predictions.tokens_per_s_per_device / measured))
+    assert predictions.high / predictions.tokens_per_s_per_device == pytest.approx(np.exp(1.2815515655 * sd))
+
+
+def test_not_having_seen_a_source_costs_accuracy(runs, fitted):
+    seen = np.log(predict(runs, calibration=fitted.calibration).tokens_per_s_per_device)
+    measured = np.log([r.tokens_per_s_per_device for r in runs])
+    unseen, _ = left_out_errors(runs, fitted)
+    assert np.median(np.abs(unseen)) > np.median(np.abs(seen - measured))
+
+
+def test_progress_counts_the_rows(runs, fitted):
+    done: list[int] = []
+    predict_left_out(runs, fitted, interval_scale=1.0, progress=done.append)
+    assert sum(done) == len(runs)
+    assert len(done) == len(SOURCES)
+
+
+def test_a_source_of_somebody_else_is_predicted_by_all(runs, fitted, read_many):
+    stranger = read_many({"source_key": "somebody"})
+    predictions = predict_left_out(stranger, fitted, interval_scale=1.0)
+    everything = predict(stranger, calibration=fitted.calibration.scaled(1.0))
+    assert predictions.tokens_per_s_per_device == pytest.approx(everything.tokens_per_s_per_device)

@@ -1,0 +1,58 @@
+"""Which fabric a source means by its own words."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.resources import files
+
+import pytest
+
+from meshwright import catalog
+from meshwright.accuracy.rows import read_runs
+from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.tables import cluster_of
+from meshwright.catalog.interconnects import fabric_named_by
+
+RULES = tomllib.loads(
+    (files("meshwright.catalog") / "data" / "interconnects.toml").read_text(encoding="utf-8")
+)["interconnect"]
+
+
+@pytest.mark.parametrize(
+    ("words", "accelerator", "fabric"),
+    [
+        ("NVLink4 8-GPU; AWS EFA between nodes", "h100", "aws-efa-p5"),
+        ("NVLink3 8-GPU; 4x100 Gb/s Omni-Path per node (Jean Zay)", "a100", "omni-path-100-a100"),
+        ("meta grand teton", "h100-96gb", "grand-teton-roce"),
+        ("AWS EFA", "b200", None),  # a rule for another accelerator
+        ("", "h100", None),
+    ],
+)
+def test_words(words, accelerator, fabric):
+    assert fabric_named_by(words, accelerator) == fabric
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: f"{r['words']}-{r['fabric']}")
+def test_every_rule_names_what_the_catalogue_has(rule):
+    re.compile(rule["words"])
+    assert rule["fabric"] in catalog.fabric_names()
+    assert all(catalog.accelerator(name).name == name for name in rule["accelerators"])
+
+
+@pytest.fixture(scope="module")
+def published():
+    return [run for run in read_runs(measured_runs_path()) if run.conditions is not None]
+
+
+def test_every_rule_is_used_by_a_published_run(published):
+    """A rule that matches nothing is a typing error or a leftover."""
+    used = {fabric_named_by(r.conditions.fabric_hint, r.conditions.accelerator.name) for r in published}
+    assert {rule["fabric"] for rule in RULES} - used == set()
+
+
+def test_text_without_a_rule_runs_on_the_usual_fabric(published):
+    for run in published[::50]:
+        c = run.conditions
+        named = fabric_named_by(c.fabric_hint, c.accelerator.name)
+        assert cluster_of(c).fabric.name == (named or catalog.default_fabric_name(c.accelerator.name))

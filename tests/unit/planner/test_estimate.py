@@ -1,0 +1,123 @@
+"""One pinned plan: step, interval, tier, memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog.calibration import fitted, prior
+from meshwright.cost.flops import model_flops_per_token
+from meshwright.planner import PlanRequest
+from meshwright.planner.estimate import PlanEstimate, estimate_plan
+from meshwright.planner.finalists import simulated_step_s
+from meshwright.specs.estimate import Tier
+from meshwright.specs.hardware import Stack
+from meshwright.specs.plan import Plan, Schedule
+from meshwright.specs.precision import PRECISIONS
+
+FLAT = Plan(data_shard=32)
+PIPELINED = Plan(
+    tensor=2, pipeline=4, virtual_pipeline=2, data_shard=4, schedule=Schedule.INTERLEAVED
+)
+
+
+def request(*, model="llama3-8b", cluster="h100-8x4", precision="bf16", framework="megatron-bridge") -> PlanRequest:
+    return PlanRequest(
+        model=catalog.model(model),
+        cluster=catalog.cluster(cluster),
+        seq_len=8192,
+        global_batch=128,
+        precision=PRECISIONS[precision],
+        stack=Stack(framework=framework),
+    )
+
+
+@pytest.fixture(scope="module", params=[FLAT, PIPELINED], ids=["flat", "pipelined"])
+def estimate(request: pytest.FixtureRequest) -> PlanEstimate:
+    return estimate_plan(globals()["request"](), request.param)
+
+
+def test_components_add_up_to_the_step(estimate):
+    assert sum(estimate.step.components_s.values()) == pytest.approx(estimate.step.step.value)
+
+
+def test_rate_step_and_utilization_are_one_statement(estimate):
+    step = estimate.step
+    tokens = 128 * 8192 / 32
+    assert step.tokens_per_s_per_device.value == pytest.approx(tokens / step.step.value)
+    flops = model_flops_per_token(request().model_table, seq_len=8192)
+    peak = request().cluster.accelerator.peak_flops_per_s["bf16"]
+    assert step.mfu.value == pytest.approx(step.tokens_per_s_per_device.value * flops / peak)
+    assert 0.2 < step.mfu.value < 0.7
+
+
+def test_all_intervals_have_one_relative_width(estimate):
+    step = estimate.step
+    for quantity in (step.step, step.tokens_per_s_per_device, step.mfu):
+        assert quantity.low < quantity.value < quantity.high
+        assert quantity.high / quantity.value == pytest.approx(quantity.value / quantity.low)
+        assert quantity.high / quantity.low == pytest.approx(step.step.high / step.step.low)
+
+
+def test_what_is_uncertain_adds_up_to_all_of_it(estimate):
+    assert sum(estimate.uncertainty.values()) == pytest.approx(1.0)
+    assert min(estimate.uncertainty.values()) >= 0
+    assert set(estimate.uncertainty) > set(prior().parameters)
+
+
+def test_pipelines_are_simulated():
+    estimate = estimate_plan(request(), PIPELINED)
+    assert estimate.timeline is not None
+    assert estimate.step.step.value == pytest.approx(simulated_step_s(PIPELINED, estimate.steps))
+    assert estimate_plan(request(), FLAT).timeline is None
+
+
+def test_more_busy_experts_take_longer():
+    wanted = request(model="mixtral-8x7b")
+    plan = Plan(expert=8, data_shard=32)
+    even, uneven = (estimate_plan(wanted, plan, load_factor=f).step.step.value for f in (1.0, 1.5))
+    assert uneven > 1.1 * even
+
+
+def test_formats_are_compared_with_their_own_peak():
+    half, eight = (estimate_plan(request(precision=p), FLAT).step for p in ("bf16", "fp8"))
+    assert eight.step.value < half.step.value
+    assert eight.mfu.value < half.mfu.value
+
+
+def test_memory_says_whether_it_fits():
+    memory = estimate_plan(request(), FLAT).step.memory
+    assert memory.fits
+    assert memory.capacity_bytes == request().cluster.accelerator.memory_bytes
+    parts = (
+        memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+        + memory.activations_bytes + memory.workspace_bytes
+    )  # fmt: skip
+    assert memory.allocated_bytes == pytest.approx(parts)
+    assert memory.reserved_bytes > memory.allocated_bytes
+    large = replace(request(model="llama3-70b"), precision=PRECISIONS["bf16"])
+    assert not estimate_plan(large, replace(FLAT, micro_batch=4)).step.memory.fits
+
+
+class TestTier:
+    """Interpolated where device and software were measured, datasheet where one was, guessed where neither."""
+
+    @staticmethod
+    def tier(cluster: str, framework: str, calibration=None) -> Tier:
+        wanted = request(cluster=cluster, framework=framework)
+        return estimate_plan(wanted, FLAT, calibration=calibration).step.step.tier
+
+    def test_from_what_was_measured(self):
+        assert self.tier("h100-8x4", "megatron-bridge") is Tier.INTERPOLATED
+        assert self.tier("h100-8x4", "megatron-bridge", prior()) is Tier.GUESSED
+
+    def test_a_known_stack_on_an_unknown_device(self):
+        unseen = replace(
+            fitted(), offsets={k: o for k, o in fitted().offsets.items() if not k[2].startswith("h100/")}
+        )
+        assert self.tier("h100-8x4", "megatron-bridge", unseen) is Tier.DATASHEET
+        wide = estimate_plan(request(), FLAT, calibration=unseen).step.step
+        narrow = estimate_plan(request(), FLAT).step.step
+        assert wide.high / wide.low > narrow.high / narrow.low

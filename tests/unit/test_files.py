@@ -1,0 +1,60 @@
+"""Files that are either whole or absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from meshwright.files import write_atomically
+
+
+def test_writes_utf_8(tmp_path):
+    path = tmp_path / "out.json"
+    write_atomically(path, "µ = 1\n")
+    assert path.read_bytes() == "µ = 1\n".encode()
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+def test_replaces_what_was_there_and_others_may_read_it(tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "out.json"
+    path.write_text("old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_killed_writer_does_not_show(tmp_path, monkeypatch):
+    """Until the rename the new text has another, hidden name."""
+    seen: list[str] = []
+
+    def look(self: Path, target: Path) -> Path:
+        seen.extend(p.name for p in tmp_path.iterdir())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", look)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "out.json", "new")
+    assert len(seen) == 1
+    assert seen[0].startswith(".out.json.")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_the_callers(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "absent" / "out.json", "x")
