@@ -11,6 +11,7 @@ folder that sees the repository's `examples`; the blocks of one document share i
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import os
 import re
 import subprocess
@@ -23,6 +24,8 @@ from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 ROOT = Path(__file__).parent
+if importlib.util.find_spec("torch") is None:
+    collect_ignore_glob = ["src/meshwright/engines/native/*"]  # doctests of the doing half import torch
 COMPARISON = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 ENVIRONMENT_SETUP = re.compile(r"python3 -m venv \S+ && \S+/pip install [^&\n]+ && \.venv/bin/")
 """Set-up that a README command needs on a fresh machine; the tests already run inside such an environment."""

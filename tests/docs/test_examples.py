@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshwright import runfile
+from meshwright.errors import InputError
 from meshwright.report.run_estimate import estimate_run
 
 RUNS = sorted((Path(__file__).parents[2] / "examples" / "runs").glob("*.yaml"))
@@ -13,8 +14,13 @@ PUBLISHED = {"llama3.1-70b-pinned": 1116, "deepseek-v3-pinned": 1543}
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_it_can_be_estimated(path):
-    done = estimate_run(runfile.load(path))
+def test_it_can_be_estimated_or_says_why_not(path):
+    run = runfile.load(path)
+    if run.cluster is None:  # `here`: nothing is known before it is measured
+        with pytest.raises(InputError, match="needs a known cluster"):
+            estimate_run(run)
+        return
+    done = estimate_run(run)
     assert done.estimate.step.memory.fits
     rate = done.estimate.step.tokens_per_s_per_device
     assert rate.low < PUBLISHED.get(path.stem, rate.value) < rate.high

@@ -67,7 +67,9 @@ def plans(draw, *, experts: int) -> Plan:
         pipeline=pipeline,
         schedule=schedule,
         virtual_pipeline=2 if schedule is Schedule.INTERLEAVED and pipeline > 1 else 1,
-        expert=draw(st.sampled_from([e for e in (1, 2, 4, 8) if experts % e == 0 and data * context % e == 0]))
+        expert=draw(
+            st.sampled_from([e for e in (1, 2, 4, 8) if experts % e == 0 and data * context % e == 0])
+        )
         if experts
         else 1,
         data_shard=data // replicate,
@@ -81,7 +83,9 @@ def plans(draw, *, experts: int) -> Plan:
 def cases(draw, *, names: tuple[str, ...] = MODELS) -> Case:
     model = catalog.model(draw(st.sampled_from(names)))
     cluster = catalog.cluster(draw(st.sampled_from(CLUSTERS)))
-    formats = [p for p in ("bf16", "fp8", "mxfp8") if PRECISIONS[p].matmul in cluster.accelerator.peak_flops_per_s]
+    formats = [
+        p for p in ("bf16", "fp8", "mxfp8") if PRECISIONS[p].matmul in cluster.accelerator.peak_flops_per_s
+    ]
     precision = PRECISIONS[draw(st.sampled_from(formats))]
     plan = draw(plans(experts=model.experts.num_experts if model.experts else 0))
     return Case(
@@ -91,6 +95,13 @@ def cases(draw, *, names: tuple[str, ...] = MODELS) -> Case:
         precision=precision_row(precision),
         rates=system_rates(cluster, precision, Stack(framework=draw(st.sampled_from(FRAMEWORKS)))),
     )
+
+
+def without_window(case: Case) -> Case:
+    """The same with gradients reduced in the open where there is a pipeline. What they hide behind is a middle rank's
+    work: when another rank sets the pace, slower middle ranks hide more and cost nothing."""
+    overlaps = np.where(case.plan.pipeline > 1, 0, case.rates.overlaps_data)
+    return replace(case, rates=replace(case.rates, overlaps_data=overlaps))
 
 
 def not_longer(first: float, second: float) -> bool:
@@ -110,6 +121,7 @@ LINKS = ("up_bytes_per_s", "up_peer_bytes_per_s", "up_switch_bytes_per_s", "out_
 
 @given(cases(), st.sampled_from(DEVICE), st.floats(1.0, 4.0))
 def test_a_faster_device_is_never_slower(case, what, factor):
+    case = without_window(case)
     device = case.rates.device
     faster = replace(device, **{what: getattr(device, what) * factor})
     assert not_longer(replace(case, rates=replace(case.rates, device=faster)).step_s, case.step_s)
@@ -138,14 +150,17 @@ def test_more_of_what_slows_down_is_never_faster(case, what, factor):
 def test_hiding_more_is_never_slower(case, more):
     rates = case.rates
     hidden = {
-        n: getattr(rates, n) + (1 - getattr(rates, n)) * more for n in ("data_hidden_ratio", "gather_hidden_ratio")
+        n: getattr(rates, n) + (1 - getattr(rates, n)) * more
+        for n in ("data_hidden_ratio", "gather_hidden_ratio")
     }
     assert not_longer(replace(case, rates=replace(rates, **hidden)).step_s, case.step_s)
 
 
 @given(cases(names=("llama3-8b", "gpt3-175b")))
 def test_twice_the_layers_take_longer(case):
-    deeper = replace(case.model, num_layers=2 * case.model.num_layers, num_dense_layers=2 * case.model.num_layers)
+    deeper = replace(
+        case.model, num_layers=2 * case.model.num_layers, num_dense_layers=2 * case.model.num_layers
+    )
     assert case.step_s < replace(case, model=deeper).step_s
 
 
@@ -185,8 +200,10 @@ def test_recomputing_more_takes_longer(case, modules):
 
 @given(cases(names=("mixtral-8x7b", "gpt-oss-20b", "deepseek-v2-lite")), st.floats(1, 3), st.floats(0, 1))
 def test_less_balance_is_never_faster(case, load_factor, more):
+    case = without_window(case)
     assert not_longer(
-        float(case.steps(load_factor=load_factor).step_s), float(case.steps(load_factor=load_factor + more).step_s)
+        float(case.steps(load_factor=load_factor).step_s),
+        float(case.steps(load_factor=load_factor + more).step_s),
     )
 
 
@@ -204,14 +221,22 @@ def test_replicas_scale_no_better_than_linearly(case, factor):
 
 @given(st.lists(cases(), min_size=2, max_size=6))
 def test_arrays_give_what_rows_give(several):
-    together = Case(**{name: type(table).stack([getattr(c, name) for c in several]) for name, table in vars(several[0]).items()})
+    together = Case(
+        **{
+            name: type(table).stack([getattr(c, name) for c in several])
+            for name, table in vars(several[0]).items()
+        }
+    )
     assert together.steps().step_s == pytest.approx([c.step_s for c in several], rel=1e-12)
 
 
 @given(st.lists(cases(), min_size=2, max_size=6), st.data())
 def test_taking_rows_is_costing_them_alone(several, data):
     index = np.array(data.draw(st.lists(st.integers(0, len(several) - 1), min_size=1, max_size=4)))
-    tables = {name: type(table).stack([getattr(c, name) for c in several]) for name, table in vars(several[0]).items()}
+    tables = {
+        name: type(table).stack([getattr(c, name) for c in several])
+        for name, table in vars(several[0]).items()
+    }
     taken = Case(**{name: table.take(index) for name, table in tables.items()})
     assert taken.steps().step_s == pytest.approx([several[i].step_s for i in index], rel=1e-12)
 
@@ -219,7 +244,14 @@ def test_taking_rows_is_costing_them_alone(several, data):
 SHAPE = st.integers(1, 1 << 15)
 
 
-@given(SHAPE, SHAPE, SHAPE, st.integers(1, 64), st.sampled_from([0, 80, 132, 148, 256]), st.sampled_from([0.5, 1.0, 2.0]))
+@given(
+    SHAPE,
+    SHAPE,
+    SHAPE,
+    st.integers(1, 64),
+    st.sampled_from([0, 80, 132, 148, 256]),
+    st.sampled_from([0.5, 1.0, 2.0]),
+)
 def test_no_product_beats_the_peak_or_the_memory(m, n, k, groups, num_units, element_bytes):
     flops_per_s, bytes_per_s = 1e15, 3e12
     seconds = float(
@@ -242,7 +274,9 @@ def test_a_larger_product_is_never_faster(m, n, k, more, num_units):
 
 
 @given(st.floats(0, 10), st.floats(0, 10), st.floats(1, 3), st.floats(0, 1), st.floats(1, 3))
-def test_exposed_communication_is_between_what_cannot_hide_and_all(comm, compute, slowdown, ratio, comm_slowdown):
+def test_exposed_communication_is_between_what_cannot_hide_and_all(
+    comm, compute, slowdown, ratio, comm_slowdown
+):
     exposed = float(exposed_s(comm, compute, slowdown, ratio, comm_slowdown=comm_slowdown))
     assert comm * (1 - ratio) - 1e-9 <= exposed <= comm + 1e-9
 
@@ -253,4 +287,6 @@ def test_more_to_send_or_less_to_hide_behind_is_never_less_exposed(comm, compute
     assert exposed <= float(exposed_s(comm + more, compute, slowdown, ratio)) + 1e-9
     assert float(exposed_s(comm, compute + more, slowdown, ratio)) <= exposed + 1e-9
     # ... and the two together never get shorter.
-    assert compute + exposed <= compute + more + float(exposed_s(comm, compute + more, slowdown, ratio)) + 1e-9
+    assert (
+        compute + exposed <= compute + more + float(exposed_s(comm, compute + more, slowdown, ratio)) + 1e-9
+    )

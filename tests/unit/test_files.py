@@ -14,7 +14,7 @@ def test_writes_utf_8(tmp_path):
     path = tmp_path / "out.json"
     write_atomically(path, "µ = 1\n")
     assert path.read_bytes() == "µ = 1\n".encode()
-    assert os.listdir(tmp_path) == ["out.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 
 def test_replaces_what_was_there_and_others_may_read_it(tmp_path):

@@ -32,9 +32,17 @@ def _file(name: str, destination: str, text: str) -> Any:
         "meshwright accuracy --runs mine.csv --json",
     ],
 )
-@_file("--runs", "runs_path", "Measured runs; the schema of the shipped ones, which are the default.")
+@_file(
+    "--runs", "runs_path", "Your measured runs, in the columns of the shipped ones, which are the default."
+)
 @_file("--failed", "failed_path", "Configurations that did not run; the shipped ones with the shipped runs.")
-@click.option("--by", type=click.Choice(GROUP_CHOICES), default="source", help="Group the table by this.")
+@click.option(
+    "--by",
+    type=click.Choice(GROUP_CHOICES),
+    default="source",
+    show_default=True,
+    help="Group the table by this.",
+)
 @click.option(
     "--leave-one-source-out",
     "leave_out",
@@ -57,8 +65,8 @@ def command(
 ) -> None:
     """Predict every published measured run that states enough conditions, and report the errors.
 
-    Rates are tokens/s per device. Rows that cannot be predicted are counted with the reason. Nothing is tuned
-    to a row while it is predicted.
+    Rates are tokens/s per device. Rows that cannot be predicted are counted with the reason. The calibration
+    was fitted on the shipped rows; --leave-one-source-out tells the error on runs that it never saw.
     """
     from meshwright.cli.output import emit_json, note
 

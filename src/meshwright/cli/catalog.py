@@ -10,6 +10,7 @@ import click
 from meshwright import units
 from meshwright.cli.options import json_option, verb
 from meshwright.cli.output import emit_json, print_line, print_table
+from meshwright.errors import InputError
 
 if TYPE_CHECKING:
     from meshwright.cli.output import Align
@@ -28,17 +29,23 @@ _NOTES = {
         "meshwright catalog models moe-2t",
         "meshwright catalog accelerators mi355x --json",
         "meshwright catalog clusters gb200-4x18",
-        "meshwright catalog claims scale_06",
+        "meshwright catalog claims scale_06 --predict",
     ],
 )
 @click.argument("kind", type=click.Choice(["models", "accelerators", "clusters", "claims"]))
 @click.argument("name", required=False)
+@click.option("--predict", is_flag=True, help="Of claims: compute those that can be (half a minute for all).")
 @json_option
-def command(kind: str, name: str | None, as_json: bool) -> None:
+def command(kind: str, name: str | None, predict: bool, as_json: bool) -> None:
     """Look up models, accelerators, clusters (and their fabrics) and published claims.
 
     Without NAME: a table of all. With NAME: all values of one, their sources, and where sources disagree.
     """
+    if kind == "claims":
+        _claims(name, predict=predict, as_json=as_json)
+        return
+    if predict:
+        raise InputError("--predict is about claims", got=kind, allowed="claims")
     listing, details = _VIEWS[kind]
     document = listing() if name is None else details(name)
     if as_json:
@@ -47,6 +54,19 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
         _print_listing(document)
     else:
         _print_details(document)
+
+
+def _claims(name: str | None, *, predict: bool, as_json: bool) -> None:
+    from meshwright.catalog import claim
+    from meshwright.cli.claim_views import claim_document, list_claims, print_claim, print_claims
+
+    document = list_claims(predict=predict) if name is None else claim_document(claim(name), predict=predict)
+    if as_json:
+        emit_json(document)
+    elif name is None:
+        print_claims(document["claims"])
+    else:
+        print_claim(document)
 
 
 def _list_models() -> dict[str, Any]:
@@ -155,27 +175,10 @@ def _show_cluster(name: str) -> dict[str, Any]:
     return document | {"name": found.name, "title": title, "computed": computed, "values": placed}
 
 
-def _list_claims() -> dict[str, Any]:
-    from meshwright.catalog import claims
-
-    return {"claims": list(claims())}
-
-
-def _show_claim(name: str) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from meshwright.catalog import claim
-
-    found = claim(name)
-    values = {key: value for key, value in asdict(found).items() if value not in ("", None)}
-    return {"name": name, "title": found.document, "values": values, "sources": {"all": found.document}}
-
-
 _VIEWS = {
     "models": (_list_models, _show_model),
     "accelerators": (_list_accelerators, _show_accelerator),
     "clusters": (_list_clusters, _show_cluster),
-    "claims": (_list_claims, _show_claim),
 }
 
 
@@ -202,15 +205,6 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _print_listing(document: dict[str, Any]) -> None:
     rows = next(rows for rows in document.values() if isinstance(rows, list))
-    if "claims" in document:
-        print_table(
-            ("claim", "model", "accelerator", "devices", "metric", "value", "unit"),
-            (
-                (c.claim_id, c.model, c.accelerator, c.num_accelerators, c.metric, f"{c.value:g}", c.unit)
-                for c in rows
-            ),
-        )
-        return
     columns = [key for key in rows[0] if key != "title" or "fabrics" in document]
     aligned: dict[str, Align] = {
         _heading(key): "left" if key in ("name", "title", "attention") else "right" for key in columns

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.cli.options import json_option, run_argument, set_option, verb
+from meshwright.cli.options import json_option, run_argument, set_option, verb, why_not_option
 
 if TYPE_CHECKING:
     from meshwright.cli.output import Align
@@ -32,13 +32,7 @@ BAR_WIDTH = 16
     "--against", "against_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OTHER.yaml",
     help="The run to compare with; without it, the planner's best plan for the same run.",
 )  # fmt: skip
-@click.option(
-    "--why-not",
-    "questions",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Ask for one field: --why-not tensor=8.",
-)
+@why_not_option
 @set_option
 @json_option
 def command(
@@ -53,9 +47,9 @@ def command(
     Without --against the other plan is the planner's best for the same run; if the run leaves its plan open,
     the best plan is compared with the second best. --set changes RUN.yaml, not OTHER.yaml.
     """
-    from meshwright.cli.fixed import fixed_fields
     from meshwright.cli.output import emit_json, progress
     from meshwright.cli.run_input import run_from
+    from meshwright.planner.fixed import fixed_fields
     from meshwright.report.explanation import explain_pair, explain_run
 
     run, asked = run_from(run_path, overrides=overrides), [fixed_fields([q]) for q in questions]

@@ -48,12 +48,12 @@ VERBS: dict[str, Verb] = {
     "estimate": Verb(
         target="meshwright.cli.estimate:command",
         section="Plan",
-        help="Step time, memory and timeline of one pinned plan.",
+        help="Step time, memory, timeline and cost of one plan.",
     ),
     "explain": Verb(
         target="meshwright.cli.explain:command",
         section="Plan",
-        help="Why one plan beats another, term by term.",
+        help="Why one plan beats another, component by component.",
     ),
     "scale": Verb(
         target="meshwright.cli.scale:command",

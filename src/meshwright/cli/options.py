@@ -44,9 +44,27 @@ set_option = click.option(
 
 def run_argument(*, required: bool = True) -> Callable[[Function], Function]:
     """RUN.yaml, passed on as `run_path`. Whether the file exists is for the run file's reader to say."""
+    metavar = "RUN.yaml" if required else "[RUN.yaml]"
     return click.argument(
-        "run_path", metavar="RUN.yaml", required=required, type=click.Path(path_type=Path, dir_okay=False)
+        "run_path", metavar=metavar, required=required, type=click.Path(path_type=Path, dir_okay=False)
     )
+
+
+fix_option = click.option(
+    "--fix",
+    "fixes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Hold fields of the plan: --fix tensor=8,micro_batch=1 (or tp=8,mbs=1). May be repeated.",
+)
+
+why_not_option = click.option(
+    "--why-not",
+    "questions",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Why no plan like this: --why-not tensor=8. May be repeated.",
+)
 
 
 _DESCRIPTION_OPTIONS = (
@@ -58,9 +76,11 @@ _DESCRIPTION_OPTIONS = (
     click.option(
         "--seq", "sequence_length", type=click.IntRange(min=1), metavar="TOKENS", help="Tokens per sequence."
     ),
-    click.option("--precision", metavar="RECIPE", help="Number formats: bf16, fp8, mxfp8, ..."),
+    click.option("--precision", metavar="RECIPE", help="Number formats: bf16 (the default), fp8, mxfp8, ..."),
     click.option(
-        "--engine", type=click.Choice([e.value for e in Engine]), help="The program that will run the step."
+        "--engine",
+        type=click.Choice([e.value for e in Engine]),
+        help="The program that runs the step; only plans that it accepts are tried. Default: native.",
     ),
 )
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.cli.options import description_options, json_option, run_argument, set_option, verb
+from meshwright.cli.options import (
+    description_options,
+    fix_option,
+    json_option,
+    run_argument,
+    set_option,
+    verb,
+    why_not_option,
+)
 from meshwright.cli.run_input import OBJECTIVE_WORDS
 
 if TYPE_CHECKING:
@@ -37,13 +45,13 @@ NUM_LOSERS = 3
 @run_argument(required=False)
 @description_options
 @click.option("--top", type=click.IntRange(1, 100), default=10, show_default=True, help="Plans to show.")
-@click.option("--objective", type=click.Choice(list(OBJECTIVE_WORDS)), help="What to make best.")
-@click.option("--fix", "fixes", multiple=True, metavar="NAME=VALUE", help="Hold one field: --fix tensor=8.")
+@click.option(
+    "--objective", type=click.Choice(list(OBJECTIVE_WORDS)), help="What to make best; tokens/s by default."
+)
+@fix_option
 @set_option
 @click.option("--explain", is_flag=True, help="Say why the first plan wins, and what the next ones lose.")
-@click.option(
-    "--why-not", "why_not", multiple=True, metavar="NAME=VALUE", help="Ask for one field: --why-not tensor=8."
-)
+@why_not_option
 @click.option("--pareto", is_flag=True, help="Also show the plans that trade speed for memory.")
 @click.option(
     "--write", "write_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.yaml",
@@ -57,7 +65,7 @@ def command(
     fixes: tuple[str, ...],
     overrides: tuple[str, ...],
     explain: bool,
-    why_not: tuple[str, ...],
+    questions: tuple[str, ...],
     pareto: bool,
     write_path: Path | None,
     as_json: bool,
@@ -68,9 +76,9 @@ def command(
     Describe the run with a file, with --model, --cluster, --gbs (sequences) and --seq, or with a file and
     options that replace its keys. A plan that the file pins is ignored.
     """
-    from meshwright.cli.fixed import fixed_fields
     from meshwright.cli.output import emit_json, note, progress
     from meshwright.cli.run_input import run_from
+    from meshwright.planner.fixed import fixed_fields
     from meshwright.report.run_estimate import best_plans, free_request, goal_of
 
     run = run_from(run_path, overrides=overrides, objective=objective, **described)
@@ -80,7 +88,7 @@ def command(
         result = best_plans(
             request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=FRONT_SLACK if pareto else 0.0
         )
-        answers = _answers(request, why_not, result, goal)
+        answers = _answers(request, questions, result, goal)
         estimates = _estimates(request, result.plans[:top])
     if write_path is not None:
         from meshwright.runfile import pin_plan
@@ -100,8 +108,8 @@ def command(
 
 
 def _answers(request: PlanRequest, questions: Sequence[str], result: PlanResult, goal: Goal) -> list[WhyNot]:
-    from meshwright.cli.fixed import fixed_fields
     from meshwright.planner import why_not
+    from meshwright.planner.fixed import fixed_fields
 
     winner = result.plans[0]
     return [why_not(request, fixed_fields([q]), winner=winner, goal=goal) for q in questions]

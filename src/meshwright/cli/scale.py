@@ -9,6 +9,7 @@ import click
 
 from meshwright.cli.options import (
     description_options,
+    fix_option,
     html_option,
     json_option,
     run_argument,
@@ -58,9 +59,13 @@ def _positive(name: str, destination: str, metavar: str, text: str) -> Any:
 @run_argument(required=False)
 @description_options
 @set_option
-@click.option("--fix", "fixes", multiple=True, metavar="NAME=VALUE", help="Hold one field of the plans.")
+@fix_option
 @click.option(
-    "--devices", "sizes", callback=_counts, metavar="N,N,...", help="Sizes to try; the first is the base."
+    "--devices",
+    "sizes",
+    callback=_counts,
+    metavar="N,N,...",
+    help="Sizes to try, the smallest is the base; otherwise 1 to 16 times the cluster.",
 )
 @click.option(
     "--mode", type=click.Choice(("strong", "weak")), default="strong", show_default=True,
@@ -69,7 +74,7 @@ def _positive(name: str, destination: str, metavar: str, text: str) -> Any:
 @click.option("--keep-plan", is_flag=True, help="Keep one plan and change its data-parallel width alone.")
 @click.option(
     "--emulate", "small", type=click.IntRange(1, MAX_DEVICES), metavar="N",
-    help="Let N devices with a smaller batch stand for each size.",
+    help="Let N devices with a smaller batch stand for each size, and show what that hides.",
 )  # fmt: skip
 @click.option(
     "--replicas", callback=_counts, metavar="N,N,...",
@@ -78,7 +83,9 @@ def _positive(name: str, destination: str, metavar: str, text: str) -> Any:
 @click.option("--sensitivity", "with_sensitivity", is_flag=True, help="Change one assumption at a time.")
 @_positive("--tokens", "num_tokens", "N", "Length of the training; otherwise the run file's.")
 @_positive("--days", "days", "D", "Length of the training: what the first size does in D days of steps.")
-@click.option("--goodput/--no-goodput", "with_failures", default=True, help="Count failures in, or not.")
+@click.option(
+    "--goodput/--no-goodput", "with_failures", default=True, help="Show the time that failures leave, or not."
+)
 @html_option
 @json_option
 def command(
@@ -97,9 +104,9 @@ def command(
     """
     if given["num_tokens"] is not None and given["days"] is not None:
         raise InputError("--tokens and --days both give the length of the training", hint="give one of them")
-    from meshwright.cli.fixed import fixed_fields
     from meshwright.cli.output import emit_json, note, progress
     from meshwright.cli.run_input import run_from
+    from meshwright.planner.fixed import fixed_fields
     from meshwright.planner.scaling import Mode
     from meshwright.report.scale_study import Question, scale_report
 

@@ -156,7 +156,9 @@ def _show(record: Record, *, folder: Path, as_json: bool) -> None:
         emit_json(record)
         return
     s = record.statistics
-    print_line(f"{record.run['name']}: {record.run['model']['name']}, {record.run['plan_in_words']}", style="bold")
+    print_line(
+        f"{record.run['name']}: {record.run['model']['name']}, {record.run['plan_in_words']}", style="bold"
+    )
     print_table({"": "left", "measured": "right", "predicted (80 % interval)": "right"}, _rows(record))
     print_line(f"MFU: {s['mfu_convention']}.")
     if record.sample:

@@ -38,7 +38,7 @@ def data_parallel_s(s: Setting, layers: StageLayers, middle: LayerTimes) -> Arra
     FSDP without a pipeline pays per layer instead. `middle`: one micro-batch on a middle rank.
     """
     dense, expert = trained_parameters(s, layers)
-    plan, groups, rates = s.plan, s.groups, s.rates
+    plan, groups = s.plan, s.groups
     sharded = plan.sharding > Sharding.NONE
 
     def reduce_s(count: Array, shard: Group, whole: Group) -> Array:
@@ -57,11 +57,25 @@ def data_parallel_s(s: Setting, layers: StageLayers, middle: LayerTimes) -> Arra
     )
     gathering = np.where(several, gather_s(dense, groups.shard), 0.0)
     gathering = gathering + np.where(several_experts, gather_s(expert, groups.expert_shard), 0.0)
-    overlap = rates.data_hidden_ratio * rates.overlaps_data
-    slowdown = 1 + rates.overlap_slowdown_ratio
-    exposed = exposed_s(reduction, middle.input_s + middle.weight_s, slowdown, overlap)
-    exposed = exposed + exposed_s(gathering, middle.forward_s, slowdown, overlap)
-    return np.where(s.gathers_layers > 0, 0.0, exposed)
+    backward = _exposed_by_chunk(s, reduction, middle.input_s + middle.weight_s)
+    forward = _exposed_by_chunk(s, gathering, middle.forward_s)
+    return np.where(s.gathers_layers > 0, 0.0, backward + forward)
+
+
+def _exposed_by_chunk(s: Setting, comm_s: Array, pass_s: Array) -> Array:
+    """What is left of `comm_s` behind the passes of one micro-batch (`pass_s`) or, with virtual stages, of many.
+
+    Interleaving ends one chunk's backward passes before the next chunk's: all chunks but the last to finish reduce
+    behind a round of p micro-batches each, and are gathered so before the first forward passes. Only one chunk in v
+    has no more than its own pass to hide behind.
+    """
+    p, v = s.plan.pipeline, s.plan.virtual_pipeline
+    overlap = s.rates.data_hidden_ratio * s.rates.overlaps_data
+    slowdown = 1 + s.rates.overlap_slowdown_ratio
+    early = (v - 1) / v
+    rounds = np.minimum(p, s.num_micro_batches)
+    hidden_early = exposed_s(early * comm_s, early * rounds * pass_s, slowdown, overlap)
+    return hidden_early + exposed_s(comm_s / v, pass_s / v, slowdown, overlap)
 
 
 def optimizer_s(s: Setting, layers: StageLayers) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from meshwright.planner.scaling import Emulation, ScaleCurve, Sensitivity
+from meshwright.planner.scaling import EmulatedPoint, Emulation, ScaleCurve, ScalePoint, Sensitivity
 from meshwright.report.figures import FAINT, INK, WIDTH, svg
 from meshwright.units import DAY_S
 
@@ -16,15 +16,7 @@ MAX_BARS = 16
 
 def efficiency_svg(curve: ScaleCurve) -> str:
     """Efficiency over devices with its interval; failures counted in beside it."""
-    steps = [
-        {
-            "devices": p.num_devices,
-            "low": p.efficiency.low,
-            "high": p.efficiency.high,
-            "y": p.efficiency.value,
-        }
-        for p in curve.points
-    ]
+    steps = _efficiencies(curve.points)
     series = [{**row, "what": "steps"} for row in steps]
     first = curve.points[0].goodput
     if first is not None:
@@ -62,15 +54,7 @@ def days_svg(curve: ScaleCurve) -> str:
 
 def emulation_svg(emulation: Emulation) -> str:
     """Efficiency of the emulation with its interval, and of the clusters that it stands for."""
-    steps = [
-        {
-            "devices": p.num_devices,
-            "low": p.efficiency.low,
-            "high": p.efficiency.high,
-            "y": p.efficiency.value,
-        }
-        for p in emulation.points
-    ]
+    steps = _efficiencies(emulation.points)
     small = f"emulated on {emulation.base.num_devices:,} devices"
     series = [{**row, "what": small} for row in steps]
     series += [
@@ -111,6 +95,18 @@ def tornado_svg(found: Sensitivity) -> str:
     words = [mark.encode(x="to:Q", text="text:N") for mark in (better, worse)]
     chart = alt.layer(bars, *words).properties(width=WIDTH - 120, height={"step": 22})
     return svg(chart, title="Efficiency with one assumption changed")
+
+
+def _efficiencies(points: Sequence[ScalePoint] | Sequence[EmulatedPoint]) -> list[dict[str, Any]]:
+    return [
+        {
+            "devices": p.num_devices,
+            "low": p.efficiency.low,
+            "high": p.efficiency.high,
+            "y": p.efficiency.value,
+        }
+        for p in points
+    ]
 
 
 def _band(rows: Sequence[dict[str, Any]], top: float) -> Any:

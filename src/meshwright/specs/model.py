@@ -41,7 +41,9 @@ class Rope:
     scaling: RopeScaling = RopeScaling.NONE
     factor: float = 1.0  # how many times longer than in pretraining
     original_context: int = 0  # tokens of a pretraining sequence; needed when scaled
-    low_frequency: float = 1.0  # LLAMA3: wavelengths above original_context / this are divided by the factor ...
+    low_frequency: float = (
+        1.0  # LLAMA3: wavelengths above original_context / this are divided by the factor ...
+    )
     high_frequency: float = 4.0  # ... and those below original_context / this stay
     beta_fast: float = 32.0  # YARN: dimensions that turn more often than this in the context stay ...
     beta_slow: float = 1.0  # ... and those that turn less often are divided by the factor

@@ -145,10 +145,10 @@ def test_closing_the_iterator_ends_its_threads(samples: Samples) -> None:
 
 def test_the_number_of_workers_is_the_fewest_that_keep_up() -> None:
     def read(number: int) -> None:
-        time.sleep(0.005)
+        time.sleep(0.01)
 
-    assert measure_workers(read, step_s=10.0, num_batches=4).num_workers == 0
-    assert measure_workers(read, step_s=0.02, num_batches=4).num_workers == 1
-    measured = measure_workers(read, num_batches=16, candidates=(0, 1, 2))
-    assert set(measured.batch_s) <= {0, 1, 2}
-    assert measured.num_workers == max(measured.batch_s)  # waiting, unlike computing, takes no core
+    assert measure_workers(read, step_s=100.0, num_batches=2).num_workers == 0
+    assert measure_workers(read, step_s=1.0, num_batches=2).num_workers == 1  # inline would cost 1 % or more
+    unknown = measure_workers(read, num_batches=4, candidates=(0, 1, 2))
+    assert unknown.num_workers in set(unknown.batch_s) - {0}
+    assert all(seconds > 0.002 for seconds in unknown.batch_s.values())

@@ -67,16 +67,14 @@ def filled(model=DENSE, *, seed=0, std=0.2, **options):
     return built
 
 
-def tokens_BT(batch=2, length=20, *, vocab=61, seed=3):
+def tokens(batch=2, length=20, *, vocab=61, seed=3):
     return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 # --- what is built
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in catalog.model_names() if not n.startswith(("gpt", "gemma"))]
-)
+@pytest.mark.parametrize("name", [n for n in catalog.model_names() if not n.startswith(("gpt", "gemma"))])
 def test_parameters_are_as_many_as_the_cost_model_counts(name):
     model = replace(catalog.model(name), num_mtp_layers=0)
     built = build_model(model)
@@ -120,7 +118,7 @@ def test_routing_biases_and_loads_keep_their_types_in_bf16():
         torch.float32,
         torch.int64,
     )
-    assert built(tokens_BT()).dtype == torch.bfloat16
+    assert built(tokens()).dtype == torch.bfloat16
     assert torch.get_default_dtype() == torch.float32
 
 
@@ -144,7 +142,9 @@ def test_seeds_names_and_experts_have_streams_of_their_own():
 
 
 def test_residual_writers_begin_smaller_and_norms_at_one():
-    built = build_model(replace(DENSE, hidden=256, attention=replace(DENSE.attention, head_dim=64)), device="cpu")
+    built = build_model(
+        replace(DENSE, hidden=256, attention=replace(DENSE.attention, head_dim=64)), device="cpu"
+    )
     init_weights(built, seed=0)
     layer = built.layers["0"]
     assert layer.attention.query.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -158,13 +158,13 @@ def test_residual_writers_begin_smaller_and_norms_at_one():
 @pytest.mark.parametrize("model", ALL)
 def test_stages_one_after_the_other_are_the_model(model):
     first, second = filled(model, layers=range(0, 3)), filled(model, layers=range(3, 4))
-    assert torch.equal(second(first(tokens_BT())), filled(model)(tokens_BT()))
+    assert torch.equal(second(first(tokens())), filled(model)(tokens()))
 
 
 @pytest.mark.parametrize("model", ALL)
 def test_documents_of_a_packed_sequence_do_not_see_each_other(model):
     built = filled(model)
-    first, second = tokens_BT(1, 7, seed=1), tokens_BT(1, 13, seed=2)
+    first, second = tokens(1, 7, seed=1), tokens(1, 13, seed=2)
     packed = built(
         torch.cat([first, second], dim=1),
         positions_BT=torch.cat([torch.arange(7), torch.arange(13)])[None],
@@ -179,7 +179,7 @@ def test_one_document_is_the_same_as_none_given(model):
     built = filled(model)
     documents_BT = torch.zeros(2, 20, dtype=torch.long)
     torch.testing.assert_close(
-        built(tokens_BT(), documents_BT=documents_BT), built(tokens_BT()), rtol=1e-4, atol=1e-5
+        built(tokens(), documents_BT=documents_BT), built(tokens()), rtol=1e-4, atol=1e-5
     )
 
 
@@ -187,9 +187,9 @@ def test_windows_are_in_the_last_layers_only():
     model = replace(DENSE, attention=replace(DENSE.attention, window=3, num_windowed_layers=1))
     built = filled(model)
     assert [layer.attention.core.windowed for layer in built.layers.values()] == [False] * 3 + [True]
-    assert not torch.allclose(built(tokens_BT()), filled(DENSE)(tokens_BT()))
+    assert not torch.allclose(built(tokens()), filled(DENSE)(tokens()))
     wide = replace(DENSE, attention=replace(DENSE.attention, window=20, num_windowed_layers=4))
-    assert torch.equal(filled(wide)(tokens_BT()), filled(DENSE)(tokens_BT()))
+    assert torch.equal(filled(wide)(tokens()), filled(DENSE)(tokens()))
 
 
 def test_a_windowed_query_sees_its_last_tokens():
@@ -206,19 +206,19 @@ def test_a_windowed_query_sees_its_last_tokens():
 @pytest.mark.parametrize("model", ALL)
 def test_the_loss_is_cross_entropy_of_the_logits(model):
     built = filled(model)
-    labels_BT = tokens_BT().roll(-1, dims=1)
+    labels_BT = tokens().roll(-1, dims=1)
     labels_BT[0, :5] = -100
     expected = torch.nn.functional.cross_entropy(
-        built(tokens_BT()).flatten(0, 1), labels_BT.flatten(), reduction="sum"
+        built(tokens()).flatten(0, 1), labels_BT.flatten(), reduction="sum"
     )
-    torch.testing.assert_close(built(tokens_BT(), labels_BT=labels_BT), expected)
+    torch.testing.assert_close(built(tokens(), labels_BT=labels_BT), expected)
 
 
 def test_tied_embeddings_are_one_parameter_that_both_ends_train():
     built = filled(replace(DENSE, tied_embeddings=True))
     assert built.head.weight is built.embedding.weight
     assert "head.weight" not in dict(built.named_parameters())
-    built(tokens_BT(), labels_BT=tokens_BT()).backward()
+    built(tokens(), labels_BT=tokens()).backward()
     assert (built.embedding.weight.grad.abs().sum(dim=1) > 0).all()  # the head reaches every row
 
 
@@ -231,7 +231,7 @@ def test_no_token_is_dropped_even_when_all_choose_one_expert(model):
     for layer in built.layers.values():
         with torch.no_grad():
             layer.ffn.router.weight.zero_()  # equal scores: every token takes the same experts
-    built(tokens_BT(), labels_BT=tokens_BT()).backward()
+    built(tokens(), labels_BT=tokens()).backward()
     load_E = take_load(built)["layers.0.ffn"]
     assert load_E.sum() == 2 * 20 * 3
     assert sorted(load_E.unique().tolist()) == [0, 40]
@@ -239,10 +239,10 @@ def test_no_token_is_dropped_even_when_all_choose_one_expert(model):
 
 def test_loads_are_counted_in_training_and_start_anew():
     built = filled(MIXTURE).eval()
-    built(tokens_BT())
+    built(tokens())
     assert take_load(built)["layers.0.ffn"].sum() == 0
-    built.train()(tokens_BT())
-    built(tokens_BT())
+    built.train()(tokens())
+    built(tokens())
     assert take_load(built)["layers.3.ffn"].sum() == 2 * 2 * 20 * 3
     assert take_load(built)["layers.3.ffn"].sum() == 0
 
@@ -250,12 +250,12 @@ def test_loads_are_counted_in_training_and_start_anew():
 def test_the_bias_rises_for_idle_experts_and_only_shifts_the_choice():
     built = filled(SIGMOID).train()
     for _ in range(200):
-        built(tokens_BT())
+        built(tokens())
         loads = update_bias(built, speed=0.02)
     load_E = loads["layers.0.ffn"].float()
     assert load_E.max() / load_E.mean() < 1.5
     idle = filled(SIGMOID).train()
-    idle(tokens_BT())
+    idle(tokens())
     before = take_load(idle)["layers.0.ffn"].float()
     assert before.max() / before.mean() > load_E.max() / load_E.mean()
 
@@ -267,14 +267,14 @@ def test_the_attached_balance_loss_has_the_gradient_of_one_that_is_added():
     for name, layer in plain.named_modules():
         if isinstance(layer, MixtureOfExperts):
             layer.router.register_forward_hook(lambda _m, _i, out, name=name: scores.update({name: out}))
-    labels_BT = tokens_BT().roll(-1, dims=1)
-    loss = plain(tokens_BT(), labels_BT=labels_BT) * 0.25
+    labels_BT = tokens().roll(-1, dims=1)
+    loss = plain(tokens(), labels_BT=labels_BT) * 0.25
     for choice in scores.values():
         counts_E = torch.bincount(choice.experts_NC.flatten(), minlength=8)
         loss = loss + 0.25 * 0.5 * 40 * balance_loss(choice.scores_NE, counts_E)
     loss.backward()
     set_loss_scale(attached, 0.25)
-    (attached(tokens_BT(), labels_BT=labels_BT) * 0.25).backward()
+    (attached(tokens(), labels_BT=labels_BT) * 0.25).backward()
     for (name, p), q in zip(plain.named_parameters(), attached.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6, msg=name)
 
@@ -288,7 +288,7 @@ def test_balanced_experts_have_a_balance_loss_of_one():
 def test_gradients_are_the_same_bits_each_time(model):
     def gradients():
         built = filled(model).train()
-        built(tokens_BT(), labels_BT=tokens_BT()).backward()
+        built(tokens(), labels_BT=tokens()).backward()
         return [p.grad for p in built.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(gradients(), gradients(), strict=True))
@@ -296,7 +296,21 @@ def test_gradients_are_the_same_bits_each_time(model):
 
 def test_an_expert_without_tokens_gets_a_zero_gradient():
     built = filled(replace(MIXTURE, experts=replace(MIXTURE.experts, num_experts=64)))
-    built(tokens_BT(1, 2), labels_BT=tokens_BT(1, 2)).backward()
+    built(tokens(1, 2), labels_BT=tokens(1, 2)).backward()
     gate_EFD = built.layers["0"].ffn.experts.gate.grad
     assert gate_EFD.shape[0] == 64
     assert (gate_EFD.flatten(1).abs().sum(dim=1) == 0).sum() >= 58
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [DENSE, MIXTURE, LATENT])
+def test_compiled_layers_compute_the_same(model):
+    plain, compiled = filled(model).train(), filled(model).train()
+    for layer in compiled.layers.values():
+        layer.compile()
+    losses = [built(tokens(), labels_BT=tokens()) for built in (plain, compiled)]
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for (name, p), q in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-4, msg=name)

@@ -70,20 +70,20 @@ def adapted_model(model=DENSE, *, lora, seed=0, trained=True):
     return built
 
 
-def tokens_BT():
+def tokens():
     return torch.randint(61, (2, 12), generator=torch.Generator().manual_seed(3))
 
 
 def test_an_untrained_adapter_changes_nothing():
     plain = build_model(DENSE, device="cpu")
     init_weights(plain, seed=0, std=0.2)
-    assert torch.equal(adapted_model(lora=Lora(), trained=False)(tokens_BT()), plain(tokens_BT()))
+    assert torch.equal(adapted_model(lora=Lora(), trained=False)(tokens()), plain(tokens()))
 
 
 @pytest.mark.parametrize(("model", "targets"), CASES)
 def test_only_adapters_are_trained(model, targets):
     built = adapted_model(model, lora=Lora(rank=4, targets=targets))
-    built(tokens_BT(), labels_BT=tokens_BT()).backward()
+    built(tokens(), labels_BT=tokens()).backward()
     with_gradient = {name for name, p in built.named_parameters() if p.grad is not None}
     assert with_gradient == {name for name, _ in built.named_parameters() if ".lora_" in name}
     assert with_gradient
@@ -104,19 +104,19 @@ def test_gradients_equal_those_of_the_product_written_out():
 @pytest.mark.parametrize(("model", "targets"), CASES)
 def test_merging_keeps_the_logits_and_leaves_plain_layers(model, targets):
     built = adapted_model(model, lora=Lora(rank=4, targets=targets))
-    before = built(tokens_BT())
+    before = built(tokens())
     merge_adapters(built)
     assert not list(adapted(built))
-    torch.testing.assert_close(built(tokens_BT()), before, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(built(tokens()), before, rtol=1e-4, atol=1e-5)
     assert [n for n, _ in built.named_parameters()] == [n for n, _ in build_model(model).named_parameters()]
 
 
 def test_dropout_is_for_training_only():
     built = adapted_model(lora=Lora(rank=4, dropout=0.5))
     built.train()
-    assert not torch.equal(built(tokens_BT()), built(tokens_BT()))
+    assert not torch.equal(built(tokens()), built(tokens()))
     built.eval()
-    assert torch.equal(built(tokens_BT()), built(tokens_BT()))
+    assert torch.equal(built(tokens()), built(tokens()))
 
 
 def test_adapters_stay_fp32_on_a_bf16_base():
@@ -126,12 +126,16 @@ def test_adapters_stay_fp32_on_a_bf16_base():
     init_weights(built, seed=0)
     layer = next(layer for _, layer in adapted(built))
     assert (layer.weight.dtype, layer.lora_a.weight.dtype) == (torch.bfloat16, torch.float32)
-    assert built(tokens_BT()).dtype == torch.bfloat16
+    assert built(tokens()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
     ("model", "targets", "message"),
-    [(MIXTURE, ("gate",), "only attention is adapted"), (LATENT, ("up",), "only attention is adapted"), (DENSE, ("keys",), "no such LoRA target")],
+    [
+        (MIXTURE, ("gate",), "only attention is adapted"),
+        (LATENT, ("up",), "only attention is adapted"),
+        (DENSE, ("keys",), "no such LoRA target"),
+    ],
 )
 def test_targets_that_no_layer_has_are_refused(model, targets, message):
     with pytest.raises(InputError, match=message):
@@ -146,7 +150,7 @@ def test_saved_adapters_come_back(model, targets, tmp_path):
     assert read_lora(tmp_path / "adapter", model=model) == lora
     again = adapted_model(model, lora=lora, trained=False).eval()
     load_adapters(again, tmp_path / "adapter")
-    assert torch.equal(again(tokens_BT()), built(tokens_BT()))
+    assert torch.equal(again(tokens()), built(tokens()))
 
 
 def test_adapters_of_other_targets_are_refused(tmp_path):
@@ -175,7 +179,7 @@ def test_peft_loads_what_we_save_and_we_load_what_peft_saves(model, targets, tmp
 
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
-    torch.testing.assert_close(theirs(tokens_BT()).logits, ours(tokens_BT()), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(theirs(tokens()).logits, ours(tokens()), rtol=1e-4, atol=1e-4)
 
     theirs.save_pretrained(tmp_path / "theirs")
     again = build_model(model)
@@ -184,4 +188,4 @@ def test_peft_loads_what_we_save_and_we_load_what_peft_saves(model, targets, tmp
     load_weights(again, tmp_path / "base")
     init_adapters(again, seed=1)
     load_adapters(again, tmp_path / "theirs")
-    assert torch.equal(again.eval()(tokens_BT()), ours(tokens_BT()))
+    assert torch.equal(again.eval()(tokens()), ours(tokens()))

@@ -1,7 +1,7 @@
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch.nn import functional as F  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
 from meshwright.engines.native.models.loss import IGNORE, linear_cross_entropy  # noqa: E402
 
@@ -19,7 +19,7 @@ def inputs(*, tokens=37, hidden=16, vocab=53, seed=0):
 
 def reference(h_ND, weight_VD, labels_N, *, z_loss=0.0, weights_N=None):
     logits_NV = h_ND @ weight_VD.T
-    loss_N = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE, reduction="none")
+    loss_N = functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE, reduction="none")
     loss_N = loss_N + z_loss * logits_NV.logsumexp(1).square() * (labels_N != IGNORE)
     return (loss_N if weights_N is None else loss_N * weights_N).sum()
 

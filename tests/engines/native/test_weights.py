@@ -62,9 +62,7 @@ def test_files_are_as_the_library_reads_them(tmp_path):
     up_EFD = built.layers["1"].ffn.experts.up
     name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
     assert torch.equal(held[name], up_EFD[2].bfloat16())
-    expected = {
-        n for ours in tensors_of(built) for n in file_names(MIXTURE, ours, family=family_of(MIXTURE))
-    }
+    expected = {n for ours in tensors_of(built) for n in file_names(MIXTURE, ours, family=family_of(MIXTURE))}
     assert held.keys() == expected
 
 
@@ -185,7 +183,10 @@ def test_a_truncated_file_is_refused(tmp_path):
         ({"pytorch_model.bin": "x"}, "PyTorch's own format"),
         ({"model.safetensors.index.json": "{"}, "index of the weights cannot be read"),
         ({"model.safetensors.index.json": "[]"}, "index of the weights cannot be read"),
-        ({"model.safetensors.index.json": '{"weight_map": {"a": "b.safetensors"}}'}, "not there: b.safetensors"),
+        (
+            {"model.safetensors.index.json": '{"weight_map": {"a": "b.safetensors"}}'},
+            "not there: b.safetensors",
+        ),
     ],
 )
 def test_folders_without_weights_are_refused(files, message, tmp_path):
@@ -202,7 +203,9 @@ def test_an_index_that_misplaces_a_tensor_is_refused(tmp_path):
     save_weights(filled(), tmp_path / "w", file_bytes=10_000)
     path = tmp_path / "w" / "model.safetensors.index.json"
     index = json.loads(path.read_text())
-    index["weight_map"]["model.norm.weight"] = "model-00001-of-" + sorted(index["weight_map"].values())[0][-17:]
+    index["weight_map"]["model.norm.weight"] = (
+        "model-00001-of-" + sorted(index["weight_map"].values())[0][-17:]
+    )
     path.write_text(json.dumps(index))
     assert "lacks model.norm.weight" in refused(tmp_path / "w")
 
@@ -211,7 +214,8 @@ def test_an_index_that_misplaces_a_tensor_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in catalog.model_names() if catalog.model(n).family and not n.startswith(("gpt", "gemma"))]
+    "name",
+    [n for n in catalog.model_names() if catalog.model(n).family and not n.startswith(("gpt", "gemma"))],
 )
 def test_every_catalogued_model_has_names_for_all_its_tensors(name):
     model = replace(catalog.model(name), num_mtp_layers=0)

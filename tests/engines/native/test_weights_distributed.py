@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,9 +75,7 @@ def whole(model):
 
 
 def gathered(built):
-    return {
-        name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in built.state_dict().items()
-    }
+    return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in built.state_dict().items()}
 
 
 def check_layouts(rank: int, folder: str, world: int) -> None:
@@ -106,4 +105,8 @@ def same(left, right) -> bool:
 
 @pytest.mark.distributed
 def test_sharded_models_begin_load_and_save_as_one_process(tmp_path: Path):
-    torch.multiprocessing.spawn(check_layouts, args=(str(tmp_path), 4), nprocs=4)
+    # One server imports torch and is copied: starting four interpreters would take longer than the test.
+    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "meshwright.engines.native.weights"])
+    torch.multiprocessing.start_processes(
+        check_layouts, args=(str(tmp_path), 4), nprocs=4, start_method="forkserver"
+    )

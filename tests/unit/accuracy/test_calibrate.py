@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from meshwright.accuracy import calibrate as module
-from meshwright.accuracy.calibrate import COVERAGE, calibrate, main
+from meshwright.accuracy.calibrate import COVERAGE, main
 from meshwright.accuracy.fit import fit
 from meshwright.accuracy.left_out import left_out_errors
 from meshwright.accuracy.rows import read_runs
@@ -35,21 +37,31 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr("sys.argv", ["calibrate", *map(str, arguments)])
-    main()
+@pytest.fixture(scope="module")
+def written(few: Path) -> tuple[dict, str, str]:
+    """(what the command wrote, its standard output, its standard error)."""
+    out = few.with_name("step.json")
+    command = [sys.executable, "-m", "meshwright.accuracy.calibrate", "--runs", few, "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert sorted(p.name for p in few.parent.iterdir()) == ["few.csv", "step.json"]
+    return json.loads(out.read_text()), done.stdout, done.stderr
 
 
-def test_it_writes_a_calibration_that_says_what_it_was_made_from(monkeypatch, few, tmp_path, capsys):
-    out = tmp_path / "step.json"
-    run(monkeypatch, "--runs", few, "--out", out)
-    document = json.loads(out.read_text())
+def test_it_writes_a_calibration_that_says_what_it_was_made_from(written):
+    document, stdout, stderr = written
     assert "from 11 rows of few.csv" in document["made"]
     assert document["rows"] == {"megatron_lm_llama_ex": 3, "megatron_seqpar_paper": 8}
     assert from_document(document).num_rows("framework", "megatron-lm-2021") == 8
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "fitting 11 rows of 2 sources" in captured.err
+    assert stdout == ""
+    assert "fitting 11 rows of 2 sources" in stderr
+
+
+def test_intervals_hold_as_many_left_out_rows_as_they_say(few, written):
+    runs = [r for r in read_runs(few) if r.reason is None]
+    error, sd = left_out_errors(runs, fit(runs, made="x"))
+    inside = np.abs(error) <= Z80 * written[0]["interval_scale"] * sd * (1 + 1e-6)
+    assert inside.mean() >= COVERAGE
+    assert inside.mean() < 1
 
 
 def test_a_failure_leaves_the_old_file(monkeypatch, few, tmp_path):
@@ -60,16 +72,8 @@ def test_a_failure_leaves_the_old_file(monkeypatch, few, tmp_path):
         raise RuntimeError("interrupted")
 
     monkeypatch.setattr(module, "calibrate", fail)
+    monkeypatch.setattr("sys.argv", ["calibrate", "--runs", str(few), "--out", str(out)])
     with pytest.raises(RuntimeError):
-        run(monkeypatch, "--runs", few, "--out", out)
+        main()
     assert [p.name for p in tmp_path.iterdir()] == ["step.json"]
     assert out.read_text() == "old"
-
-
-def test_intervals_hold_as_many_left_out_rows_as_they_say(few):
-    runs = [r for r in read_runs(few) if r.reason is None]
-    scale = calibrate(runs, made="x").interval_scale
-    error, sd = left_out_errors(runs, fit(runs, made="x"))
-    inside = np.abs(error) <= Z80 * scale * sd * (1 + 1e-9)
-    assert inside.mean() >= COVERAGE
-    assert inside.mean() < 1

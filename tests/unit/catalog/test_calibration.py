@@ -49,7 +49,9 @@ TOY = Calibration(
 class TestValues:
     @pytest.mark.parametrize("parameter", prior().parameters.values(), ids=lambda p: p.name)
     def test_transforms_are_inverses(self, parameter):
-        assert parameter.inverse(np.array(parameter.forward(parameter.prior))) == pytest.approx(parameter.prior)
+        assert parameter.inverse(np.array(parameter.forward(parameter.prior))) == pytest.approx(
+            parameter.prior
+        )
 
     def test_offsets_of_all_and_of_the_own_key_add_up(self):
         etas = TOY.etas([H100, MI355X])
@@ -91,7 +93,9 @@ class TestSpread:
 
 
 def test_a_document_keeps_everything_but_the_last_digits():
-    full = replace(TOY, parameters=prior().parameters, residual_sd={"dense": 0.04}, interval_scale=1.5, made="by hand")
+    full = replace(
+        TOY, parameters=prior().parameters, residual_sd={"dense": 0.04}, interval_scale=1.5, made="by hand"
+    )
     again = from_document(json.loads(json.dumps(to_document(full))))
     assert again == full
 
@@ -123,7 +127,7 @@ class TestParametersFile:
 
     def test_its_own_words_name_the_files_there_are(self):
         text = (STEP_CALIBRATION.parent / "parameters.toml").read_text(encoding="utf-8")
-        named = {n for n in re.findall(r"[\w./]*\b\w+\.(?:json|toml)\b", text)}
+        named = set(re.findall(r"[\w./]*\b\w+\.(?:json|toml)\b", text))
         assert {n for n in named if not (STEP_CALIBRATION.parent / Path(n).name).exists()} == set()
 
 

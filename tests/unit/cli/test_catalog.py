@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import pytest
 from click.testing import CliRunner
@@ -99,3 +100,31 @@ def test_error_is_json_when_asked(capsys):
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["exit_code"] == 2
     assert "llama3-8b" in error["hint"]
+
+
+def test_a_claim_says_what_is_done_with_it():
+    found = document("claims", "mlperf51_01")
+    assert found["answer"]["kind"] == "not-yet"
+    assert "prediction" not in found
+    assert "not-yet" in printed("claims", "mlperf51_01")
+    assert all(row["answer"]["commands"] for row in document("claims")["claims"])
+
+
+def test_the_command_of_a_claim_prints_what_is_predicted(meshwright):
+    found = document("claims", "s65_01", "--predict")
+    command = shlex.split(found["answer"]["commands"][0])
+    plan = meshwright(*command[1:], "--json").json["plans"][0]
+    assert plan["estimate"]["tokens_per_s_per_device"] == found["prediction"]["value"]
+    assert plan["plan"] == found["prediction"]["plans"][0]
+
+
+def test_predictions_stand_beside_what_was_printed():
+    text = printed("claims", "hw_05", "--predict")
+    assert "computed" in text
+    assert "448, +0.0 %" in text
+
+
+def test_only_claims_are_predicted(meshwright):
+    outcome = meshwright("catalog", "models", "--predict")
+    assert outcome.exit_code == 2
+    assert "--predict is about claims" in outcome.stderr

@@ -15,8 +15,15 @@ from meshwright.cost.groups import groups_of
 from meshwright.cost.layers import Setting
 from meshwright.cost.rates import SystemRates, system_rates
 from meshwright.cost.step import StepTable, estimate_steps
-from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
-from meshwright.cost.tables import model_row, plan_row, precision_row
+from meshwright.cost.tables import (
+    BatchTable,
+    ModelTable,
+    PlanTable,
+    PrecisionTable,
+    model_row,
+    plan_row,
+    precision_row,
+)
 from meshwright.specs.hardware import Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
@@ -56,9 +63,7 @@ class Case:
         """The same with other rates; names of the device's rates work too."""
         own = {k: v for k, v in changes.items() if hasattr(self.rates, k)}
         device = {k: v for k, v in changes.items() if k not in own}
-        return replace(
-            self, rates=replace(self.rates, **own, device=replace(self.rates.device, **device))
-        )
+        return replace(self, rates=replace(self.rates, **own, device=replace(self.rates.device, **device)))
 
     def planned(self, **changes: int) -> Case:
         """The same with other columns of the plan."""

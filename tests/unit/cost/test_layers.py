@@ -50,10 +50,18 @@ class TestTensorParallel:
 
 class TestContextParallel:
     def test_keys_travel_behind_attention(self, case):
-        long = case(seq_len=131_072, plan=Plan(context=8, data_shard=4), global_batch=8)
-        short = case(seq_len=2048, plan=Plan(context=16, data_shard=2))
+        rates = {"context_loss_ratio": 0.0, "overlap_slowdown_ratio": 0.0}
+        long = case(seq_len=131_072, plan=Plan(context=8, data_shard=4), global_batch=8).with_rates(**rates)
+        short = case(seq_len=2048, plan=Plan(context=16, data_shard=2)).with_rates(**rates)
         assert parts_of(long).dense["context_parallel"].forward_s == 0
         assert parts_of(short).dense["context_parallel"].forward_s > 0
+
+    def test_each_doubling_of_parts_slows_attention(self, case):
+        c = case(seq_len=131_072, plan=Plan(context=8, data_shard=4), global_batch=8).with_rates(
+            context_loss_ratio=0.05, overlap_slowdown_ratio=0.0
+        )
+        lost_s = parts_of(c).dense["context_parallel"].forward_s
+        assert lost_s == pytest.approx(3 * 0.05 * c.layer().attention_core.forward_s)
 
     def test_fewer_key_heads_travel_less(self, case):
         model = catalog.model("llama3-8b")
@@ -68,7 +76,9 @@ class TestExpertParallel:
 
     def exchange_s(self, case, *, cluster="h100-8x8", **changes) -> float:
         plan = Plan(**({"expert": 8, "data_shard": 64} | changes))
-        return float(parts_of(case(model=self.MODEL, cluster=cluster, plan=plan)).moe["expert_parallel"].forward_s)
+        return float(
+            parts_of(case(model=self.MODEL, cluster=cluster, plan=plan)).moe["expert_parallel"].forward_s
+        )
 
     def test_no_exchange_when_every_rank_has_all_experts(self, case):
         assert self.exchange_s(case, expert=1) == 0
@@ -83,12 +93,17 @@ class TestExpertParallel:
     def test_one_copy_to_each_node_is_never_slower(self, case):
         c = case(model=self.MODEL, cluster="h100-8x8", plan=Plan(expert=64, data_shard=64))
         one, all_copies = c.with_rates(deduplicates=1), c.with_rates(deduplicates=0)
-        assert parts_of(one).moe["expert_parallel"].forward_s < parts_of(all_copies).moe["expert_parallel"].forward_s
+        assert (
+            parts_of(one).moe["expert_parallel"].forward_s
+            < parts_of(all_copies).moe["expert_parallel"].forward_s
+        )
 
     def test_dispatch_in_8_bits_travels_less(self, case):
         c = case(model=self.MODEL, cluster="h100-8x8", plan=Plan(expert=64, data_shard=64))
         narrow = replace(c, precision=replace(c.precision, dispatch_bytes=1.0))
-        assert parts_of(narrow).moe["expert_parallel"].forward_s < parts_of(c).moe["expert_parallel"].forward_s
+        assert (
+            parts_of(narrow).moe["expert_parallel"].forward_s < parts_of(c).moe["expert_parallel"].forward_s
+        )
 
     def test_dense_layers_do_not_exchange(self, case):
         assert "expert_parallel" not in parts_of(case()).dense

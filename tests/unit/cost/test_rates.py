@@ -26,7 +26,9 @@ CLUSTER = catalog.cluster("h100-8x4")
 STACK = Stack(framework="megatron-bridge")
 
 
-def rates(precision: str = "bf16", *, calibration: Calibration | None = None, stack: Stack = STACK) -> SystemRates:
+def rates(
+    precision: str = "bf16", *, calibration: Calibration | None = None, stack: Stack = STACK
+) -> SystemRates:
     return system_rates(CLUSTER, PRECISIONS[precision], stack, calibration=calibration or prior())
 
 

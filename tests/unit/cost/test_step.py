@@ -51,7 +51,8 @@ class TestPipeline:
     def test_more_stages_send_more(self, case):
         few, many = (replace(INTERLEAVED, virtual_pipeline=v) for v in (2, 8))
         sent = [
-            self.bubble_s(case, p, pipeline_exposed_ratio=1.0) - self.bubble_s(case, p, pipeline_exposed_ratio=0.0)
+            self.bubble_s(case, p, pipeline_exposed_ratio=1.0)
+            - self.bubble_s(case, p, pipeline_exposed_ratio=0.0)
             for p in (few, many)
         ]
         assert sent[1] == pytest.approx(sent[0] * (4 * 8 - 1) / (4 * 2 - 1), rel=1e-6)
@@ -79,7 +80,9 @@ class TestPipeline:
 
     def test_the_slowest_rank_sets_the_pace(self, case):
         small, large = (replace(catalog.model("llama3-8b"), vocab=v) for v in (32_000, 512_000))
-        gain = case(model=large, plan=PIPELINE).steps().step_s - case(model=small, plan=PIPELINE).steps().step_s
+        gain = (
+            case(model=large, plan=PIPELINE).steps().step_s - case(model=small, plan=PIPELINE).steps().step_s
+        )
         head_s = case(model=large, plan=PIPELINE).layer().head.total_s
         assert gain > 0.8 * 32 * head_s  # every one of 32 micro-batches waits for it
 
@@ -145,7 +148,10 @@ def test_a_prediction_module_costs_about_a_layer_and_a_head(case):
 ROWS = (
     {"model": "llama3-8b", "plan": Plan(data_shard=32, sharding=Sharding.PARAMETERS)},
     {"model": "llama3-8b", "plan": INTERLEAVED, "precision": "fp8"},
-    {"model": "mixtral-8x7b", "plan": Plan(expert=8, data_shard=16, pipeline=2, schedule=Schedule.ZERO_BUBBLE)},
+    {
+        "model": "mixtral-8x7b",
+        "plan": Plan(expert=8, data_shard=16, pipeline=2, schedule=Schedule.ZERO_BUBBLE),
+    },
     {"model": "deepseek-v2-lite", "plan": Plan(expert=4, data_shard=32, recompute=Recompute.FULL)},
     {"model": "gpt3-175b", "plan": Plan(tensor=8, pipeline=4, sequence_parallel=False), "seq_len": 2048},
     {"model": "llama3-8b", "plan": Plan(context=4, data_shard=8), "lora": Lora(), "framework": "torchtitan"},

@@ -39,7 +39,9 @@ class TestTrainedParameters:
     def test_model_parallelism_divides_them(self, case, plan):
         width = plan.tensor * plan.pipeline
         alone = trained(case())[0]
-        assert alone / width <= trained(case(plan=plan))[0] < 1.3 * alone / width  # the first rank has the embedding
+        assert (
+            alone / width <= trained(case(plan=plan))[0] < 1.3 * alone / width
+        )  # the first rank has the embedding
 
     def test_expert_ranks_divide_the_experts_only(self, case):
         alone = trained(case(model="mixtral-8x7b"))
@@ -79,8 +81,12 @@ class TestDataParallel:
     def test_overlap_needs_a_window_and_a_stack_that_uses_it(self, case):
         c = case().with_rates(data_hidden_ratio=1.0, overlap_slowdown_ratio=0.0)
         assert reduced_s(c.with_rates(overlaps_data=1), LONG_WINDOW) == 0
-        assert reduced_s(c.with_rates(overlaps_data=1), NO_WINDOW) == pytest.approx(reduced_s(c.with_rates(overlaps_data=0)))
-        assert reduced_s(c.with_rates(overlaps_data=0), LONG_WINDOW) == reduced_s(c.with_rates(overlaps_data=0))
+        assert reduced_s(c.with_rates(overlaps_data=1), NO_WINDOW) == pytest.approx(
+            reduced_s(c.with_rates(overlaps_data=0))
+        )
+        assert reduced_s(c.with_rates(overlaps_data=0), LONG_WINDOW) == reduced_s(
+            c.with_rates(overlaps_data=0)
+        )
 
     def test_what_may_overlap_hides_only_partly(self, case):
         c = case().with_rates(overlaps_data=1, overlap_slowdown_ratio=0.0)
@@ -99,7 +105,9 @@ class TestOptimizer:
             optimizer_passes=1.0, memory_ratio=1.0
         )
         count = trained(c)[0]
-        assert updated_s(c) == pytest.approx(count * OPTIMIZER_BYTES / float(c.rates.device.memory_bytes_per_s))
+        assert updated_s(c) == pytest.approx(
+            count * OPTIMIZER_BYTES / float(c.rates.device.memory_bytes_per_s)
+        )
 
     @pytest.mark.parametrize("sharding", [Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS])
     def test_sharding_divides_it(self, case, sharding):
@@ -108,7 +116,9 @@ class TestOptimizer:
 
     def test_replicas_do_not(self, case):
         plan = Plan(data_shard=8, data_replicate=4, sharding=Sharding.PARAMETERS)
-        assert updated_s(case(plan=plan)) == pytest.approx(4 * updated_s(case(plan=replace(plan, data_shard=32, data_replicate=1))))
+        assert updated_s(case(plan=plan)) == pytest.approx(
+            4 * updated_s(case(plan=replace(plan, data_shard=32, data_replicate=1)))
+        )
 
     def test_states_in_host_memory_travel_over_the_host_link(self, case):
         plan = Plan(data_shard=32)

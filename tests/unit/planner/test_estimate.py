@@ -18,12 +18,12 @@ from meshwright.specs.plan import Plan, Schedule
 from meshwright.specs.precision import PRECISIONS
 
 FLAT = Plan(data_shard=32)
-PIPELINED = Plan(
-    tensor=2, pipeline=4, virtual_pipeline=2, data_shard=4, schedule=Schedule.INTERLEAVED
-)
+PIPELINED = Plan(tensor=2, pipeline=4, virtual_pipeline=2, data_shard=4, schedule=Schedule.INTERLEAVED)
 
 
-def request(*, model="llama3-8b", cluster="h100-8x4", precision="bf16", framework="megatron-bridge") -> PlanRequest:
+def request(
+    *, model="llama3-8b", cluster="h100-8x4", precision="bf16", framework="megatron-bridge"
+) -> PlanRequest:
     return PlanRequest(
         model=catalog.model(model),
         cluster=catalog.cluster(cluster),

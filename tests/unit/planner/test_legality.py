@@ -7,25 +7,20 @@ from meshwright import catalog
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.tables import PlanTable, plan_from_row, plan_row
 from meshwright.planner.legality import broken_rules, legal_mask, setting_for, violations
-from meshwright.planner.request import PlanRequest
+from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.rules import RULES, Setting, Severity
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
+from meshwright.runfile import from_options
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Engine
 
 
 def setting(model="llama3-8b", cluster="h100-8x8", engine=Engine.NATIVE, seq_len=8192, batch=512) -> Setting:
-    request = PlanRequest(
-        model=catalog.model(model),
-        cluster=catalog.cluster(cluster),
-        seq_len=seq_len,
-        global_batch=batch,
-        precision=PRECISIONS["bf16"],
-        stack=stack_for_engine(engine.value),
-        engine=engine,
+    run = from_options(
+        model=model, cluster=cluster, global_batch=batch, sequence_length=seq_len, engine=engine.value
     )
-    return setting_for(request)
+    return setting_for(request_for(run))
 
 
 def rules(plan: Plan, **where) -> set[str]:

@@ -3,30 +3,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright import catalog
-from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.legality import legal_mask, setting_for
-from meshwright.planner.request import PlanRequest
+from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.screen import CostModel, cost_model, fits, relaxation
 from meshwright.planner.search import Distinct, search
 from meshwright.planner.space import Space, default_space, enumerate_plans
+from meshwright.runfile import from_options
 from meshwright.specs.plan import Schedule
-from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Engine
 
 
 def request(model, cluster, engine=Engine.NATIVE, seq_len=4096, batch=64, **fixed) -> PlanRequest:
-    return PlanRequest(
-        model=catalog.model(model),
-        cluster=catalog.cluster(cluster),
-        seq_len=seq_len,
-        global_batch=batch,
-        precision=PRECISIONS["bf16"],
-        stack=stack_for_engine(engine.value),
-        engine=engine,
-        fixed=fixed,
+    run = from_options(
+        model=model, cluster=cluster, global_batch=batch, sequence_length=seq_len, engine=engine.value
     )
+    return request_for(run, fixed=fixed)
 
 
 def closed_form(wanted: PlanRequest) -> CostModel:

@@ -9,6 +9,7 @@ import pytest
 
 from meshwright import catalog, runfile
 from meshwright.errors import MeshwrightError, RunFileError
+from meshwright.specs.model import Rope, RopeScaling
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 from meshwright.specs.run import Engine, LearningRateSchedule, Task
 
@@ -241,6 +242,7 @@ def test_inline_model_fills_in_what_follows() -> None:
     shapes = "{hidden: 512, num_layers: 4, vocab: 1000, ffn_hidden: 2048, attention: {num_heads: 8}}"
     model = runfile.loads(LLAMA, overrides=[f"model={shapes}"]).model
     assert (model.name, model.attention.head_dim, model.attention.num_kv_heads) == ("inline", 64, 8)
+    assert model.rope == Rope(theta=10_000.0, scaling=RopeScaling.NONE)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +254,10 @@ def test_inline_model_fills_in_what_follows() -> None:
         ),
         ("ffn_hidden: 8, attention: {num_heads: 7}", "attention.head_dim: is missing"),
         ("attention: {num_heads: 8}", "model.ffn_hidden: is missing"),
+        (
+            "ffn_hidden: 8, attention: {num_heads: 8}, rope: {scaling: yarn, factor: 4.0}",
+            "rope.original_context: is missing",
+        ),
         ("ffn_hidden: 8, attention: {num_heads: 8, kind: mla}", "kv_lora_rank: is missing"),
         ("ffn_hidden: 8, attention: {num_heads: 8, num_windowed_layers: 5}", "is more than num_layers"),
         (

@@ -83,18 +83,25 @@ def assemble(run: Run, *, place: Place) -> Assembly:
         masters_of(modules, compute=compute), settings=run.optimizer, is_alone=place.num_ranks == 1
     )
     if plan.pipeline > 1:
-        num_micro_batches = plan.num_micro_batches(run.global_batch)
-        stepper: Stepper = Pipeline(modules, place=place, num_micro_batches=num_micro_batches)
+        stepper: Stepper = Pipeline(
+            modules,
+            place=place,
+            num_micro_batches=plan.num_micro_batches(run.global_batch),
+            sequence_length=run.sequence_length,
+            hidden=run.model.hidden,
+            compute=compute,
+        )
     else:
         stepper = Accumulation(modules[0], plan=plan)
     experts = run.model.experts
+    follows_load = experts is not None and experts.router is Router.SIGMOID
     return Assembly(
         modules=modules,
         optimizer=optimizer,
         stepper=stepper,
         num_parameters=int(count_parameters(model_row(run.model)).total),
-        data_group=place.data_group(),
-        follows_load=experts is not None and experts.router is Router.SIGMOID,
+        data_group=place.data_group() if follows_load else None,
+        follows_load=follows_load,
     )
 
 

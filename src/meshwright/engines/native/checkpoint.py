@@ -24,8 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as read_state
+from torch.distributed.checkpoint.state_dict_saver import save as write_state
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
@@ -69,7 +72,7 @@ def save(
         _wait()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # DCP says that it assumes one process where there is one
-            dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(partial, sync_files=True))
+            write_state(dict(state), storage_writer=FileSystemWriter(partial, sync_files=True))
         digests = _digests(partial)
         if _rank() == 0:
             manifest = {**about, "step": step, "files": digests}
@@ -109,7 +112,7 @@ def load(saved: Saved, *, into: dict[str, Tensor]) -> dict[str, Any]:
     Raises InputError when a tensor is missing or has another shape.
     """
     manifest = read_manifest(saved.path)
-    reader = dcp.FileSystemReader(saved.path)
+    reader = FileSystemReader(saved.path)
     stored = reader.read_metadata().state_dict_metadata
     for name, tensor in into.items():
         held = getattr(stored.get(name), "size", None)
@@ -123,7 +126,7 @@ def load(saved: Saved, *, into: dict[str, Tensor]) -> dict[str, Any]:
             )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(into, storage_reader=reader)
+        read_state(into, storage_reader=reader)
     return manifest
 
 
@@ -191,9 +194,9 @@ def _disk_errors(folder: Path) -> Iterator[None]:
     """Turn what the operating system says of a full or unwritable disk into an InputError."""
     try:
         yield
-    except (OSError, dcp.CheckpointException) as error:
+    except (OSError, CheckpointException) as error:
         cause = error
-        if isinstance(error, dcp.CheckpointException):  # DCP wraps what each process raised
+        if isinstance(error, CheckpointException):  # DCP wraps what each process raised
             cause = next((e for e, _ in error.failures.values() if isinstance(e, OSError)), None)
         if not isinstance(cause, OSError):
             raise

@@ -27,6 +27,11 @@ from meshwright.specs.run import Optimizer as Settings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
+# One kernel for all tensors of a list; `torch.optim` is built on them.
+foreach_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+foreach_mul = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+foreach_norm = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+
 
 def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
     """The rate of step `step` (0 is the first) of `num_steps`.
@@ -156,7 +161,7 @@ class AdamW:
         """Round the masters into the parameters that compute."""
         copies = [m for m in self.masters if m.is_copy]
         if copies:
-            torch._foreach_copy_([m.parameter.detach() for m in copies], [m.local for m in copies])
+            foreach_copy([m.parameter.detach() for m in copies], [m.local for m in copies])
 
     def _take_gradients(self) -> None:
         for master in self.masters:
@@ -171,14 +176,14 @@ class AdamW:
         device = gradients[0].device if gradients else torch.device("cpu")
         squares = torch.zeros((), dtype=torch.float32, device=device)
         if gradients:
-            norms = torch.stack(torch._foreach_norm(gradients)).float()
+            norms = torch.stack(foreach_norm(gradients)).float()
             squares = (norms.square() / torch.tensor(copies, device=device)).sum()
         if not self.is_alone:
             dist.all_reduce(squares)
         norm = squares.sqrt().item()
         limit = self.settings.gradient_clip
         if limit is not None and norm > limit:
-            torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+            foreach_mul(gradients, limit / (norm + 1e-6))
         return norm
 
     def state(self) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from meshwright.errors import InputError, MeshwrightError
 
@@ -73,18 +75,19 @@ def _run_launched(target: Target, payload: Any, *, num_ranks: int, device_type: 
 def _run_here(target: Target, payload: Any, *, num_ranks: int, device_type: str) -> None:
     port = free_port()
     failures = mp.get_context("spawn").SimpleQueue()
-    workers = mp.start_processes(
+    workers = start_processes(
         _worker,
         args=(target, payload, num_ranks, device_type, port, failures),
         nprocs=num_ranks,
         join=False,
         start_method="spawn",
     )
+    assert workers is not None
     try:
         with _passing_on_sigterm(workers):
             while not workers.join(timeout=1.0, grace_period=GRACE_S):
                 pass
-    except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
+    except (ProcessExitedException, ProcessRaisedException) as error:
         if not failures.empty():
             raise failures.get() from None
         raise WorkerLostError(
@@ -132,6 +135,11 @@ def _worker(
         if rank == 0:
             failures.put(error)
         raise
+    # All is written and the group is left. An orderly end would tear down threads of PyTorch in an order that now
+    # and then aborts the process, and a run that is done would count as lost.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from meshwright.errors import InputError
 
 FORMAT = 1  # raised when the same text would become other tokens, or other files
 SHARD_TOKENS = 1 << 29
-_BATCH_CHARACTERS = 4 << 20  # tokenised at once: enough for all cores, little memory
+_BATCH_CHARACTERS = 2 << 20  # tokenised at once: enough for all cores, little memory
 _PIECE_CHARACTERS = 1 << 20  # a longer document is tokenised in pieces
 _LINE_START = re.compile(r"(?<=\n)(?=\S)")
 

@@ -2,6 +2,7 @@
 
 To read it: `transformer`, then `attention`, `feed_forward`, `experts`; the rest is what they are made of.
 
+>>> import torch
 >>> from meshwright.catalog import model
 >>> llama = build_model(model("llama3.1-8b"), dtype=torch.bfloat16)  # on the meta device: no memory
 >>> sum(p.numel() for p in llama.parameters())
@@ -10,13 +11,11 @@ To read it: `transformer`, then `attention`, `feed_forward`, `experts`; the rest
 
 from __future__ import annotations
 
-import torch
-
 from meshwright.engines.native.models.build import build_model, materialize
 from meshwright.engines.native.models.families import FAMILIES, check_model
 from meshwright.engines.native.models.initialize import init_adapters, init_weights, reset_buffers
 from meshwright.engines.native.models.load import set_loss_scale, take_load, update_bias
-from meshwright.engines.native.models.lora import LoraLinear, add_adapters, adapted, merge_adapters
+from meshwright.engines.native.models.lora import LoraLinear, adapted, add_adapters, merge_adapters
 from meshwright.engines.native.models.loss import IGNORE, linear_cross_entropy
 from meshwright.engines.native.models.transformer import Block, Options, Transformer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from meshwright.engines.native.models.layout import Layout
 from meshwright.engines.native.models.rope import rotate_halves, rotate_interleaved, score_scale
@@ -34,7 +34,7 @@ class CoreAttention(nn.Module):
         if repeats > 1 and not grouped:
             k_BGTK = k_BGTK.repeat_interleave(repeats, dim=1)
             v_BGTV = v_BGTV.repeat_interleave(repeats, dim=1)
-        out_BHTV = F.scaled_dot_product_attention(
+        out_BHTV = functional.scaled_dot_product_attention(
             q_BHTK,
             k_BGTK,
             v_BGTV,

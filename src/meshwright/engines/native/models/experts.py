@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from meshwright.engines.native.models.balance import attach_balance_loss
 from meshwright.engines.native.models.feed_forward import FeedForward
@@ -52,7 +52,7 @@ class TopKRouter(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Choice:
         """The chosen experts of every token."""
-        logits_NE = F.linear(x_ND.float(), self.weight.float())
+        logits_NE = functional.linear(x_ND.float(), self.weight.float())
         sigmoid = self.spec.router is Router.SIGMOID
         scores_NE = logits_NE.sigmoid() if sigmoid else logits_NE.softmax(dim=-1)
         with torch.no_grad():
@@ -86,7 +86,7 @@ class Experts(nn.Module):
 
     def forward(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
         """[M, D]: the first `counts_E[0]` rows go through expert 0, and so on."""
-        if rows_MD.is_cuda and rows_MD.dtype is torch.bfloat16 and hasattr(F, "grouped_mm"):
+        if rows_MD.is_cuda and rows_MD.dtype is torch.bfloat16 and hasattr(functional, "grouped_mm"):
             return self._grouped(rows_MD, counts_E)
         # unbind, not indexing: the gradient of an index is a whole zero stack for every expert
         parts = zip(
@@ -97,16 +97,21 @@ class Experts(nn.Module):
             strict=True,
         )
         return torch.cat(
-            [F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down) for x, gate, up, down in parts]
+            [
+                functional.linear(
+                    functional.silu(functional.linear(x, gate)) * functional.linear(x, up), down
+                )
+                for x, gate, up, down in parts
+            ]
         )
 
     def _grouped(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
         ends_E = counts_E.cumsum(0).to(torch.int32)
 
         def times(x: Tensor, weight: Tensor) -> Tensor:
-            return F.grouped_mm(x, weight.transpose(-2, -1), offs=ends_E)
+            return functional.grouped_mm(x, weight.transpose(-2, -1), offs=ends_E)
 
-        return times(F.silu(times(rows_MD, self.gate)) * times(rows_MD, self.up), self.down)
+        return times(functional.silu(times(rows_MD, self.gate)) * times(rows_MD, self.up), self.down)
 
 
 class MixtureOfExperts(nn.Module):

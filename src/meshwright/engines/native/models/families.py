@@ -37,8 +37,7 @@ def check_model(model: Model) -> None:
     if model.family and model.family not in FAMILIES:
         why = _WHY_NOT.get(model.family)
         raise InputError(
-            f"{model.name}: the native engine cannot build this architecture"
-            + (f" ({why})" if why else ""),
+            f"{model.name}: the native engine cannot build this architecture" + (f" ({why})" if why else ""),
             got=model.family,
             allowed=", ".join(FAMILIES),
         )
@@ -46,7 +45,11 @@ def check_model(model: Model) -> None:
         (model.learned_positions > 0, "learned positions", model.learned_positions),
         (not model.gated_ffn, "feed-forward blocks without a gate", "gated_ffn: false"),
         (model.norm_bias, "norms with a bias", "norm_bias: true"),
-        (model.rope.scaling is RopeScaling.OTHER, "this stretching of rotary positions", "rope.scaling: other"),
+        (
+            model.rope.scaling is RopeScaling.OTHER,
+            "this stretching of rotary positions",
+            "rope.scaling: other",
+        ),
     ):
         if wrong:
             raise InputError(f"{model.name}: the native engine has no {what}", got=got)

@@ -6,7 +6,7 @@ B sequences, T tokens, D hidden, F feed-forward hidden.
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class FeedForward(nn.Module):
@@ -20,4 +20,4 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D]."""
-        return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+        return self.down(functional.silu(self.gate(x_BTD)) * self.up(x_BTD))

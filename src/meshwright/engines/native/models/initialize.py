@@ -32,6 +32,7 @@ RESIDUAL_WRITERS = ("attention.output.weight", "ffn.down.weight", "experts.down"
 @torch.no_grad()
 def init_weights(model: Transformer, *, seed: int, std: float = STD) -> None:
     """Fills all parameters and buffers of a model that is not on the meta device (see `materialize`)."""
+    assert not any(p.is_meta for p in model.parameters()), "materialize comes first"
     init_adapters(model, seed=seed)
     stacked = {f"{name}." for name, module in model.named_modules() if isinstance(module, Experts)}
     for name, parameter in model.named_parameters():

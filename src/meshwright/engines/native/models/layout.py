@@ -42,9 +42,7 @@ def make_layout(
     if 0 < window < length:
         one_document = torch.zeros(1, length, dtype=torch.long, device=device)
         windowed_B1TS = see(one_document if documents_BT is None else documents_BT, window=window)
-    return Layout(
-        cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=mask_B1TS, windowed_mask_B1TS=windowed_B1TS
-    )
+    return Layout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=mask_B1TS, windowed_mask_B1TS=windowed_B1TS)
 
 
 def see(documents_BT: Tensor, *, window: int) -> Tensor:

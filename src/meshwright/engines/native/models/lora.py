@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from meshwright.engines.native.models.transformer import Transformer
 from meshwright.errors import InputError
@@ -51,7 +51,7 @@ class LoraLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Adapters multiply in their own dtype, which may be wider than the frozen weight's."""
-        base = F.linear(input, self.weight, self.bias)
+        base = functional.linear(input, self.weight, self.bias)
         narrow = self.lora_a(self.dropout(input).to(self.lora_a.weight.dtype))
         return base + (self.lora_b(narrow) * self.scale).to(base.dtype)
 

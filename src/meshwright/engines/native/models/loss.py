@@ -69,8 +69,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 with_grad=wants_h or wants_weight,
             )
             total += loss
-            if grad_CV is not None:
-                grad_CV = grad_CV.to(h_ND.dtype)
+            if grad_CV is None:
+                continue
+            grad_CV = grad_CV.to(h_ND.dtype)
             if grad_h_ND is not None:
                 grad_h_ND[rows] = grad_CV @ weight_VD
             if grad_weight_VD is not None:

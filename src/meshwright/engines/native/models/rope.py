@@ -41,9 +41,7 @@ def _yarn(rope: Rope, plain_J: Tensor) -> Tensor:
     width = 2 * num_pairs
 
     def index_with(turns: float) -> float:
-        return (
-            width * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
-        )
+        return width * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = index_with(rope.beta_fast), index_with(rope.beta_slow)
     if rope.truncate:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from meshwright.engines.native.models.attention import GroupedAttention, LatentAttention
 from meshwright.engines.native.models.experts import MixtureOfExperts
@@ -74,7 +74,7 @@ class Head(nn.Linear):
     ) -> Tensor:
         """[B, T, V] in the weight's dtype, or a fp32 scalar. `input` is [B, T, D] (the name is nn.Linear's)."""
         if labels_BT is None:
-            return F.linear(input, self.weight)
+            return functional.linear(input, self.weight)
         return linear_cross_entropy(
             input.flatten(0, 1),
             self.weight,

@@ -54,13 +54,15 @@ class Place:
         along = (self.pipeline_rank, slice(None), slice(None), self.tensor_rank)
         ranks_by_group = self.mesh.mesh.permute(0, 3, 1, 2).flatten(2).flatten(0, 1).tolist()
         mine = self.mesh.mesh[along].flatten().tolist()
-        groups = {tuple(ranks): dist.new_group(ranks) for ranks in ranks_by_group}
-        return groups[tuple(mine)]
+        groups = {tuple(ranks): dist.new_group(ranks) for ranks in ranks_by_group}  # all make all of them
+        group = groups[tuple(mine)]
+        assert isinstance(group, dist.ProcessGroup)
+        return group
 
     def axes(self, *names: str) -> DeviceMesh:
         """The part of the mesh along these axes."""
         assert self.mesh is not None
-        return self.mesh[names if len(names) > 1 else names[0]]
+        return self.mesh[names]
 
 
 def data_axes(plan: Plan) -> tuple[int, int]:

@@ -47,12 +47,36 @@ def stages_of_rank(plan: Plan, pipeline_rank: int) -> range:
 class Pipeline:
     """The stages of this rank and the schedule that drives them."""
 
-    def __init__(self, modules: Sequence[nn.Module], *, place: Place, num_micro_batches: int) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        *,
+        place: Place,
+        num_micro_batches: int,
+        sequence_length: int,
+        hidden: int,
+        compute: torch.dtype,
+    ) -> None:
         plan = place.plan
-        num_stages = plan.pipeline * plan.virtual_pipeline
         group = place.axes(PIPELINE).get_group()
+        num_tokens = sequence_length // (plan.tensor if plan.sequence_parallel else 1)
+        tokens = torch.empty(plan.micro_batch, sequence_length, dtype=torch.int64, device="meta")
+        between = torch.empty(
+            plan.micro_batch, num_tokens, hidden, dtype=compute, device="meta", requires_grad=True
+        )
+        loss = torch.empty((), device="meta", requires_grad=True)
+        last = plan.pipeline * plan.virtual_pipeline - 1
+        # Shapes are given, or each stage would run once more to learn them and count its experts' load twice.
         stages = [
-            PipelineStage(module, index, num_stages, place.device, group=group)
+            PipelineStage(
+                module,
+                index,
+                last + 1,
+                place.device,
+                input_args=tokens if index == 0 else between,
+                output_args=loss if index == last else between,
+                group=group,
+            )
             for index, module in zip(stages_of_rank(plan, place.pipeline_rank), modules, strict=True)
         ]
         self.place = place

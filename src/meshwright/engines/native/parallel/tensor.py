@@ -54,19 +54,15 @@ def divide(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> 
 
 
 def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
-    # Inputs stay distributed: query, key and value (gate and up) then share one reduction in the backward pass.
-    whole = {"use_local_output": False}
     plan: dict[str, ParallelStyle] = {
         "attention_norm": _norm(residual),
-        "attention": PrepareModuleInput(
-            input_layouts=(residual, None), desired_input_layouts=(Replicate(), None), **whole
-        ),
+        "attention": _gathered(residual, num_inputs=2),
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
         "attention.value": ColwiseParallel(),
         "attention.output": RowwiseParallel(output_layouts=residual),
         "ffn_norm": _norm(residual),
-        "ffn": PrepareModuleInput(input_layouts=(residual,), desired_input_layouts=(Replicate(),), **whole),
+        "ffn": _gathered(residual, num_inputs=1),
         "ffn.gate": ColwiseParallel(),
         "ffn.up": ColwiseParallel(),
         "ffn.down": RowwiseParallel(output_layouts=residual),
@@ -77,6 +73,17 @@ def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, Parallel
     return plan
 
 
+def _gathered(residual: Shard | Replicate, *, num_inputs: int) -> ParallelStyle:
+    """All tokens of the first input on every rank. It stays distributed, so that query, key and value (gate and up)
+    share one reduction in the backward pass."""
+    others = (None,) * (num_inputs - 1)
+    return PrepareModuleInput(
+        input_layouts=(residual, *others),
+        desired_input_layouts=(Replicate(), *others),
+        use_local_output=False,
+    )
+
+
 def _norm(residual: Shard | Replicate) -> ParallelStyle:
     return SequenceParallel(use_local_output=True) if residual == TOKENS else _Whole()
 
@@ -85,10 +92,10 @@ class _Whole(ParallelStyle):
     """A module that every rank runs on the same input."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(
-            module, device_mesh, None, self._prepare_input, lambda module, output, mesh: output.to_local()
-        )
+        def distributed(module: nn.Module, inputs: Any) -> tuple[DTensor]:
+            return (DTensor.from_local(inputs[0], device_mesh, [Replicate()], run_check=False),)
 
-    @staticmethod
-    def _prepare_input(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> tuple[DTensor]:
-        return (DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False),)
+        distribute_module(module, device_mesh)
+        module.register_forward_pre_hook(distributed)
+        module.register_forward_hook(lambda module, inputs, output: output.to_local())
+        return module

@@ -30,9 +30,7 @@ def divide_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replica
     weight = distribute_tensor(head.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
     head.weight = nn.Parameter(weight)
 
-    def forward(
-        h_BTD: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None
-    ) -> Tensor:
+    def forward(h_BTD: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None) -> Tensor:
         whole = DTensor.from_local(h_BTD, mesh, [residual], run_check=False).redistribute(mesh, [Replicate()])
         whole_BTD = whole.to_local(grad_placements=[Partial()])
         assert isinstance(head.weight, DTensor)
@@ -50,7 +48,7 @@ def divide_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replica
             chunk_logits=head.options.chunk_logits,
         )
 
-    head.forward = forward
+    head.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def divided_cross_entropy(
@@ -105,7 +103,11 @@ class _DividedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_h_ND, grad_weight_VD = ctx.saved_tensors
         scale = grads[0]
-        return grad_h_ND * scale.to(grad_h_ND.dtype), grad_weight_VD * scale.to(grad_weight_VD.dtype), *[None] * 5
+        return (
+            grad_h_ND * scale.to(grad_h_ND.dtype),
+            grad_weight_VD * scale.to(grad_weight_VD.dtype),
+            *[None] * 5,
+        )
 
 
 def _chunk(

@@ -1,12 +1,12 @@
 """Weights from and to Hugging Face safetensors, one tensor at a time.
 
-    names     what each of our tensors is called in each family's files
-    config    the config.json that goes with them
-    tensors   the safetensors format: read slices, write without a copy
-    reading   files into a model, whole or sharded
-    writing   a model into files
-    folder    folders that appear whole or not at all
-    adapters  LoRA adapters in PEFT's format
+names     what each of our tensors is called in each family's files
+config    the config.json that goes with them
+tensors   the safetensors format: read slices, write without a copy
+reading   files into a model, whole or sharded
+writing   a model into files
+folder    folders that appear whole or not at all
+adapters  LoRA adapters in PEFT's format
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LoRA adapters from and to a folder that `peft.PeftModel.from_pretrained` loads.
 
-    adapter_config.json            rank, alpha, targets
-    adapter_model.safetensors      base_model.model.<name in the family's files>.lora_A.weight, .lora_B.weight
+adapter_config.json            rank, alpha, targets
+adapter_model.safetensors      base_model.model.<name in the family's files>.lora_A.weight, .lora_B.weight
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from meshwright.specs.model import AttentionKind, Lora, Model
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
-_CHANGED_MEANING = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
+_CHANGED_MEANING = (
+    "use_dora",
+    "use_rslora",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "fan_in_fan_out",
+)
 """Keys of PEFT's config under which an adapter is not what this module thinks it is."""
 
 
@@ -86,12 +93,17 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
     changed = [key for key in _CHANGED_MEANING if config.get(key)]
     if config.get("peft_type") != "LORA" or changed or config.get("bias", "none") != "none":
         raise InputError(
-            "only plain LoRA adapters are read", got=", ".join(changed) or config.get("peft_type"), allowed="LORA"
+            "only plain LoRA adapters are read",
+            got=", ".join(changed) or config.get("peft_type"),
+            allowed="LORA",
         )
     if not isinstance(names, list):
         raise InputError("target_modules of the adapter", got=names, allowed="a list of names")
     return Lora(
-        rank=rank, alpha=float(alpha), dropout=float(config.get("lora_dropout", 0.0)), targets=_targets(names, model)
+        rank=rank,
+        alpha=float(alpha),
+        dropout=float(config.get("lora_dropout", 0.0)),
+        targets=_targets(names, model),
     )
 
 

@@ -98,7 +98,8 @@ def _feed_forward(model: Model, *, architecture: str) -> dict[str, Any]:
             "num_experts_per_tok": x.top_k,
         }
     experts = {
-        "intermediate_size": model.ffn_hidden or x.ffn_hidden,  # a width that no layer has must still be positive
+        "intermediate_size": model.ffn_hidden
+        or x.ffn_hidden,  # a width that no layer has must still be positive
         "moe_intermediate_size": x.ffn_hidden,
         "num_experts_per_tok": x.top_k,
         "norm_topk_prob": x.normalize_top_k,

@@ -24,6 +24,7 @@ def load_weights(built: Transformer, folder: str | Path) -> None:
     `built` may be a stage, and its parameters may be DTensors; it must not be on the meta device. Raises InputError
     that names what is missing, unexpected or of another shape, before anything is read.
     """
+    assert not any(p.is_meta for p in built.parameters()), "materialize comes first"
     files = Folder(Path(folder))
     family = family_of(built.model)
     _check(files, built, family)
@@ -115,9 +116,7 @@ def _local_part(tensor: DTensor) -> tuple[slice, ...] | None:
     # type(), not isinstance: a strided shard is a Shard too, and not one slice
     if any(type(p) not in (Shard, Replicate) for p in tensor.placements):
         return None
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(slice(o, o + size) for o, size in zip(offset, shape, strict=True))
 
 

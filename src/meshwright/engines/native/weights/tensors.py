@@ -60,7 +60,7 @@ def write_file(path: Path, entries: Sequence[Entry], *, metadata: dict[str, str]
         for entry in entries:
             tensor = entry.make().detach().to(device="cpu", dtype=entry.dtype).contiguous()
             assert tuple(tensor.shape) == entry.shape, entry.name
-            file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
 
@@ -129,7 +129,9 @@ class Folder:
             held = set(self._opened_file(path).keys())
             wrong = sorted(name for name, file in files.items() if file == path and name not in held)
             if wrong:
-                raise InputError(f"{path.name} lacks {wrong[0]}, which the index says it holds", got=str(index))
+                raise InputError(
+                    f"{path.name} lacks {wrong[0]}, which the index says it holds", got=str(index)
+                )
         return files
 
     def _opened_file(self, path: Path) -> Any:

@@ -71,9 +71,7 @@ def _entries(built: Transformer, family: Family, *, dtype: torch.dtype) -> Itera
         names = file_names(built.model, name, family=family)
         kept = torch.float32 if name.endswith("bias_E") else dtype
         if ".experts." not in name:
-            yield Entry(
-                name=names[0], shape=tuple(tensor.shape), dtype=kept, make=partial(_whole, tensor)
-            )
+            yield Entry(name=names[0], shape=tuple(tensor.shape), dtype=kept, make=partial(_whole, tensor))
             continue
         for index, file_name in enumerate(names):
             yield Entry(

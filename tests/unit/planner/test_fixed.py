@@ -1,7 +1,7 @@
 import pytest
 
-from meshwright.cli.fixed import fixed_fields
 from meshwright.errors import InputError, UnknownNameError
+from meshwright.planner.fixed import fixed_fields
 from meshwright.specs.plan import Offload, Recompute, Sharding
 
 

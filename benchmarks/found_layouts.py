@@ -1,0 +1,210 @@
+"""Does the planner find the layouts that others shipped or measured best?
+
+    python benchmarks/found_layouts.py [--markdown]
+
+For each published run below: the question it answered (model, devices, batch, sequence length, precision, software),
+the axes that its authors did not vary, and the planner's answer: at which rank of all layouts theirs comes, how much
+slower than our best we believe it is, and what we would run. A layout is a set of degrees without virtual stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from meshwright.accuracy.metrics import plan_group
+from meshwright.accuracy.predict import predict
+from meshwright.accuracy.rows import Conditions, PublishedRun, read_runs
+from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.tables import cluster_of, tables_of
+from meshwright.cost.memory import estimate_memory, memory_constants
+from meshwright.cost.rates import system_rates
+from meshwright.cost.step import StepTable, estimate_steps
+from meshwright.cost.tables import PlanTable
+from meshwright.planner import PlanRequest, RecomputeChoice, default_space, search
+from meshwright.planner.screen import CostModel, relaxation, relaxed_step_s
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Engine
+
+SHOWN = 400
+"""Layouts looked through; one further down counts as not found."""
+
+ONE_F_ONE_B = {"schedule": Schedule.ONE_F_ONE_B, "virtual_pipeline": 1, "context": 1}
+ZERO_1 = {"sharding": Sharding.OPTIMIZER}
+NO_SEQUENCE_PARALLELISM = {"sequence_parallel": False}
+HAGEMANN = {**ONE_F_ONE_B, **ZERO_1}
+VTRAIN = {**ONE_F_ONE_B, **NO_SEQUENCE_PARALLELISM, "sharding": Sharding.NONE}
+BLOOM = {**ONE_F_ONE_B, **NO_SEQUENCE_PARALLELISM, **ZERO_1}
+KEPT = (RecomputeChoice(),)
+RECOMPUTED = (RecomputeChoice(kind=Recompute.FULL),)
+EITHER = KEPT + RECOMPUTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One published choice: the row of the measured runs, and what its authors held fixed."""
+
+    id: str
+    title: str
+    fixed: Mapping[str, object]
+    recompute: tuple[RecomputeChoice, ...]
+
+
+CHOICES = tuple(
+    Published(id=id, title=title, fixed=fixed, recompute=recompute)
+    for id, title, fixed, recompute in (
+        ("hagemann_layouts-0001", "LLaMA 13B, best on 32 A100", HAGEMANN, EITHER),
+        ("hagemann_layouts-0173", "LLaMA 30B, best on 64 A100", HAGEMANN, EITHER),
+        ("hagemann_layouts-0166", "LLaMA 30B, 8192 tokens, best on 64 A100", HAGEMANN, EITHER),
+        ("hagemann_layouts-0306", "LLaMA 65B, best on 64 A100", HAGEMANN, EITHER),
+        ("hagemann_layouts-0331", "LLaMA 65B, best on 128 A100", HAGEMANN, EITHER),
+        ("vtrain_multi-0019", "GPT 3.6B, best on 64 A100", VTRAIN, RECOMPUTED),
+        ("vtrain_multi-0004", "GPT 18.4B, best on 256 A100", VTRAIN, RECOMPUTED),
+        ("vtrain_multi-0050", "GPT 39.1B, best on 512 A100", VTRAIN, RECOMPUTED),
+        ("vtrain_multi-0096", "GPT-3 175B, best on 512 A100", VTRAIN, RECOMPUTED),
+        ("bloom_prequel-0001", "BLOOM 176B, final, 384 A100", BLOOM, RECOMPUTED),
+        ("megatron_bridge-0108", "Llama 3 70B, shipped, 64 H100", ZERO_1, KEPT),
+        ("megatron_bridge-0089", "Llama 3 70B, shipped, 64 GB200", ZERO_1, KEPT),
+        ("megatron_bridge-0181", "Llama 3.1 405B, shipped, 1024 H100", ZERO_1, KEPT),
+        ("megatron_bridge-0145", "Llama 3.1 405B, shipped, 128 B200", ZERO_1, KEPT),
+        ("megatron_bridge-0178", "Llama 3.1 405B, shipped, 256 GB200", ZERO_1, KEPT),
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Where the planner ranks a published layout. `gap`: our step time of it over our best, less 1."""
+
+    choice: Published
+    plan: Plan  # as published
+    fits: bool  # with the published recomputation
+    rank: int | None  # of all layouts, 1 is the best; None: beyond `SHOWN`
+    gap: float | None
+    best: Plan
+    rank_of_measured: int  # of the plans that were measured for the same question
+    num_measured: int
+
+
+@cache
+def published_runs() -> dict[str, PublishedRun]:
+    return {run.id: run for run in read_runs(measured_runs_path()) if run.conditions is not None}
+
+
+def request_of(conditions: Conditions, fixed: Mapping[str, object]) -> PlanRequest:
+    """What the authors asked. They ran close to the edge of memory, so no margin is kept."""
+    return PlanRequest(
+        model=conditions.model,
+        cluster=cluster_of(conditions),
+        seq_len=conditions.seq_len,
+        global_batch=conditions.global_batch,
+        precision=PRECISIONS[conditions.precision],
+        stack=conditions.stack,
+        engine=Engine.MEGATRON,
+        fixed=fixed,
+        memory_margin=0.0,
+    )
+
+
+def cost_of(request: PlanRequest, conditions: Conditions) -> CostModel:
+    """The cost model with the kernels that the row names where they are not its stack's."""
+    rates = tables_of([conditions])
+    facts = rates.facts.take(0)
+    system = system_rates(request.cluster, request.precision, request.stack)
+    device = replace(
+        system.device, unfused_attention=facts.unfused_attention, unfused_norm=facts.unfused_norm
+    )
+    constants = memory_constants(
+        request.stack, unfused_attention=bool(facts.unfused_attention), fused_norm=conditions.fused_norm
+    )
+    inputs = {
+        "model": request.model_table,
+        "batch": request.batch_table,
+        "precision": request.precision_table,
+    }
+
+    def steps(plan: PlanTable) -> StepTable:
+        return estimate_steps(plan=plan, rates=replace(system, device=device), **inputs)
+
+    return CostModel(
+        memory=lambda plan: estimate_memory(plan=plan, constants=constants, **inputs),
+        steps=steps,
+        bound_s=lambda plan: relaxed_step_s(steps(relaxation(plan))),
+        usable_bytes=request.usable_bytes,
+    )
+
+
+def find(choice: Published) -> Found:
+    """Search for what the authors asked, and look their layout up in the result."""
+    conditions = published_runs()[choice.id].conditions
+    assert conditions is not None
+    request = request_of(conditions, choice.fixed)
+    space = replace(default_space(request), recompute=choice.recompute)
+    result = search(request, top=SHOWN, space=space, model=cost_of(request, conditions))
+    ranked: dict[tuple[int, ...], float] = {}
+    for plan in result.plans:
+        ranked.setdefault(degrees(plan.plan), plan.step_s)
+    published = degrees(conditions.plan)
+    rank = list(ranked).index(published) + 1 if published in ranked else None
+    assert result.best is not None, choice.id
+    return Found(
+        choice=choice,
+        plan=conditions.plan,
+        rank=rank,
+        gap=None if rank is None else ranked[published] / result.best.step_s - 1,
+        best=result.best.plan,
+        **among_measured(choice),
+    )
+
+
+def among_measured(choice: Published) -> dict[str, Any]:
+    """Where the published plan comes when only plans that were measured for the same question count."""
+    group = plan_group(published_runs()[choice.id])
+    runs = [run for run in published_runs().values() if plan_group(run) == group]
+    predictions = predict(runs)
+    own = next(i for i, run in enumerate(runs) if run.id == choice.id)
+    rates: dict[Plan, float] = {}
+    for run, rate in zip(runs, predictions.tokens_per_s_per_device, strict=True):
+        assert run.conditions is not None
+        rates[run.conditions.plan] = max(float(rate), rates.get(run.conditions.plan, 0.0))
+    faster = sum(rate > predictions.tokens_per_s_per_device[own] * (1 + 1e-9) for rate in rates.values())
+    return {
+        "fits": bool(predictions.fits[own]),
+        "rank_of_measured": 1 + faster,
+        "num_measured": len(rates),
+    }
+
+
+def degrees(plan: Plan) -> tuple[int, ...]:
+    """What makes a layout here. Virtual stages are a fine adjustment that authors seldom scan."""
+    return (plan.tensor, plan.context, plan.pipeline, plan.expert, plan.expert_tensor)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="as the table of docs/reference/found-layouts.md"
+    )
+    markdown = parser.parse_args().markdown
+    if markdown:
+        print(
+            "| published | layout | fits | rank | gap | ours | among measured |\n|---|---|---|--:|--:|---|---|"
+        )
+    for choice in CHOICES:
+        found = find(choice)
+        rank = "none" if found.rank is None else str(found.rank)
+        gap = "" if found.gap is None else f"{found.gap:.1%}"
+        measured = f"{found.rank_of_measured} of {found.num_measured}" if found.num_measured > 1 else ""
+        fits = "yes" if found.fits else "no"
+        cells = (choice.title, found.plan.describe(), fits, rank, gap, found.best.describe(), measured)
+        print(f"| {' | '.join(cells)} |" if markdown else "  ".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What the product does with each claim: predicts it, reproduces it, uses it, or not yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from shlex import quote
+from typing import Any
+
+from meshwright.catalog.claims import Claim, claim
+from meshwright.catalog.clusters import cluster
+from meshwright.catalog.entries import DATA
+
+
+class AnswerKind(StrEnum):
+    """What is done with a claim."""
+
+    PREDICTED = "predicted"  # computed by the cost model
+    REPRODUCED = "reproduced"  # by the catalogue's own value
+    EXPLAINED = "explained"  # our value differs for a known reason
+    INPUT = "input"  # an assumption, or solved for: agreement means nothing
+    NOT_YET = "not-yet"  # a command to come will answer it
+
+
+class Reads(StrEnum):
+    """What of an answer stands beside the claim."""
+
+    RATE = "rate"  # tokens/s per device of `run`
+    RATIO = "ratio"  # that of `run` over that of `against`
+    FITS = "fits"  # 1 when a plan of `run` fits, 0 when none does
+    EFFICIENCY = "efficiency"  # of the claim's number of devices, emulated on those of `run`
+    DAYS = "days"  # of steps on the claim's devices, for what `run` trains in the days of claim `solved_by`
+    SPEEDUP = "speedup"  # of the claim's number of devices against those of `run`
+    CATALOGUE = "catalogue"  # a value of the accelerator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Options of a command line that describe a run."""
+
+    model: str
+    cluster: str
+    gbs: int  # sequences
+    seq: int  # tokens
+    precision: str
+    engine: str
+    fix: tuple[str, ...] = ()
+    set: tuple[str, ...] = ()
+
+    def options(self) -> str:
+        """As they are typed."""
+        words = ["--model", self.model, "--cluster", self.cluster, "--gbs", self.gbs, "--seq", self.seq]
+        words += ["--precision", self.precision, "--engine", self.engine]
+        words += [word for fixed in self.fix for word in ("--fix", fixed)]
+        words += [word for changed in self.set for word in ("--set", changed)]
+        return " ".join(quote(str(word)) for word in words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is done with one claim, by which commands, and what had to be assumed."""
+
+    kind: AnswerKind
+    commands: tuple[str, ...]
+    reads: Reads | None = None
+    run: Asked | None = None
+    against: Asked | None = None
+    value: str = ""  # CATALOGUE: which value
+    solved_by: str = ""  # DAYS: the claim that the length of the training is solved for
+    within: float = 0.0  # half of the last digit that was printed
+    assumed: str = ""
+
+
+def claim_answer(found: Claim) -> Answer:
+    """The answer to a claim; every claim has one."""
+    return _answers()[found.claim_id](found)
+
+
+@cache
+def _answers() -> dict[str, Any]:
+    import tomllib
+    from functools import partial
+
+    document = tomllib.loads((DATA / "claims_answers.toml").read_text(encoding="utf-8"))
+    runs = {name: _asked(options) for name, options in document["runs"].items()}
+    return {name: partial(_answer, row, runs) for name, row in document["answers"].items()}
+
+
+def _asked(options: dict[str, Any]) -> Asked:
+    lists = {name: tuple(options.get(name, ())) for name in ("fix", "set")}
+    return Asked(**{**options, **lists})
+
+
+def _answer(row: dict[str, Any], runs: dict[str, Asked], found: Claim) -> Answer:
+    reads = Reads(row["reads"]) if "reads" in row else None
+    run, against = (runs[row[key]] if key in row else None for key in ("run", "against"))
+    answer = Answer(
+        kind=AnswerKind(row["kind"]),
+        commands=tuple(row.get("commands", ())),
+        reads=reads,
+        run=run,
+        against=against,
+        value=row.get("value", ""),
+        solved_by=row.get("solved_by", ""),
+        within=row.get("within", 0.0),
+        assumed=row.get("assumed", ""),
+    )
+    return answer if answer.commands else replace(answer, commands=_commands(found, answer))
+
+
+def _commands(found: Claim, answer: Answer) -> tuple[str, ...]:
+    """The commands that compute what `answer` reads."""
+    run = answer.run
+    if run is None:
+        return (f"meshwright catalog accelerators {found.accelerator.lower()}",)
+    asked = [run] if answer.against is None else [run, answer.against]
+    if answer.reads in (Reads.RATE, Reads.RATIO, Reads.FITS):
+        return tuple(f"meshwright plan {a.options()} --top 1" for a in asked)
+    base = cluster(run.cluster).num_devices
+    if answer.reads is Reads.EFFICIENCY:
+        return (f"meshwright scale {run.options()} --emulate {base} --devices {found.num_accelerators}",)
+    days = f" --days {claim(answer.solved_by).value:g}" if answer.solved_by else ""
+    return (f"meshwright scale {run.options()} --devices {base},{found.num_accelerators}{days}",)

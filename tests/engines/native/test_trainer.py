@@ -1,0 +1,162 @@
+"""The training loop: losses fall, schedules, precision, validation, faults, what is left on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright import runfile  # noqa: E402
+from meshwright.engines.base import Ending, TrainOptions  # noqa: E402
+from meshwright.engines.native import engine, faults  # noqa: E402
+from meshwright.engines.native.optimize import learning_rate  # noqa: E402
+from meshwright.errors import InputError, MissingDependencyError  # noqa: E402
+from meshwright.specs.run import LearningRateSchedule, Optimizer  # noqa: E402
+
+TEXT = """
+model:
+  name: tiny
+  hidden: 32
+  num_layers: 2
+  vocab: 257
+  ffn_hidden: 64
+  attention: {num_heads: 4, num_kv_heads: 2}
+data: {source: TEXT, tokenizer: bytes, sequence_length: 16}
+batch: {global_sequences: 8, micro: 4}
+precision: fp32
+cluster: here
+optimizer: {learning_rate: 1.0e-2, warmup_steps: 3}
+train: {steps: 30, evaluate: {every_steps: 10, num_batches: 1}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def train(tmp_path):
+    text = tmp_path / "corpus.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 600)
+
+    def run(*overrides, **options):
+        loaded = runfile.loads(TEXT.replace("TEXT", str(text)), overrides=overrides)
+        return engine.train(loaded, options=TrainOptions(folder=tmp_path / "out", quiet=True, **options))
+
+    return run
+
+
+def steps(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_loss_falls(train, precision):
+    record = train(f"precision={precision}")
+    assert record.ending is Ending.DONE
+    assert record.statistics["first_loss"] == pytest.approx(math.log(257), rel=0.05)
+    assert record.statistics["last_loss"] < 3.6
+    assert record.statistics["validation_loss"] < 3.6
+    assert record.sample
+
+
+def test_bf16_with_fp32_masters_follows_fp32(train, tmp_path):
+    losses = []
+    for precision in ("fp32", "bf16"):
+        train(f"precision={precision}")
+        losses.append([entry["loss"] for entry in steps(tmp_path)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_micro_batches_add_up_to_the_batch(train):
+    last = [train(f"batch.micro={size}").statistics["last_loss"] for size in (1, 8)]
+    assert last[0] == pytest.approx(last[1], rel=1e-4)
+
+
+def test_recomputation_changes_no_bit(train):
+    plan = "parallel={data_shard: 1, recompute: RECOMPUTE}"
+    last = [train(plan.replace("RECOMPUTE", how)).statistics["last_loss"] for how in ("none", "full")]
+    assert last[0] == last[1]
+
+
+def test_what_a_run_leaves_behind(train, tmp_path):
+    record = train("train.steps=10")
+    folder = tmp_path / "out"
+    assert {p.name for p in folder.iterdir()} == {"run.yaml", "resolved.json", "steps.jsonl", "record.json"}
+    assert (folder / "run.yaml").read_text().startswith("# --set train.steps=10\n")
+    assert json.loads((folder / "resolved.json").read_text())["plan"]["data_shard"] == 1
+    entries = steps(tmp_path)
+    assert [entry["step"] for entry in entries] == list(range(1, 11))
+    assert entries[-1]["tokens"] == 10 * 8 * 16
+    assert "validation_loss" in entries[-1]
+    assert record.statistics["step_s"]["n"] == 7  # the first three warm up
+    assert record.software["torch"] == torch.__version__
+    assert record.predicted is not None
+    assert record.predicted["step"]["low"] < record.predicted["step"]["high"]
+
+
+def test_a_loss_that_is_no_number_ends_the_run(train, tmp_path):
+    record = train("optimizer.learning_rate=1e12", "optimizer.gradient_clip=null", "optimizer.warmup_steps=0")
+    assert record.ending is Ending.DIVERGED
+    assert len(steps(tmp_path)) < 30
+
+
+def test_a_request_to_stop_ends_after_the_step(train, monkeypatch):
+    monkeypatch.setattr(faults.StopRequest, "asked", True, raising=False)
+    monkeypatch.setattr(faults.StopRequest, "__init__", lambda self: None)
+    record = train()
+    assert record.ending is Ending.STOPPED
+    assert record.statistics["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.steps=null", "says neither steps nor tokens"),
+        ("precision=fp8", "fp8 is not trained"),
+        ("task=lora", "lora is not trained"),
+        ("parallel={data_shard: 1, context: 2}", "parallel.context"),
+        ("parallel={data_shard: 1, offload: optimizer}", "parallel.offload"),
+    ],
+)
+def test_what_this_engine_cannot_do_is_refused(train, override, words):
+    with pytest.raises(InputError, match=words):
+        train(override)
+
+
+def test_an_accelerator_that_is_not_there_is_missing(train, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(MissingDependencyError, match="no accelerator"):
+        train("cluster=h100-8x1")
+
+
+def test_checkpoints_of_another_run_are_not_overwritten(train, tmp_path):
+    saves = (f"train.checkpoint={{folder: {tmp_path / 'saved'}}}", "train.steps=3")
+    train(*saves)
+    with pytest.raises(InputError, match="already holds checkpoints, the newest after step 3"):
+        train(*saves)
+    with pytest.raises(InputError, match="nothing to resume from"):
+        train(resume=True)
+
+
+SCHEDULES = {
+    LearningRateSchedule.CONSTANT: [0.5, 1.0, 1.0, 1.0, 1.0, 1.0],
+    LearningRateSchedule.LINEAR: [0.5, 1.0, 0.775, 0.55, 0.325, 0.1],
+    LearningRateSchedule.COSINE: [0.5, 1.0, 0.868198, 0.55, 0.231802, 0.1],
+    LearningRateSchedule.WSD: [0.5, 1.0, 1.0, 1.0, 0.55, 0.1],
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_learning_rates(schedule):
+    settings = Optimizer(learning_rate=1.0, warmup_steps=2, schedule=schedule, decay_ratio=1 / 3)
+    found = [learning_rate(settings, step=i, num_steps=6) for i in range(6)]
+    assert found == pytest.approx(SCHEDULES[schedule], abs=1e-6)

@@ -1,0 +1,95 @@
+"""`meshwright train`: the command line; the engine has its own tests."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from meshwright.cli import train
+
+TEXT = """
+model:
+  name: tiny
+  hidden: 32
+  num_layers: 2
+  vocab: 64
+  ffn_hidden: 64
+  attention: {num_heads: 4, num_kv_heads: 2}
+data: {source: synthetic, sequence_length: 16}
+batch: {global_sequences: 4, micro: 2}
+precision: fp32
+cluster: here
+train: {steps: 4}
+"""
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+
+
+@pytest.fixture
+def run_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TEXT)
+    return "tiny.yaml"
+
+
+def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypatch):
+    monkeypatch.setattr(train, "find_spec", lambda name: None)
+    outcome = meshwright("train", run_file)
+    assert outcome.exit_code == 3
+    assert "hint: pip install 'meshwright[torch]'" in outcome.stderr
+
+
+def test_another_engine_is_refused(meshwright, run_file):
+    outcome = meshwright("train", run_file, "--set", "engine=megatron")
+    assert outcome.exit_code == 2
+    assert "got 'megatron', allowed: native" in outcome.stderr
+
+
+@needs_torch
+def test_the_document_is_the_record(meshwright, run_file, tmp_path):
+    outcome = meshwright("train", run_file, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    document = outcome.json
+    assert document["ending"] == "done"
+    assert document["statistics"]["steps"] == 4
+    assert (tmp_path / "runs" / "tiny" / "record.json").is_file()
+
+
+@needs_torch
+def test_measured_stands_beside_predicted(meshwright, run_file):
+    outcome = meshwright("train", run_file)
+    assert outcome.exit_code == 0, outcome.stderr
+    for words in ("measured", "predicted (80 % interval)", "tokens/s/device", "MFU", "Results: runs/tiny"):
+        assert words in outcome.stdout
+    assert "loss" in outcome.stderr
+
+
+@needs_torch
+def test_a_second_training_takes_a_folder_of_its_own(meshwright, run_file, tmp_path):
+    for _ in range(2):
+        assert meshwright("train", run_file, "--set", "train.steps=1").exit_code == 0
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2"]
+
+
+@needs_torch
+def test_a_dry_run_writes_nothing(meshwright, run_file, tmp_path):
+    outcome = meshwright("train", run_file, "--dry-run", "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.json["plan"]["micro_batch"] == 2
+    assert not (tmp_path / "runs").exists()
+
+
+@needs_torch
+def test_divergence_is_a_no(meshwright, run_file):
+    overrides = (
+        "--set",
+        "optimizer.learning_rate=1e12",
+        "--set",
+        "optimizer.gradient_clip=null",
+        "--set",
+        "train.steps=30",
+    )
+    outcome = meshwright("train", run_file, *overrides)
+    assert outcome.exit_code == 1
+    assert "is not a number" in outcome.stderr

@@ -1,0 +1,51 @@
+from dataclasses import replace
+from math import log
+
+import pytest
+
+from meshwright.catalog import claim, claims
+from meshwright.catalog.claim_answers import AnswerKind, Reads, claim_answer
+from meshwright.planner.claims import predict_claim
+
+
+def test_a_rate_is_that_of_the_best_plan_with_what_is_fixed():
+    found = predict_claim(claim("s65_01"))
+    assert found.plans == ("DP8 zero1 mbs4",)
+    assert found.value.low < found.value.value < found.value.high
+    assert found.ratio == pytest.approx(found.value.value / 31_190)
+
+
+def test_the_interval_of_a_ratio_is_wider_than_either_of_its_rates():
+    ratio = predict_claim(claim("perf25_03")).value
+    rate = predict_claim(claim("s65_02")).value  # its baseline
+    assert log(ratio.high / ratio.value) > log(rate.value / rate.low)
+
+
+def test_what_needs_one_device_to_fit():
+    found = predict_claim(claim("s65_16"))
+    assert (found.value.value, len(found.plans)) == (1.0, 1)
+    assert found.is_inside
+
+
+def test_an_efficiency_is_against_the_whole_batch_on_the_same_devices():
+    found = predict_claim(claim("scale_04"))
+    assert 0.9 < found.value.value < 1
+    assert found.is_inside  # printed with one decimal
+
+
+def test_catalogue_values_round_to_the_printed_ones():
+    for c in claims():
+        answer = claim_answer(c)
+        if answer.reads is Reads.CATALOGUE:
+            assert predict_claim(c).is_inside == (answer.kind is AnswerKind.REPRODUCED), c.claim_id
+
+
+def test_a_claim_outside_the_interval_says_so():
+    found = predict_claim(claim("s65_01"))
+    assert found.is_inside
+    assert not replace(found, claim=replace(found.claim, value=2 * found.value.high)).is_inside
+
+
+def test_what_no_command_answers_yet_is_not_computed():
+    assert predict_claim(claim("mlperf51_01")) is None
+    assert predict_claim(claim("scale_08")) is None
