@@ -117,10 +117,11 @@ def print_table(
         title_justify="left", caption_justify="left", title_style="bold", header_style="bold",
         show_edge=False, pad_edge=False,
     )  # fmt: skip
-    for i, (name, align) in enumerate(
-        columns.items()
-    ):  # the first column names the row: keep it in one piece
-        table.add_column(Text(name), justify=align, overflow="fold", no_wrap=i == 0)
+    # Figures stay in one piece, and so does what names a row when no other words can give way.
+    one_of_words = sum(align == "left" for align in columns.values()) == 1
+    for name, align in columns.items():
+        no_wrap = align == "right" or one_of_words
+        table.add_column(Text(name), justify=align, overflow="fold", no_wrap=no_wrap)
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     console().print(table)

@@ -17,7 +17,7 @@ LEFT_OUT_TITLE = "Predicted beside measured, each source left out of the fit tha
 
 _FITTED = (
     "These are the rows that the calibration was fitted on ({version}): on somebody else's cluster "
-    "and software, expect the larger error of `--leave-one-source-out`."
+    "and software, expect the larger error that --leave-one-source-out gives."
 )
 _LEFT_OUT = (
     "Each source is predicted by a calibration that never saw it: this is the error to expect on somebody "
@@ -50,8 +50,8 @@ def _lead(report: AccuracyReport, *, left_out: bool) -> str:
 def _key_figures(m: Metrics, of: str) -> list[tuple[str, str, str]]:
     return [
         (f"{m.num_predicted:,}", "rows predicted", f"of {m.num_rows:,}, {of}"),
-        (_known(m.median_abs_error), "median error", of),
-        (_known(m.p90_abs_error), "error of nine rows in ten", of),
+        (_known(m.median_abs_error), "median error", "over or under"),
+        (_known(m.p90_abs_error), "90th percentile", "of the errors"),
         (f"{100 * m.bias:+.1f} %" if m.bias == m.bias else "–", "bias", "median, + is too optimistic"),
         (_known(m.interval_coverage), "inside the interval", "80 % is right"),
     ]

@@ -3,12 +3,15 @@
 Read it in this order:
 
     check        what this engine cannot do (imports no torch)
-    engine       from a run to a record: device, plan, processes
+    engine       from a run to a record: device, plan, what to expect
     processes    one process a device, on this machine or under torchrun
     trainer      the training loop of one process
-    step         one optimizer step: micro-batches, pipeline or not
-    parallel/    mesh, fully sharded, tensor and pipeline parallelism
+    assembly     what a process trains: model, shards, optimizer
+    step         the passes of one optimizer step; `parallel.pipeline` is the other way to take it
+    parallel/    mesh, fully sharded, tensor and pipeline parallelism, one a file
     optimize     AdamW on fp32 master weights, learning rate, clipping
-    checkpoint   states on disk: atomic, checked, resumable under another plan
-    metrics, telemetry, progress   what is measured, where it is written, what is shown
+    models/, weights/, data/, feed     what is trained, and on what
+    checkpoint, faults                 states on disk; signals
+    device, metrics, telemetry, progress, sample      what is measured, kept and shown
+    rehearsal    a plan on local processes, compared with one process
 """

@@ -44,6 +44,7 @@ def train(run: Run, *, options: TrainOptions) -> Record:
         num_ranks=job.plan.num_devices,
         device_type=devices.find_device().type,
         max_restarts=options.max_restarts,
+        again=replace(job, is_restart=True),
     )
     return read_record(options.folder)
 

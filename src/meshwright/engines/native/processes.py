@@ -41,9 +41,17 @@ def under_torchrun() -> bool:
 
 
 def run_ranks(
-    target: Target, payload: Any, *, num_ranks: int, device_type: str, max_restarts: int = 0
+    target: Target,
+    payload: Any,
+    *,
+    num_ranks: int,
+    device_type: str,
+    max_restarts: int = 0,
+    again: Any = None,
 ) -> None:
     """Run `target` on every rank and return when all have ended. `payload` and `target` must pickle.
+
+    After a process was lost all start again, with `again` as their payload.
 
     Raises InputError when torchrun started another number of processes, WorkerLostError when a process was lost
     and no restart is left, and the target's own MeshwrightError when it raised one.
@@ -56,9 +64,11 @@ def run_ranks(
         for restarts_left in range(max_restarts, -1, -1):
             try:
                 return _run_here(target, payload, num_ranks=num_ranks, device_type=device_type)
-            except WorkerLostError:
+            except WorkerLostError as error:
                 if not restarts_left:
                     raise
+                print(f"{error.message}; starting again", file=sys.stderr, flush=True)
+                payload = again
 
 
 def _run_launched(target: Target, payload: Any, *, num_ranks: int, device_type: str) -> None:

@@ -43,6 +43,7 @@ class Job:
     predicted: dict[str, Any] | None
     options: TrainOptions
     notes: tuple[str, ...] = ()
+    is_restart: bool = False  # after a process was lost: go on from the newest checkpoint, if there is one
 
 
 @dataclass(kw_only=True)
@@ -81,7 +82,7 @@ class _Loop:
 
     def run(self) -> None:
         """All steps from the first, or from the checkpoint, to the last; then the record."""
-        done = self._resume() if self.job.options.resume else 0
+        done = self._resume() if self.job.options.resume or self._has_checkpoint() else 0
         if self.place.is_main:
             self.log = telemetry.StepLog(self.job.options.folder, after_step=done)
         self.measured.num_steps = done
@@ -168,6 +169,15 @@ class _Loop:
         about = {"run": self.job.run.name, "model": self.job.run.model.name, "plan": self.job.plan.describe()}
         self.measured.saved = checkpoint.save(
             self.parts.state(), folder=Path(settings.folder), step=taken, about=about, keep=settings.keep
+        )
+
+    def _has_checkpoint(self) -> bool:
+        """Whether a run that lost a process can go on."""
+        settings = self.job.run.train.checkpoint
+        return (
+            self.job.is_restart
+            and settings is not None
+            and bool(checkpoint.checkpoints(Path(settings.folder)))
         )
 
     def _resume(self) -> int:
