@@ -146,34 +146,35 @@ def solve(
     iterations: int = ITERATIONS,
     cauchy: float = CAUCHY,
 ) -> Solution:
-    """Gauss-Newton on the rows where `use` is true."""
-    beta = np.zeros(len(problem.keys)) if start is None else start.copy()
+    """Gauss-Newton with Levenberg's damping on the rows where `use` is true."""
     precision = 1 / problem.prior_sd**2
-    best, H, J = np.inf, np.diag(precision), None
-    step = np.zeros_like(beta)
-    damping = 1e-3
-    residual = np.zeros(len(use))
     log_step = log_step_of(problem.tables, calibration)
-    for _ in range(iterations):
-        etas, half = _etas(problem, calibration, beta + step)
-        predicted = log_step(etas, half)
-        residual_new = predicted - problem.log_measured
-        score = _score(residual_new, problem, use, cauchy) + float(((beta + step) ** 2 * precision).sum())
-        if not np.isfinite(score) or score > best * (1 + 1e-9):
+
+    def at(beta: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        residual = log_step(*_etas(problem, calibration, beta)) - problem.log_measured
+        return residual, _score(residual, problem, use, cauchy) + float((beta**2 * precision).sum())
+
+    def jacobian(beta: NDArray[np.float64]) -> NDArray[np.float64]:
+        return _jacobian(problem, derivatives(log_step, *_etas(problem, calibration, beta)), len(beta))
+
+    beta = np.zeros(len(problem.keys)) if start is None else start.copy()
+    residual, score = at(beta)
+    J, damping = jacobian(beta), 2.5e-4
+    for _ in range(iterations - 1):
+        weights = _weights(residual, problem, use, cauchy)
+        H = (J.T * weights) @ J + np.diag(precision)
+        gradient = J.T @ (weights * residual) + precision * beta
+        candidate = beta - np.linalg.solve(H + damping * np.diag(np.diag(H)), gradient)
+        new_residual, new_score = at(candidate)
+        if not np.isfinite(new_score) or new_score > score * (1 + 1e-9):
             damping *= 8
-            step = _newton_step(H, J, beta, precision, residual, problem, use, damping, cauchy)
             continue
-        converged = best - score < TOLERANCE * best
-        beta, best, residual = beta + step, score, residual_new
-        damping = max(damping / 4, 1e-4)
-        slopes = derivatives(log_step, etas, half)
-        J = _jacobian(problem, slopes, len(beta))
-        step = _newton_step(H, J, beta, precision, residual, problem, use, damping, cauchy)
+        converged = score - new_score < TOLERANCE * score
+        beta, residual, score = candidate, new_residual, new_score
+        J, damping = jacobian(beta), max(damping / 4, 1e-4)
         if converged:
             break
-    assert J is not None
-    weights = _weights(residual, problem, use, cauchy)
-    curvature = (J**2 * weights[:, None]).sum(axis=0) + precision
+    curvature = (J**2 * _weights(residual, problem, use, cauchy)[:, None]).sum(axis=0) + precision
     touched = ((np.abs(J) > 1e-4) & use[:, None]).sum(axis=0)
     return Solution(beta=beta, sd=1 / np.sqrt(curvature), num_rows=touched, residual=residual)
 
@@ -188,24 +189,6 @@ def _weights(
 def _score(residual: NDArray[np.float64], problem: Problem, use: NDArray[np.bool_], cauchy: float) -> float:
     scaled = residual / (cauchy * problem.noise)
     return float((use * problem.share * cauchy**2 * np.log1p(scaled**2)).sum())
-
-
-def _newton_step(
-    H: NDArray[np.float64],
-    J: NDArray[np.float64] | None,
-    beta: NDArray[np.float64],
-    precision: NDArray[np.float64],
-    residual: NDArray[np.float64],
-    problem: Problem,
-    use: NDArray[np.bool_],
-    damping: float,
-    cauchy: float,
-) -> NDArray[np.float64]:
-    assert J is not None
-    weights = _weights(residual, problem, use, cauchy)
-    A = (J.T * weights) @ J + np.diag(precision)
-    gradient = J.T @ (weights * residual) + precision * beta
-    return -np.linalg.solve(A + damping * np.diag(np.diag(A)), gradient)
 
 
 def as_calibration(problem: Problem, solution: Solution, base: Calibration, *, made: str) -> Calibration:

@@ -47,9 +47,7 @@ def read_layout(row: Row, model: Model, *, num_devices: int, seq_len: int, softw
     degrees = _degrees(row, num_devices, sharding, notes)
     micro_batch, global_batch = _batch(row, degrees, seq_len, notes, per_device=software.batch_per_device)
     data_shard, data_replicate = _hybrid_split(row, degrees.data, sharding, notes)
-    virtual = row.count("vpp")
-    if virtual is None and degrees.pipeline > 1:
-        notes.append("no virtual stages")
+    virtual = _virtual_stages(row, degrees.pipeline, notes)
     recompute, modules, layers = _recompute(row, notes)
     expert, expert_tensor = _experts(row, model, degrees, notes)
     plan = Plan(
@@ -57,14 +55,14 @@ def read_layout(row: Row, model: Model, *, num_devices: int, seq_len: int, softw
         sequence_parallel=_sequence_parallel(row, degrees.tensor, software, notes),
         context=degrees.context,
         pipeline=degrees.pipeline,
-        virtual_pipeline=(virtual or 1) if degrees.pipeline > 1 else 1,
+        virtual_pipeline=virtual,
         expert=expert,
         expert_tensor=expert_tensor,
         data_shard=data_shard,
         data_replicate=data_replicate,
         sharding=sharding,
         micro_batch=micro_batch,
-        schedule=_schedule(row, degrees.pipeline, virtual or 1),
+        schedule=_schedule(row, degrees.pipeline, virtual),
         recompute=recompute,
         recompute_modules=modules,
         recompute_layers=layers,
@@ -229,6 +227,19 @@ _SCHEDULES = (
     (r"gpipe", Schedule.GPIPE),
 )
 """Schedules that notes name; the first match decides."""
+
+
+def _virtual_stages(row: Row, pipeline: int, notes: list[str]) -> int:
+    """Chunks per pipeline rank; a row that names an interleaved schedule has at least two."""
+    if pipeline == 1:
+        return 1
+    stated = row.count("vpp")
+    if stated is None and re.search("interleaved", row.text("notes"), re.IGNORECASE):
+        notes.append("two virtual stages, the least that interleaving has")
+        return 2
+    if stated is None:
+        notes.append("no virtual stages")
+    return stated or 1
 
 
 def _schedule(row: Row, pipeline: int, virtual: int) -> Schedule:

@@ -39,8 +39,8 @@ def _result(row: Row) -> Key | None:
 
 
 def _recipe(row: Row) -> Key | None:
-    if row.count("pp") in (None, 1):
-        return None
+    if row.count("pp") in (None, 1) or "1f1b" in row.text("notes").lower():
+        return None  # a row that names its schedule is no repeat of one with another
     return ("mlperf" if is_mlperf(row) else row.text("source_key"), *_cells(row, _SAME_RECIPE))
 
 

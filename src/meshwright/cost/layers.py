@@ -122,8 +122,10 @@ def layer_parts(s: Setting, compute: LayerCompute) -> LayerParts:
     p, t = s.parameters, s.plan.tensor
     moe_shared_weights = (p.attention_layer + p.shared_layer) / t + p.router_layer
     expert_weights = p.experts_layer / (s.plan.expert * s.plan.expert_tensor)
-    _complete(s, dense, compute.dense_floor, _recomputed(s, compute, dense, is_moe=False))
-    _complete(s, moe, compute.moe_floor, _recomputed(s, compute, moe, is_moe=True))
+    dense["power_limit"] = _throttled(dense, compute.dense_floor)
+    moe["power_limit"] = _throttled(moe, compute.moe_floor)
+    dense["recompute"] = _recomputed(s, compute, dense, is_moe=False)
+    moe["recompute"] = _recomputed(s, compute, moe, is_moe=True)
     dense["gather"] = _gather(s, dense, (p.attention_layer + p.dense_ffn_layer) / t, 0.0)
     moe["gather"] = _gather(s, moe, moe_shared_weights, expert_weights)
     age = np.exp(-s.rates.host_gain_per_year * s.rates.years)
@@ -163,16 +165,13 @@ def _backward_free(forward_s: Array, input_s: Array) -> Passes:
     return Passes(forward_s=forward_s, input_s=input_s, weight_s=0.0 * forward_s)
 
 
-def _complete(s: Setting, parts: Parts, floor: Passes, again_s: Array) -> None:
-    """Add what the power limit and recomputation cost, which depend on the other components."""
+def _throttled(parts: Parts, floor: Passes) -> Passes:
+    """What the power limit adds where a layer would run its arithmetic faster than the device sustains."""
 
     def lacking(part: str) -> Array:
         return np.maximum(getattr(floor, part) - _sum(parts, part), 0.0)
 
-    parts["power_limit"] = Passes(
-        forward_s=lacking("forward_s"), input_s=lacking("input_s"), weight_s=lacking("weight_s")
-    )
-    parts["recompute"] = _backward_free(0.0 * again_s, again_s)
+    return Passes(forward_s=lacking("forward_s"), input_s=lacking("input_s"), weight_s=lacking("weight_s"))
 
 
 def _tensor_parallel(s: Setting) -> Passes:
@@ -225,8 +224,8 @@ def _expert_parallel(s: Setting) -> Passes:
     return _backward_free(seconds, seconds)
 
 
-def _recomputed(s: Setting, compute: LayerCompute, parts: Parts, *, is_moe: bool) -> Array:
-    """Forward seconds that run a second time, mean over a rank's layers."""
+def _recomputed(s: Setting, compute: LayerCompute, parts: Parts, *, is_moe: bool) -> Passes:
+    """What runs forward a second time in the backward pass, mean over a rank's layers."""
     plan = s.plan
     if is_moe:
         activation_s, module, gemm_s = compute.moe_activation_s, "moe", compute.experts.forward_s
@@ -245,7 +244,8 @@ def _recomputed(s: Setting, compute: LayerCompute, parts: Parts, *, is_moe: bool
     per_rank = np.maximum(s.model.num_layers / plan.pipeline, 1)
     share = np.where(plan.recompute_layers >= 0, np.minimum(plan.recompute_layers / per_rank, 1.0), 1.0)
     whole = share * _sum(parts, "forward_s")
-    return np.where(plan.recompute == FULL, whole, np.where(plan.recompute == SELECTIVE, chosen, 0.0))
+    again = np.where(plan.recompute == FULL, whole, np.where(plan.recompute == SELECTIVE, chosen, 0.0))
+    return _backward_free(0.0 * again, again)
 
 
 def _gather(s: Setting, parts: Parts, dense_weights: Array, expert_weights: Array) -> Passes:
