@@ -138,7 +138,7 @@ def _sequence_unit(s: Setting, plan: PlanTable) -> Array:
 def _enough_micro_batches(s: Setting, plan: PlanTable) -> Array:
     m, p = num_micro_batches(s, plan), plan.pipeline
     dual = _is(plan, Schedule.DUALPIPE)
-    needed = np.where(dual, 2 * p, 1)
+    needed = np.where(dual, 2 * p, np.where(_is(plan, Schedule.ZBV), 2 * p - 1, 1))
     if s.facts.engine is Engine.MEGATRON:
         needed = np.where(_is(plan, Schedule.INTERLEAVED), p, needed)
     return (p == 1) | ((m >= needed) & (~dual | ((m % 2 == 0) & (p % 2 == 0))))
@@ -151,7 +151,8 @@ def _says_micro_batches(s: Setting, p: PlanTable) -> str:
             "dualpipe needs an even pipeline and an even number of micro-batches, at least "
             f"{2 * p.pipeline}: pipeline is {p.pipeline}, micro-batches {m}"
         )
-    return f"{schedule.value} on {p.pipeline} ranks needs {p.pipeline} micro-batches, there are {m}"
+    needed = 2 * p.pipeline - 1 if schedule is Schedule.ZBV else p.pipeline
+    return f"{schedule.value} on {p.pipeline} ranks needs {needed} micro-batches, there are {m}"
 
 
 def _rounds(s: Setting, plan: PlanTable) -> Array:

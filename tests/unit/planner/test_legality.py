@@ -5,7 +5,8 @@ import pytest
 
 from meshwright import catalog
 from meshwright.catalog.stacks import stack_for_engine
-from meshwright.cost.tables import PlanTable, plan_from_row, plan_row
+from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
+from meshwright.cost.tables import SCHEDULES, PlanTable, plan_from_row, plan_row
 from meshwright.planner.legality import broken_rules, legal_mask, setting_for, violations
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.rules import RULES, Setting, Severity
@@ -66,6 +67,7 @@ CASES = [
     ("micro-batches", Plan(pipeline=8, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, data_shard=8),
      {"batch": 32, "engine": E_.MEGATRON}),
     ("micro-batches", Plan(pipeline=8, schedule=Schedule.DUALPIPE, data_shard=8), {"batch": 64}),
+    ("micro-batches", Plan(pipeline=8, virtual_pipeline=2, schedule=Schedule.ZBV, data_shard=8), {"batch": 112}),
     ("micro-batch rounds", Plan(pipeline=8, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, data_shard=8),
      {"batch": 8 * 17, "engine": E_.TORCHTITAN}),
     ("micro-batch rounds", Plan(pipeline=8, schedule=Schedule.GPIPE, data_shard=8),
@@ -175,3 +177,24 @@ def test_replicas_that_do_not_divide_the_data_width_are_named():
         "data_replicate 3 does not divide the data width 8, which context 1 x tensor 4 x pipeline 2 leave "
         "of 64 devices"
     )
+
+
+def test_what_is_legal_can_be_simulated():
+    """No plan of a whole space is legal whose schedule the event graph refuses."""
+    run = from_options(
+        model="llama3-8b", cluster="h100-8x2", global_batch=32, sequence_length=2048, engine="native"
+    )
+    request = request_for(run)
+    plans = enumerate_plans(default_space(request))
+    legal = plans.take(np.flatnonzero(legal_mask(plans, setting=setting_for(request))))
+    shapes = {
+        (int(s), int(p), int(v), int(32 // (b * d)))
+        for s, p, v, b, d in zip(
+            legal.schedule, legal.pipeline, legal.virtual_pipeline, legal.micro_batch, legal.data, strict=True
+        )
+        if p > 1
+    }
+    assert len(shapes) > 20
+    for schedule, p, v, m in shapes:
+        shape = PipelineShape(schedule=SCHEDULES[schedule], num_ranks=p, num_chunks=v, num_micro_batches=m)
+        assert schedule_shortfall(shape) is None, shape
