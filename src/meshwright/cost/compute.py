@@ -16,19 +16,31 @@ Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave 
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 import numpy as np
 
 from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.tables import Array, BatchTable, ModelTable, PlanTable, PrecisionTable, Table
 
-TILES = ((256, 128, 1.0), (128, 128, 0.90), (64, 128, 0.62))
-"""Output tiles (rows, columns) a GEMM library chooses from and the share of the best tile's rate each reaches:
-arithmetic intensity of a tile against shared-memory bandwidth falls with its size (the guide above, section 2.2)."""
 
-TILE_DEPTH = 160
-"""k0: filling and draining the tile's pipeline costs as much as this much depth."""
+@dataclass(frozen=True, kw_only=True)
+class GemmTiles:
+    """Output tiles that a library chooses from, and the depth that starting one costs (`kernels.toml` says whence)."""
+
+    shapes: tuple[tuple[float, float, float], ...]  # rows, columns, share of the best tile's rate
+    depth: float
+
+
+@cache
+def gemm_tiles() -> GemmTiles:
+    """The tiles of catalog/data/calibration/kernels.toml."""
+    text = (files("meshwright.catalog") / "data" / "calibration" / "kernels.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    return GemmTiles(shapes=tuple(tuple(shape) for shape in data["tiles"]), depth=data["tile_depth"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +72,15 @@ class DeviceRates(Table):
 
 
 def _tile_seconds(m: Array, n: Array, k: Array, groups: Array, flops_per_s: Array, units: Array) -> Array:
+    offered = gemm_tiles()
     best: Array = np.inf
     quantised = units > 0
     u = np.maximum(units, 1)
-    for tile_m, tile_n, share in TILES:
+    for tile_m, tile_n, share in offered.shapes:
         tiles = groups * np.ceil(m / tile_m) * np.ceil(n / tile_n)
         # Stream-K and persistent kernels balance about half of the last wave's loss.
         waves = np.where(quantised, np.maximum(0.5 * (np.ceil(tiles / u) + tiles / u), 1.0), tiles / u)
-        seconds = waves * u * (2.0 * tile_m * tile_n) * (k + TILE_DEPTH) / (flops_per_s * share)
+        seconds = waves * u * (2.0 * tile_m * tile_n) * (k + offered.depth) / (flops_per_s * share)
         best = np.minimum(best, seconds)
     return best
 

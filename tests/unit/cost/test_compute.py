@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
-from meshwright.cost.compute import TILE_DEPTH, Passes, gemm_s
+from meshwright.cost.compute import Passes, gemm_s, gemm_tiles
 from meshwright.specs.model import Attention, Lora, Model
 from meshwright.specs.plan import Plan
 
@@ -26,7 +26,7 @@ class TestGemm:
         m = n = k = 16_384
         share = 2 * m * n * k / FLOPS / seconds(m, n, k)
         assert 0.97 < share < 1
-        assert share == pytest.approx(k / (k + TILE_DEPTH), rel=1e-6)
+        assert share == pytest.approx(k / (k + gemm_tiles().depth), rel=1e-6)
 
     def test_one_more_row_of_tiles_starts_another_wave(self):
         full = seconds(UNITS * 256, 128, 4096, bytes_per_s=UNBOUND)
