@@ -11,6 +11,12 @@ from typing import Any
 
 from meshwright.errors import InputError
 
+MAX_COUNT = 10**7
+"""Largest count of devices, layers, sequences and the like: the limit of a run file, which keeps products of
+counts in 64 bits."""
+MAX_TOKENS = 10**12
+"""Largest count of tokens."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -40,16 +46,18 @@ class Row:
             raise self._error(column, "is not a number", allowed="a finite number, not negative, or empty")
         return value
 
-    def count(self, column: str) -> int | None:
+    def count(self, column: str, *, limit: int = MAX_COUNT) -> int | None:
         """The cell as a count of at least 1, None when empty (0 also means that there are none).
 
-        Raises InputError when it has a fraction.
+        Raises InputError when it has a fraction or exceeds `limit`.
         """
         value = self.number(column)
         if value is None:
             return None
         if value != int(value):
             raise self._error(column, "is not a whole number", allowed="a whole number or empty")
+        if value > limit:
+            raise self._error(column, "is out of range", allowed=f"<= {limit:,}")
         return int(value) or None
 
     def _error(self, column: str, what: str, *, allowed: str) -> InputError:

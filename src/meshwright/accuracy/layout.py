@@ -13,7 +13,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.csvfile import MAX_TOKENS, Row
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.software import Software
 from meshwright.specs.model import Model
@@ -158,7 +158,7 @@ def _batch(
 
 
 def _sequences(row: Row, seq_len: int) -> int | None:
-    tokens = row.count("gbs_tokens")
+    tokens = row.count("gbs_tokens", limit=MAX_TOKENS)
     return tokens // seq_len if tokens and tokens % seq_len == 0 else None
 
 

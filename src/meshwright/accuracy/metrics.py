@@ -49,6 +49,19 @@ class Predictions:
         if len(sizes) > 1:
             raise ValueError(f"arrays of different lengths: {sorted(sizes)}")
 
+    @classmethod
+    def none(cls) -> Predictions:
+        """Of no run at all."""
+        empty = np.empty(0)
+        return cls(
+            tokens_per_s_per_device=empty,
+            low=empty,
+            high=empty,
+            memory_allocated_bytes=empty,
+            memory_reserved_bytes=empty,
+            fits=np.empty(0, dtype=np.bool_),
+        )
+
     def __len__(self) -> int:
         return len(self.tokens_per_s_per_device)
 

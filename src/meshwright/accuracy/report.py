@@ -17,7 +17,7 @@ from meshwright.accuracy.metrics import Metrics, Predictions, measure, memory_er
 from meshwright.accuracy.rows import PublishedRun
 
 Predict = Callable[[Sequence[PublishedRun]], Predictions]
-"""Predicts runs that have conditions, in their order."""
+"""Predicts runs that have conditions, in their order; never asked about none."""
 
 GROUP_KINDS = (
     "subset", "source", "accelerator", "architecture", "size", "precision", "framework", "task", "quality",
@@ -106,7 +106,7 @@ def compare(
 ) -> AccuracyReport:
     """Predict all `runs` (and `failed` configurations) that have conditions and compare."""
     known = [run for run in runs if run.conditions is not None]
-    predictions = predict(known)
+    predictions = predict(known) if known else Predictions.none()
     return AccuracyReport(
         summary=measure(known, predictions, num_rows=len(runs)),
         groups=_groups(runs, known, predictions),
@@ -186,4 +186,5 @@ def _judge(
 ) -> FailedReport:
     predictable = [run for run in failed if run.reason is None and run.conditions is not None]
     excluded = Counter(run.reason.value for run in failed if run.reason)
-    return judge(predictable, predict(predictable), known, predictions, excluded=excluded)
+    judged = predict(predictable) if predictable else Predictions.none()
+    return judge(predictable, judged, known, predictions, excluded=excluded)

@@ -16,6 +16,9 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
 
+MAX_COUNT = 10_000_000
+"""Larger sizes are no model's and overflow what is computed from them."""
+
 
 class _Config:
     """Checked access to the keys of one config: a missing or ill-typed key is an error that names the key."""
@@ -32,8 +35,9 @@ class _Config:
             raise InputError(
                 f"{self.name}: key {key!r} is missing", hint="is this the config.json of the whole model?"
             )
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise InputError(f"{self.name}: {key}", got=value, allowed=f"a whole number, {minimum} or more")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= MAX_COUNT:
+            allowed = f"a whole number from {minimum} to {MAX_COUNT:,}"
+            raise InputError(f"{self.name}: {key}", got=value, allowed=allowed)
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -82,7 +86,7 @@ def model_from_path(path: str | Path) -> Model:
         raise InputError(
             f"cannot read the model's config: {error.strerror or error}", got=str(file)
         ) from error
-    except ValueError as error:  # both undecodable text and malformed JSON
+    except (ValueError, RecursionError) as error:  # undecodable text, malformed or endlessly nested JSON
         raise InputError(f"the model's config is not JSON: {error}", got=str(file)) from error
     return model_from_config(config, name=file.resolve().parent.name)
 

@@ -12,12 +12,14 @@ A verb's module is imported when the verb runs, so `meshwright --help` imports n
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -28,6 +30,9 @@ from meshwright.errors import MeshwrightError, MissingDependencyError, UnknownNa
 
 EXIT_USAGE, EXIT_MISSING, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 3, 70, 130, 141
 DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a disk that is full or broken answers: never a bug of ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,16 @@ VERBS: dict[str, Verb] = {
         target="meshwright.cli.train:command",
         section="Train",
         help="Train a model here: on the CPU, on one accelerator, or on many.",
+    ),
+    "rehearse": Verb(
+        target="meshwright.cli.rehearse:command",
+        section="Train",
+        help="Try a plan's structure on local CPU processes, against one process.",
+    ),
+    "checkpoint": Verb(
+        target="meshwright.cli.checkpoint:command",
+        section="Train",
+        help="Look at checkpoints, check them, and exchange weights with Hugging Face.",
     ),
     "accuracy": Verb(
         target="meshwright.cli.accuracy:command",
@@ -126,6 +141,9 @@ def group() -> None:
 
 def main() -> NoReturn:
     """Entry point of the console script and of `python -m meshwright`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open to the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 prints ? instead of a traceback
@@ -149,6 +167,11 @@ def run(args: Sequence[str]) -> int:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            _silence_stdout()  # which may be what is full: what it still holds cannot be written at exit either
+            return _fail(
+                f"cannot write the output: {error.strerror}", hint=None, exit_code=EXIT_USAGE, as_json=False
+            )
         if os.environ.get(DEBUG_VARIABLE) == "1":
             raise
         return _fail_unexpected(error, as_json=as_json)

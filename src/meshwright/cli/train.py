@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.cli.needs import require_torch
 from meshwright.cli.options import json_option, run_argument, set_option, verb
-from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
+from meshwright.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from meshwright.engines.base import Record
@@ -62,7 +62,7 @@ def command(
 
     run = runfile.load(run_path, overrides=overrides)
     _require_native(run)
-    _require_torch()
+    require_torch("training")
 
     from meshwright.engines.base import TrainOptions
     from meshwright.engines.native import engine
@@ -88,15 +88,6 @@ def _require_native(run: Run) -> None:
             "this version trains with its own engine only", got=run.engine.value, allowed="native",
             hint="--set engine=native",
         )  # fmt: skip
-
-
-def _require_torch() -> None:
-    if find_spec("torch") is None:
-        raise MissingDependencyError(
-            "training needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
-        )
-    # Read when PyTorch is loaded: threads that wait must not spin on cores that others use.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _default_folder(name: str, *, resume: bool) -> Path:

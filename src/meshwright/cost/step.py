@@ -180,4 +180,4 @@ def _component_seconds(s: Setting, layers: StageLayers, parts: LayerParts) -> di
 
 
 def _host_wait(parts: Parts, host_s: Array) -> Array:
-    return layer_times(parts, host_s).total_s - sum(p.total_s for p in parts.values())
+    return np.maximum(layer_times(parts, host_s).total_s - sum(p.total_s for p in parts.values()), 0.0)

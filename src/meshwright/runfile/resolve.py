@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from meshwright import catalog
@@ -18,13 +19,15 @@ from meshwright.runfile.inline import inline_model, same_fields
 from meshwright.runfile.pinned import plan_from_section
 from meshwright.runfile.problems import BelowError, KeyPath, Problem
 from meshwright.specs import run as specs
-from meshwright.specs.hardware import Cluster, Stack
+from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import PRECISIONS, Precision
 
 T = TypeVar("T")
 HERE = "here"
+MAX_LAYERS = 2000  # the search tries every number of virtual stages: a million layers take minutes
+MAX_WIDTH = 10**7  # of hidden states and vocabulary, as the schema has it for inline shapes
 MAX_DEVICES = 10**7  # hundred times the largest machine that was announced; keeps counts in 64 bits
 
 
@@ -90,6 +93,18 @@ def _path(key: str) -> KeyPath:
 
 
 def _model(given: str | schema.InlineModel) -> Model:
+    model = _described_model(given)
+    if model.num_layers > MAX_LAYERS:
+        raise InputError(
+            "has more layers than can be planned", got=model.num_layers, allowed=f"<= {MAX_LAYERS:,}"
+        )
+    if max(model.hidden, model.vocab) > MAX_WIDTH:
+        got = max(model.hidden, model.vocab)
+        raise InputError("is wider than can be planned", got=got, allowed=f"<= {MAX_WIDTH:,}")
+    return model
+
+
+def _described_model(given: str | schema.InlineModel) -> Model:
     if isinstance(given, schema.InlineModel):
         return inline_model(given)
     looks_like_path = os.sep in given or given.endswith(".json") or given in (".", "..")
@@ -135,13 +150,27 @@ def _cluster(given: str | schema.InlineCluster, here: Cluster | None) -> Cluster
 def _precision(name: str, cluster: Cluster | None) -> Precision:
     if name not in PRECISIONS:
         raise UnknownNameError("precision", name, known=PRECISIONS)
-    precision = PRECISIONS[name]
-    if cluster is not None and precision.matmul not in cluster.accelerator.peak_flops_per_s:
-        has = ", ".join(sorted(cluster.accelerator.peak_flops_per_s))
-        raise InputError(
-            f"{cluster.accelerator.name} does not multiply {precision.matmul}", got=name, allowed=has
-        )
+    if cluster is None:
+        return PRECISIONS[name]
+    accelerator = cluster.accelerator
+    precision = _multiplied_on(accelerator, PRECISIONS[name])
+    if precision.matmul not in accelerator.peak_flops_per_s:
+        usable = (n for n, p in PRECISIONS.items() if _runs_on(accelerator, p))
+        message = f"{accelerator.name} does not multiply {precision.matmul}"
+        raise InputError(message, got=name, allowed=", ".join(sorted(usable)))
     return precision
+
+
+def _runs_on(accelerator: Accelerator, precision: Precision) -> bool:
+    return _multiplied_on(accelerator, precision).matmul in accelerator.peak_flops_per_s
+
+
+def _multiplied_on(accelerator: Accelerator, precision: Precision) -> Precision:
+    """fp16 shares the rate of bf16, except on devices older than bf16, whose datasheets give fp16 its own."""
+    formats = accelerator.peak_flops_per_s
+    if precision.matmul in formats or precision.name not in formats:
+        return precision
+    return replace(precision, matmul=precision.name)
 
 
 def _global_batch(batch: schema.BatchSection, sequence_length: int) -> int:

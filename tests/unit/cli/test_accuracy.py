@@ -69,3 +69,14 @@ def test_a_broken_file_exits_with_2_and_one_message(
     assert outcome.exit_code == 2
     assert message in outcome.json["error"]["message"]
     assert "Traceback" not in outcome.stderr
+
+
+def test_a_file_without_a_row_that_can_be_predicted_is_reported(
+    meshwright: Callable[..., Any], few_runs: Path
+) -> None:
+    lines = few_runs.read_text(encoding="utf-8").splitlines(keepends=True)
+    few_runs.write_text(lines[0], encoding="utf-8")  # the header alone
+    outcome = meshwright("accuracy", "--runs", str(few_runs), "--failed", str(few_runs), "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.json["summary"]["num_rows"] == 0
+    assert outcome.json["summary"]["median_abs_error"] is None

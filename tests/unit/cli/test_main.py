@@ -2,6 +2,7 @@ import importlib.util
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -199,3 +200,14 @@ def test_every_verb_has_json(name):
     command = main.group.get_command(click.Context(main.group), name)
     assert command is not None
     assert "--json" in {option for parameter in command.params for option in parameter.opts}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("args", [("catalog", "models", "--json"), ("--help",)])
+def test_a_full_disk_is_no_bug(args):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "meshwright", *args], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == "error: cannot write the output: No space left on device\n"

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from meshwright.cli import train
+from meshwright.cli import needs
 
 TEXT = """
 model:
@@ -34,7 +34,7 @@ def run_file(tmp_path, monkeypatch):
 
 
 def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypatch):
-    monkeypatch.setattr(train, "find_spec", lambda name: None)
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
     outcome = meshwright("train", run_file)
     assert outcome.exit_code == 3
     assert "hint: pip install 'meshwright[torch]'" in outcome.stderr

@@ -144,6 +144,7 @@ def test_an_unknown_key_is_told_the_known_one(key: str, hint: str) -> None:
         ("cluster={accelerator: h100, devices_per_node: 8}", "cluster.num_nodes: is missing"),
         ("cluster={accelerator: h10, devices_per_node: 8, num_nodes: 1}", "unknown accelerator: got 'h10'"),
         ("precision=nvfp4", "h100 does not multiply fp4"),
+        ("cluster=v100-8x8", "v100 does not multiply bf16: got 'bf16', allowed: fp16, fp32"),
         ("data=", "data: is empty"),
         ("data=3", "must be a mapping of keys: got 3"),
         ("parallel=atuo", "got 'atuo', allowed: auto or a mapping\nhint: did you mean 'auto'?"),
@@ -327,3 +328,23 @@ def test_errors_name_the_option(change: dict[str, object], words: str) -> None:
     with pytest.raises(RunFileError) as caught:
         runfile.from_options(**(OPTIONS | change))  # pyright: ignore[reportArgumentType]
     assert str(caught.value).startswith(words)
+
+
+def test_fp16_multiplies_at_its_own_rate_where_there_is_no_bf16() -> None:
+    old = runfile.loads(LLAMA, overrides=("precision=fp16", "cluster=v100-8x8"))
+    new = runfile.loads(LLAMA, overrides=("precision=fp16", "cluster=h100-8x8"))
+    assert (old.precision.matmul, new.precision.matmul) == ("fp16", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [("num_hidden_layers", "more layers than can be planned"), ("hidden_size", "wider than can be planned")],
+)
+def test_a_config_of_impossible_size_is_refused(tmp_path: Path, shape: str, words: str) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 32000,
+        "num_attention_heads": 32, "num_hidden_layers": 32,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {shape: 32 * 10**20}))
+    assert words in error_of(f"model={path}")

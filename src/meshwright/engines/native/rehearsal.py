@@ -1,18 +1,25 @@
 """A plan's parallel structure on local processes, compared with one process that does all of it alone.
 
-Every process takes some steps of the plan and, beside them, the same steps alone on the whole batch. Equal are then
+`shrink` makes a plan small enough for this machine: fewer processes on every axis, a model of toy width with the same
+kinds of layers. `compare` runs it. Every process takes some steps of the plan and, beside them, the same steps alone on
+the whole batch. Equal are then
 
     losses      of every step: forward, backward and optimizer
     gradients   of the first step, parameter by parameter
     weights     after the last step
 
-An error is the largest difference of a tensor's elements over its largest element.
+An error is the largest difference of a tensor's elements over its largest element. A process that hangs is ended and
+says where it stood.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import logging
+import re
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,11 +35,20 @@ from meshwright.engines.native.data import open_data
 from meshwright.engines.native.feed import Feed, num_labels
 from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process
-from meshwright.engines.native.processes import run_ranks
-from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run
+from meshwright.engines.native.processes import WorkerLostError, run_ranks
+from meshwright.errors import InfeasibleError
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model
+from meshwright.specs.plan import Plan, Schedule
+from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Data, Run
 
 NUM_STEPS = 3
+TOLERANCE = 1e-4
+"""Errors of fp32 sums taken in another order stay two orders below; a sum taken twice or not at all is 0.1 and more."""
+TIMEOUT_S = 120.0
+"""Toy steps take a second; the rest is for starting processes on a busy machine."""
+AXES = {"pipeline": "PP", "tensor": "TP", "context": "CP", "data_shard": "DP", "data_replicate": "replicas"}
+"""Axes of a plan in the order in which they are kept when processes do not suffice for all, and their short names."""
 EPSILON = 1e-3
 """AdamW's, in both: with the usual one a gradient that is all rounding error still moves its weight a whole step."""
 
@@ -65,27 +81,201 @@ class Comparison:
         """The largest error of a weight."""
         return max(self.weight_errors.values())
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether everything is equal within `TOLERANCE`; what is no number is not."""
+        errors = [self.loss_error, *self.gradient_errors.values(), *self.weight_errors.values()]
+        return all(error <= TOLERANCE for error in errors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    """A run and its plan, small enough for this machine."""
+
+    run: Run
+    plan: Plan
+    changes: tuple[str, ...]  # of the plan: "TP 8 -> 2"
+    left_out: tuple[str, ...]  # axes of the plan that had no room
+
+
+def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
+    """A small `run` and `plan` of at most `num_processes` processes with the same structure, in fp32, on random tokens.
+
+    Every axis above 1 is kept, as 2, and doubled again while there is room; a plan that fits stays as it is. The
+    structure is also: sharding, schedule, virtual stages, recomputation, several micro-batches, and of the model the
+    kinds of layers, grouped heads, experts, tied embeddings.
+    """
+    degrees = _degrees(plan, num_processes=num_processes)
+    virtual = min(plan.virtual_pipeline, 2) if degrees["pipeline"] > 1 else 1
+    stages = degrees["pipeline"] * virtual
+    is_uneven = run.model.num_layers % (plan.pipeline * plan.virtual_pipeline) or (
+        plan.layers_per_stage is not None and len(set(plan.layers_per_stage)) > 1
+    )
+    small = replace(
+        plan,
+        **degrees,
+        virtual_pipeline=virtual,
+        schedule=plan.schedule
+        if virtual > 1 or plan.schedule is not Schedule.INTERLEAVED
+        else Schedule.ONE_F_ONE_B,
+        micro_batch=min(plan.micro_batch, 2),
+        layers_per_stage=None,
+        recompute_layers=None,
+    )
+    num_micro = min(plan.num_micro_batches(run.global_batch), 2 * degrees["pipeline"])
+    if small.schedule is Schedule.INTERLEAVED:  # whole rounds of stages
+        num_micro = max(degrees["pipeline"], num_micro - num_micro % degrees["pipeline"])
+    length = 16 * small.tensor * small.context
+    num_layers = max(4, stages) + (1 if is_uneven and stages > 1 else 0)
+    toy = replace(
+        run,
+        model=_toy_model(
+            run.model, num_layers=num_layers, tensor=small.tensor, window=length // 2, of=plan.tensor
+        ),
+        sequence_length=length,
+        global_batch=small.micro_batch * small.data * num_micro,
+        micro_batch=small.micro_batch,
+        plan=small,
+        cluster=None,
+        precision=PRECISIONS["fp32"],
+        data=Data(),
+        train=replace(run.train, steps=NUM_STEPS, tokens=None, checkpoint=None, evaluate=None),
+    )
+    words = AXES | {"virtual_pipeline": "VPP"}
+    changed = [
+        (words[a], getattr(plan, a), getattr(small, a))
+        for a in words
+        if getattr(plan, a) != getattr(small, a)
+    ]
+    return Toy(
+        run=toy,
+        plan=small,
+        changes=tuple(f"{name} {before} -> {after}" for name, before, after in changed),
+        left_out=tuple(name for name, _, after in changed if after == 1),
+    )
+
+
+def _degrees(plan: Plan, *, num_processes: int) -> dict[str, int]:
+    """Processes along every axis."""
+    whole = {axis: getattr(plan, axis) for axis in AXES}
+    if plan.num_devices <= num_processes:
+        return whole
+    degrees, left = dict.fromkeys(AXES, 1), num_processes
+    for _ in range(num_processes.bit_length()):  # first a 2 for each, then doublings
+        for axis, degree in degrees.items():
+            if left >= 2 and 2 * degree <= whole[axis]:
+                degrees[axis], left = 2 * degree, left // 2
+    return degrees
+
+
+def _toy_model(model: Model, *, num_layers: int, tensor: int, window: int, of: int) -> Model:
+    """`model` with the same kinds of layers at toy width. `of` is how many ranks its heads were divided over."""
+    attention, windowed = model.attention, model.attention.num_windowed_layers
+    toy_windowed = num_layers if windowed >= model.num_layers else min(windowed, num_layers // 2)
+    small = _toy_attention(attention, tensor=tensor, of=of)
+    return replace(
+        model,
+        name=f"{model.name} at toy width",
+        hidden=32,
+        num_layers=num_layers,
+        vocab=64 * tensor,
+        ffn_hidden=64 * tensor if model.ffn_hidden else 0,
+        attention=replace(small, window=window if windowed else 0, num_windowed_layers=toy_windowed),
+        experts=model.experts and _toy_experts(model.experts),
+    )
+
+
+def _toy_attention(a: Attention, *, tensor: int, of: int) -> Attention:
+    if a.kind is AttentionKind.MLA:
+        ranks = {"query_lora_rank": 16 if a.query_lora_rank else 0, "kv_lora_rank": 16}
+        widths = {"head_dim": 16, "rope_head_dim": 8, "value_head_dim": 8}
+        return replace(a, num_heads=4, num_kv_heads=4, **ranks, **widths)
+    num_kv_heads = tensor * min(2, max(1, a.num_kv_heads // of))  # one a rank stays one a rank
+    group = min(2, a.num_heads // a.num_kv_heads)
+    return replace(
+        a, num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads, head_dim=8, value_head_dim=None
+    )
+
+
+def _toy_experts(x: Experts) -> Experts:
+    return replace(
+        x,
+        num_experts=8,
+        top_k=min(x.top_k, 2),
+        ffn_hidden=32,
+        num_shared=min(x.num_shared, 1),
+        shared_ffn_hidden=32 if x.shared_hidden else None,
+        num_dense_layers=min(x.num_dense_layers, 1),
+        num_groups=min(x.num_groups, 2),
+        groups_per_token=min(x.groups_per_token, 1),
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
     run: Run
     plan: Plan
     answer: Path
+    timeout_s: float
+
+    def stack(self, rank: int) -> Path:
+        """Where a rank that hangs says where it stands."""
+        return self.answer.with_name(f"stack-{rank}.txt")
 
 
-def compare(run: Run, plan: Plan) -> Comparison:
+def compare(run: Run, plan: Plan, *, timeout_s: float = TIMEOUT_S) -> Comparison:
     """Take `NUM_STEPS` steps of `run` under `plan` and alone, on local CPU processes.
 
     The plan must be one that `check` passes; the data should be small, `synthetic` best.
+
+    Raises InfeasibleError when a process fails, or has not ended after `timeout_s`: then with where each one stood.
     """
     run = replace(run, optimizer=replace(run.optimizer, epsilon=EPSILON))
     with TemporaryDirectory() as folder:
-        case = _Case(run=run, plan=plan, answer=Path(folder) / "comparison.json")
-        run_ranks(_compare_rank, case, num_ranks=plan.num_devices, device_type="cpu")
+        case = _Case(run=run, plan=plan, answer=Path(folder) / "comparison.json", timeout_s=timeout_s)
+        try:
+            run_ranks(_compare_rank, case, num_ranks=plan.num_devices, device_type="cpu")
+        except WorkerLostError as error:
+            raise InfeasibleError(_why_lost(case, error), hint=f"the plan was {plan.describe()}") from error
         return Comparison(**json.loads(case.answer.read_text(encoding="utf-8")))
 
 
+def _why_lost(case: _Case, error: WorkerLostError) -> str:
+    places = []
+    for rank in range(case.plan.num_devices):
+        path = case.stack(rank)
+        stack = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        if stack:
+            places.append(f"process {rank} in {_where(stack)}")
+    if not places:
+        return error.message
+    return f"deadlock: not done after {case.timeout_s:g} s; {', '.join(places)}"
+
+
+def _where(stack: str) -> str:
+    """The innermost line of Meshwright in what `faulthandler` wrote: "pipeline.py:88 _run"."""
+    frames = re.findall(r'File "(.*)", line (\d+) in (.*)', stack)
+    ours = [
+        f
+        for f in frames
+        if "meshwright" in Path(f[0]).parts and not f[2].startswith(("run_ranks", "_worker"))
+    ]
+    file, line, function = (ours or frames or [("?", "?", "?")])[0]
+    return f"{Path(file).name}:{line} {function}"
+
+
 def _compare_rank(rank: int, num_ranks: int, case: _Case) -> None:
+    # Weights are gathered whole to be compared, which PyTorch calls slow; nothing else here gathers them so.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    with case.stack(rank).open("w", encoding="utf-8") as stack:
+        faulthandler.dump_traceback_later(case.timeout_s, exit=True, file=stack)
+        try:
+            _steps_of_rank(rank, num_ranks, case)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _steps_of_rank(rank: int, num_ranks: int, case: _Case) -> None:
     start_s = time.perf_counter()
     cpu = torch.device("cpu")
     place = place_process(plan=case.plan, device=cpu, rank=rank, num_ranks=num_ranks)
@@ -109,8 +299,8 @@ def _compare_rank(rank: int, num_ranks: int, case: _Case) -> None:
             num_processes=num_ranks,
             losses=losses,
             losses_alone=losses_alone,
-            gradient_errors=_worst([errors for errors, _, _ in everywhere]),
-            weight_errors=_worst([errors for _, errors, _ in everywhere]),
+            gradient_errors=_worst([errors for errors, _, _ in everywhere], names=reference.first_gradients),
+            weight_errors=_worst([errors for _, errors, _ in everywhere], names=reference.weights()),
             memory_bytes=[memory for _, _, memory in everywhere],
             seconds=time.perf_counter() - start_s,
         )
@@ -175,6 +365,6 @@ def _errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, 
     return errors
 
 
-def _worst(parts: list[dict[str, float]]) -> dict[str, float]:
-    names = {name: None for part in parts for name in part}
-    return {name: max(part[name] for part in parts if name in part) for name in names}
+def _worst(parts: list[dict[str, float]], *, names: Iterable[str]) -> dict[str, float]:
+    """The largest error over processes; 1 for a tensor that none of them has."""
+    return {name: max((part[name] for part in parts if name in part), default=1.0) for name in names}

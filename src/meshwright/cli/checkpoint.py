@@ -1,0 +1,278 @@
+"""`meshwright checkpoint`: what is saved, whether it is whole, and weights to and from Hugging Face."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshwright.cli.needs import require_torch
+from meshwright.cli.options import json_option, verb
+from meshwright.errors import InputError
+
+if TYPE_CHECKING:
+    from meshwright.engines.native.checkpoint import Saved
+    from meshwright.specs.run import Run
+
+Document = dict[str, Any]
+RUN_SUFFIXES = (".yaml", ".yml")
+
+
+@verb(
+    "checkpoint",
+    examples=[
+        "meshwright checkpoint show run.yaml",
+        "meshwright checkpoint verify checkpoints/llama",
+        "meshwright checkpoint to-hf run.yaml exported/llama --step 1000 --dtype bf16",
+        "meshwright checkpoint from-hf run.yaml downloads/llama",
+    ],
+)
+@click.argument("kind", type=click.Choice(["show", "verify", "to-hf", "from-hf"]))
+@click.argument("where", type=click.Path(path_type=Path))
+@click.argument("weights", required=False, type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="Which checkpoint.  [default: the newest]"
+)
+@click.option("--dtype", type=click.Choice(["bf16", "fp32"]), help="Number format of to-hf.  [default: bf16]")
+@json_option
+def command(
+    kind: str, where: Path, weights: Path | None, step: int | None, dtype: str | None, as_json: bool
+) -> None:
+    """Look at checkpoints, check them, and exchange weights with Hugging Face.
+
+    \b
+    show WHERE              step, tokens, plan, model, size and date of every checkpoint
+    verify WHERE            read every file again; exit 1 if one is damaged, the last good one named
+    to-hf RUN.yaml DIR      write the weights of a checkpoint as safetensors with a config.json
+    from-hf RUN.yaml DIR    put the weights of DIR under step 0, for `meshwright train RUN.yaml --resume`
+
+    WHERE is a run file, or a folder of checkpoints.
+    """
+    from meshwright.cli.output import emit_json
+
+    _require_options(kind, weights=weights, step=step, dtype=dtype)
+    run = _run_at(where) if where.suffix in RUN_SUFFIXES else None
+    folder = where if run is None else _folder_of(run)
+    require_torch("a checkpoint")
+    if kind == "show":
+        document = _show(_chosen(folder, step), run=run, folder=folder)
+    elif kind == "verify":
+        document = _verify(_chosen(folder, step), folder=folder)
+    else:
+        assert weights is not None
+        if run is None:
+            raise InputError(
+                f"{kind} needs the run file, which says the model", got=str(where), allowed="RUN.yaml"
+            )
+        if kind == "to-hf":
+            document = _to_hf(run, _chosen(folder, step)[-1], weights, dtype=dtype or "bf16")
+        else:
+            document = _from_hf(run, folder, weights)
+    if as_json:
+        emit_json(document)
+    else:
+        _PRINTERS[kind](document)
+    if document.get("damaged"):
+        raise click.exceptions.Exit(1)
+
+
+def _require_options(kind: str, *, weights: Path | None, step: int | None, dtype: str | None) -> None:
+    if kind in ("to-hf", "from-hf"):
+        if weights is None:
+            raise InputError(f"{kind} needs two places", hint=f"meshwright checkpoint {kind} RUN.yaml DIR")
+    elif weights is not None:
+        raise InputError(f"{kind} takes one place", got=str(weights))
+    if dtype is not None and kind != "to-hf":
+        raise InputError("--dtype is about to-hf", got=kind)
+    if step is not None and kind == "from-hf":
+        raise InputError("from-hf always writes step 0", got=f"--step {step}")
+
+
+def _run_at(path: Path) -> Run:
+    from meshwright import runfile
+
+    return runfile.load(path)
+
+
+def _folder_of(run: Run) -> Path:
+    if run.train.checkpoint is None:
+        raise InputError(
+            "the run file names no folder of checkpoints", got=run.source, hint="set train.checkpoint.folder"
+        )
+    return Path(run.train.checkpoint.folder)
+
+
+def _chosen(folder: Path, step: int | None) -> list[Saved]:
+    """All checkpoints of `folder`, oldest first, or the one of `step`."""
+    from meshwright.engines.native.checkpoint import NAME, Saved, checkpoints
+
+    name = NAME.fullmatch(folder.name)
+    if name is not None and folder.is_dir():  # one checkpoint, not the folder of all
+        return [Saved(path=folder, step=int(name[1]))]
+    found = checkpoints(folder)
+    if not found:
+        raise InputError("there is no checkpoint", got=str(folder))
+    if step is None:
+        return found
+    if step not in [saved.step for saved in found]:
+        steps = ", ".join(str(saved.step) for saved in found[-12:])
+        raise InputError("no checkpoint of this step", got=step, allowed=steps)
+    return [saved for saved in found if saved.step == step]
+
+
+# --- what is there ---
+
+
+def _show(found: list[Saved], *, run: Run | None, folder: Path) -> Document:
+    return {"folder": folder, "checkpoints": [_about(saved, run=run) for saved in found]}
+
+
+def _about(saved: Saved, *, run: Run | None) -> Document:
+    """What the manifest says; tokens from the run file where the manifest has none."""
+    from datetime import UTC, datetime
+
+    from meshwright.engines.native.checkpoint import MANIFEST, read_manifest
+
+    manifest = read_manifest(saved.path)
+    if not isinstance(manifest, dict):
+        raise InputError(f"the manifest of checkpoint {saved.path} is not one", allowed="a JSON object")
+    tokens = None if run is None else saved.step * run.tokens_per_step
+    written = datetime.fromtimestamp((saved.path / MANIFEST).stat().st_mtime, tz=UTC)
+    return {
+        "path": saved.path,
+        "step": saved.step,
+        "tokens": manifest.get("tokens", tokens),
+        "run": manifest.get("run"),
+        "model": manifest.get("model"),
+        "plan": manifest.get("plan"),
+        "bytes": sum(file.stat().st_size for file in saved.path.iterdir()),
+        "date": written.isoformat(timespec="seconds"),
+    }
+
+
+def _verify(found: list[Saved], *, folder: Path) -> Document:
+    from meshwright.engines.native.checkpoint import damage_of
+
+    checked = [{"path": s.path, "step": s.step, "damage": damage_of(s.path)} for s in found]
+    good = [c["path"] for c in checked if c["damage"] is None]
+    damaged = [c["path"] for c in checked if c["damage"] is not None]
+    return {
+        "folder": folder,
+        "checkpoints": checked,
+        "damaged": damaged,
+        "last_good": good[-1] if good else None,
+    }
+
+
+# --- Hugging Face ---
+
+
+def _to_hf(run: Run, saved: Saved, out: Path, *, dtype: str) -> Document:
+    from meshwright.engines.native import checkpoint
+    from meshwright.engines.native.assembly import COMPUTE
+    from meshwright.engines.native.models import build_model
+    from meshwright.engines.native.weights import save_weights
+
+    _require_whole(saved)
+    module = build_model(run.model, device="cpu")
+    kept = module.state_dict().keys()
+    state = {f"weights.{name}": p.detach() for name, p in module.named_parameters()}
+    state |= {f"buffers.{name}": buffer for name, buffer in module.named_buffers() if name in kept}
+    checkpoint.load(saved, into=state)
+    save_weights(module, out, dtype=COMPUTE[dtype])
+    return {
+        "checkpoint": saved.path,
+        "step": saved.step,
+        "weights": out,
+        "dtype": dtype,
+        "model": run.model.name,
+    }
+
+
+def _require_whole(saved: Saved) -> None:
+    from meshwright.engines.native.checkpoint import damage_of
+
+    if damage := damage_of(saved.path):
+        raise InputError(
+            f"checkpoint {saved.path} is damaged: {damage}",
+            hint="`meshwright checkpoint verify` names the last good one; choose it with --step",
+        )
+
+
+def _from_hf(run: Run, folder: Path, weights: Path) -> Document:
+    """Step 0 of the run: these weights, and optimizer states that have seen nothing."""
+    from meshwright.engines.native import checkpoint
+    from meshwright.engines.native.assembly import COMPUTE
+    from meshwright.engines.native.models import build_model
+    from meshwright.engines.native.optimize import AdamW, masters_of
+    from meshwright.engines.native.weights import load_weights
+
+    if found := checkpoint.checkpoints(folder):
+        raise InputError(
+            f"{folder} already holds checkpoints, the newest after step {found[-1].step}",
+            hint="name another folder in train.checkpoint.folder",
+        )
+    module = build_model(run.model, device="cpu")
+    load_weights(module, weights)
+    masters = masters_of([module], compute=COMPUTE["fp32"])
+    state = AdamW(masters, settings=run.optimizer, is_alone=True).state()
+    kept = module.state_dict().keys()
+    state |= {f"buffers.{name}": buffer for name, buffer in module.named_buffers() if name in kept}
+    about = {"run": run.name, "model": run.model.name, "plan": None, "tokens": 0, "weights": str(weights)}
+    path = checkpoint.save(state, folder=folder, step=0, about=about, keep=None)
+    return {"checkpoint": path, "step": 0, "weights": weights, "model": run.model.name}
+
+
+# --- words ---
+
+
+def _print_show(document: Document) -> None:
+    from meshwright.cli.output import print_table
+    from meshwright.units import format_bytes, format_count
+
+    rows = []
+    for saved in document["checkpoints"]:
+        tokens = "" if saved["tokens"] is None else format_count(saved["tokens"])
+        size = format_bytes(saved["bytes"])
+        rows.append((f"{saved['step']:,}", tokens, saved["model"], saved["plan"], size, saved["date"]))
+    columns = {
+        "step": "right",
+        "tokens": "right",
+        "model": "left",
+        "plan": "left",
+        "size": "right",
+        "date": "left",
+    }
+    print_table(columns, rows, title=str(document["folder"]))  # pyright: ignore[reportArgumentType]
+
+
+def _print_verify(document: Document) -> None:
+    from meshwright.cli.output import print_line, print_table
+
+    rows = [(f"{c['step']:,}", c["damage"] or "whole") for c in document["checkpoints"]]
+    print_table({"step": "right", "files": "left"}, rows, title=str(document["folder"]))
+    if document["damaged"]:
+        good = document["last_good"]
+        print_line(
+            "No checkpoint is whole." if good is None else f"The last good one is {good}.", style="bold"
+        )
+
+
+def _print_to_hf(document: Document) -> None:
+    from meshwright.cli.output import print_line
+
+    print_line(
+        f"Wrote {document['model']} after step {document['step']:,} as {document['dtype']}: {document['weights']}"
+    )
+
+
+def _print_from_hf(document: Document) -> None:
+    from meshwright.cli.output import print_line
+
+    print_line(
+        f"Wrote {document['checkpoint']}; `meshwright train RUN.yaml --resume` begins with these weights."
+    )
+
+
+_PRINTERS = {"show": _print_show, "verify": _print_verify, "to-hf": _print_to_hf, "from-hf": _print_from_hf}

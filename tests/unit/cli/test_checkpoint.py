@@ -1,0 +1,164 @@
+"""`meshwright checkpoint`: what is there, whether it is whole, and weights to Hugging Face and back."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from meshwright.cli import needs  # noqa: E402
+
+TEXT = """
+model:
+  name: tiny
+  hidden: 32
+  num_layers: 2
+  vocab: 64
+  ffn_hidden: 64
+  attention: {num_heads: 4, num_kv_heads: 2}
+data: {source: synthetic, sequence_length: 16}
+batch: {global_sequences: 4, micro: 2}
+precision: bf16
+cluster: here
+train:
+  steps: 4
+  checkpoint: {folder: saved, every_steps: 2}
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(TEXT)
+    return "run.yaml"
+
+
+@pytest.fixture
+def trained(meshwright, run_file, tmp_path):
+    """A run with checkpoints after steps 2 and 4."""
+    assert meshwright("train", run_file, "--json").exit_code == 0
+    return tmp_path
+
+
+def alter(folder) -> None:
+    path = next(folder.glob("*.distcp"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_show_says_what_is_there(meshwright, trained, run_file):
+    newest = meshwright("checkpoint", "show", run_file, "--json").json["checkpoints"][-1]
+    assert (newest["step"], newest["tokens"], newest["model"]) == (4, 4 * 4 * 16, "tiny")
+    assert newest["plan"] == "DP1 zero1 mbs2"
+    assert newest["bytes"] > 0
+    shown = meshwright("checkpoint", "show", "saved")
+    assert shown.exit_code == 0
+    assert "tiny" in shown.stdout
+
+
+def test_verify_says_yes(meshwright, trained):
+    outcome = meshwright("checkpoint", "verify", "saved", "--json")
+    assert outcome.exit_code == 0
+    assert outcome.json["last_good"] == "saved/step-00000004"
+    assert meshwright("checkpoint", "verify", "saved/step-00000002").exit_code == 0
+
+
+def test_verify_names_the_last_good_one(meshwright, trained):
+    alter(trained / "saved" / "step-00000004")
+    outcome = meshwright("checkpoint", "verify", "saved")
+    assert outcome.exit_code == 1
+    assert "was altered" in outcome.stdout
+    assert "The last good one is saved/step-00000002." in outcome.stdout
+    document = meshwright("checkpoint", "verify", "saved", "--json")
+    assert document.exit_code == 1
+    assert document.json["damaged"] == ["saved/step-00000004"]
+
+
+def test_weights_go_to_hugging_face_and_back(meshwright, trained, run_file):
+    out = meshwright("checkpoint", "to-hf", run_file, "hf", "--dtype", "fp32", "--json")
+    assert out.exit_code == 0, out.stderr
+    assert out.json["step"] == 4
+    assert (trained / "hf" / "config.json").is_file()
+    again = TEXT.replace("folder: saved", "folder: again")
+    (trained / "again.yaml").write_text(again)
+    back = meshwright("checkpoint", "from-hf", "again.yaml", "hf")
+    assert back.exit_code == 0, back.stderr
+    assert meshwright("checkpoint", "to-hf", "again.yaml", "hf2", "--dtype", "fp32").exit_code == 0
+    first, second = (load_file(trained / name / "model.safetensors") for name in ("hf", "hf2"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    begun = meshwright("train", "again.yaml", "--resume", "--json")
+    assert begun.exit_code == 0, begun.stderr
+    assert begun.json["statistics"]["steps"] == 4
+
+
+def test_routing_biases_go_along(meshwright, run_file, tmp_path):
+    """A mixture whose router balances load holds a buffer beside its weights."""
+    experts = (
+        "  experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, num_dense_layers: 1,"
+        " router: sigmoid}\n"
+    )
+    latent = (
+        "{kind: mla, num_heads: 4, num_kv_heads: 4, head_dim: 16, value_head_dim: 8, kv_lora_rank: 16,"
+        " rope_head_dim: 8}"
+    )
+    text = TEXT.replace("{num_heads: 4, num_kv_heads: 2}", latent).replace("data:", experts + "data:", 1)
+    (tmp_path / "run.yaml").write_text(text)
+    (tmp_path / "again.yaml").write_text(text.replace("folder: saved", "folder: again"))
+    assert meshwright("train", run_file, "--json").exit_code == 0
+    for arguments in (
+        ("to-hf", run_file, "hf", "--dtype", "fp32"),
+        ("from-hf", "again.yaml", "hf"),
+        ("to-hf", "again.yaml", "hf2", "--dtype", "fp32"),
+    ):
+        outcome = meshwright("checkpoint", *arguments)
+        assert outcome.exit_code == 0, outcome.stderr
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "hf2"))
+    biases = [name for name in first if name.endswith("e_score_correction_bias")]
+    assert biases
+    assert all(first[name].any() for name in biases)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_transformers_loads_what_was_written(meshwright, trained, run_file):
+    transformers = pytest.importorskip("transformers")
+    assert meshwright("checkpoint", "to-hf", run_file, "hf", "--step", "2").exit_code == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained("hf")
+    assert model.config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("show", "nowhere"), "there is no checkpoint"),
+        (("to-hf", "run.yaml"), "to-hf needs two places"),
+        (("to-hf", "saved", "hf"), "needs the run file"),
+        (("to-hf", "run.yaml", "hf", "--step", "3"), "no checkpoint of this step: got 3, allowed: 2, 4"),
+        (("from-hf", "run.yaml", "hf"), "already holds checkpoints"),
+        (("show", "saved", "hf"), "takes one place"),
+        (("verify", "saved", "--dtype", "fp32"), "--dtype is about to-hf"),
+    ],
+)
+def test_bad_input_is_one_message(meshwright, trained, arguments, words):
+    outcome = meshwright("checkpoint", *arguments)
+    assert outcome.exit_code == 2
+    assert words in outcome.stderr
+
+
+def test_a_damaged_checkpoint_is_not_exported(meshwright, trained, run_file):
+    alter(trained / "saved" / "step-00000004")
+    outcome = meshwright("checkpoint", "to-hf", run_file, "hf")
+    assert outcome.exit_code == 2
+    assert "was altered" in outcome.stderr
+    assert not (trained / "hf").exists()
+
+
+def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypatch):
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    outcome = meshwright("checkpoint", "show", run_file)
+    assert outcome.exit_code == 3
+    assert "hint: pip install 'meshwright[torch]'" in outcome.stderr
