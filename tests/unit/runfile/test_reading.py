@@ -337,14 +337,18 @@ def test_fp16_multiplies_at_its_own_rate_where_there_is_no_bf16() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"),
-    [("num_hidden_layers", "more layers than can be planned"), ("hidden_size", "wider than can be planned")],
+    ("shape", "size", "words"),
+    [
+        ("num_hidden_layers", 5000, "more layers than can be planned"),
+        ("num_hidden_layers", 10**20, "from 1 to 10,000,000"),
+        ("hidden_size", 32 * 10**20, "from 1 to 10,000,000"),
+    ],
 )
-def test_a_config_of_impossible_size_is_refused(tmp_path: Path, shape: str, words: str) -> None:
+def test_a_config_of_impossible_size_is_refused(tmp_path: Path, shape: str, size: int, words: str) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 32000,
         "num_attention_heads": 32, "num_hidden_layers": 32,
     }  # fmt: skip
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(config | {shape: 32 * 10**20}))
+    path.write_text(json.dumps(config | {shape: size}))
     assert words in error_of(f"model={path}")
