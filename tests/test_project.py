@@ -25,7 +25,7 @@ HEAVY = {"torch", "jax", "transformers", "scipy", "altair", "vl_convert", "panda
 DRAWING = {"numpy", "rich", "pydantic", "ruamel"}
 
 MACHINE_PATH = re.compile(r"(?<![\w.}$~-])/(?:work|root|tmp|home)/\w")
-WORKPLACE = re.compile(r"\bsources/\d|\bthis session\b|\bthe seeds?\b|\bas an AI\b", re.IGNORECASE)
+WORKPLACE = re.compile(r"\bsources/\d|\bthis\s+session\b|\bthe seeds?\b|\bas an AI\b", re.IGNORECASE)
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
 
 
@@ -58,8 +58,8 @@ def test_no_file_holds(pattern):
 @pytest.mark.parametrize(
     ("pattern", "text", "expected"),
     [
-        (MACHINE_PATH, "see /root/x", True),
-        (MACHINE_PATH, "catalog/home/x and $HOME/work/x", False),
+        (MACHINE_PATH, "see /home/x", True),
+        (MACHINE_PATH, "catalog/home/x and $HOME/tmp/x", False),
         (WORKPLACE, "as in sources/003", True),
         (UNFINISHED, "# TODO later", True),
     ],

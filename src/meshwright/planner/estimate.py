@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.catalog.calibration import Calibration, fitted
+from meshwright.catalog.calibration import Calibration, Factors, fitted
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.pipeline.simulate import Timeline
@@ -103,9 +103,9 @@ def estimate_plan(
     )
 
 
-def _tier(calibration: Calibration, factors: dict[str, str] | object) -> Tier:
+def _tier(calibration: Calibration, factors: Factors) -> Tier:
     """Interpolated where both device and software have rows, datasheet where one has, guessed where neither has."""
-    known = [calibration.num_rows(level, factors[level]) > 0 for level in ("device_format", "framework")]  # pyright: ignore[reportIndexIssue]
+    known = [calibration.num_rows(level, factors[level]) > 0 for level in ("device_format", "framework")]
     return (Tier.GUESSED, Tier.DATASHEET, Tier.INTERPOLATED)[sum(known)]
 
 
