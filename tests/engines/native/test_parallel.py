@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.engines.native.check import check_plan
-from meshwright.engines.native.parallel.mesh import data_axes
+from meshwright.engines.native.parallel.mesh import state_axes
 from meshwright.engines.native.parallel.pipeline import layers_of_stages, stages_of_rank
 from meshwright.engines.native.rehearsal import compare
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
@@ -91,10 +91,12 @@ def test_a_mixture_of_experts_equals_one_process(plan, monkeypatch):
     [
         (Plan(data_shard=4, data_replicate=2, sharding=Sharding.NONE), (8, 1)),
         (Plan(data_shard=4, data_replicate=2, sharding=Sharding.OPTIMIZER), (2, 4)),
+        (Plan(data_shard=4, context=2, sharding=Sharding.NONE), (8, 1)),
+        (Plan(data_shard=2, data_replicate=2, context=4, sharding=Sharding.PARAMETERS), (2, 8)),
     ],
 )
-def test_without_sharding_all_data_ranks_are_replicas(plan, axes):
-    assert data_axes(plan) == axes
+def test_states_are_divided_over_data_and_context(plan, axes):
+    assert state_axes(plan) == axes
 
 
 def test_every_layer_stands_on_one_stage():

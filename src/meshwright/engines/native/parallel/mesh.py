@@ -1,9 +1,12 @@
 """The device mesh of a plan: which axis a process stands on, and where.
 
-Axes from the outside in: pipeline, data_replicate, data_shard, tensor. Neighbours in the last axis talk most, so
-they get neighbouring ranks (the same node under every launcher).
+Axes from the outside in: pipeline, data_replicate, data_shard, context, tensor. Neighbours in the last axis talk most,
+so they get neighbouring ranks (the same node under every launcher).
 
-    rank = ((pipeline * R + data_replicate) * S + data_shard) * T + tensor
+    rank = (((pipeline * R + data_replicate) * S + data_shard) * C + context) * T + tensor
+
+Context ranks hold the same parameters and different tokens, as data ranks do. So states are divided over data_shard x
+context together, and the mesh has one axis for both; `data_rank` and `context_rank` say where on it a process is.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from meshwright.specs.plan import Plan, Sharding
 
-PIPELINE, REPLICATE, SHARD, TENSOR = "pipeline", "data_replicate", "data_shard", "tensor"
+PIPELINE, REPLICATE, SHARD, TENSOR = "pipeline", "replicate", "shard", "tensor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,7 @@ class Place:
     mesh: DeviceMesh | None = None
     pipeline_rank: int = 0
     data_rank: int = 0  # which part of the global batch it reads
+    context_rank: int = 0  # which part of every sequence
     tensor_rank: int = 0
 
     @property
@@ -44,18 +48,29 @@ class Place:
 
     @property
     def num_copies(self) -> int:
-        """Processes that read the same part of the batch."""
-        return self.num_ranks // self.plan.data
+        """Processes that see the same tokens."""
+        return self.num_ranks // (self.plan.data * self.plan.context)
 
     def data_group(self) -> dist.ProcessGroup | None:
-        """The processes that differ from this one only in the data they read; None when it is alone."""
+        """The processes that differ from this one only in the tokens they see; None when it is alone."""
+        return self._group(self._ranks().permute(0, 4, 1, 2, 3).flatten(2).flatten(0, 1))
+
+    def context_group(self) -> dist.ProcessGroup | None:
+        """The processes that hold the other parts of this one's sequences; None when it holds them whole."""
+        return None if self.plan.context == 1 else self._group(self._ranks().transpose(3, 4).flatten(0, 3))
+
+    def _ranks(self) -> torch.Tensor:
+        """Every process's rank by pipeline, data_replicate, data_shard, context, tensor."""
+        p = self.plan
+        return torch.arange(self.num_ranks).view(
+            p.pipeline, p.data_replicate, p.data_shard, p.context, p.tensor
+        )
+
+    def _group(self, members_GN: torch.Tensor) -> dist.ProcessGroup | None:
+        """The group this process is in, of G groups of N; all processes make all of them."""
         if self.mesh is None:
             return None
-        along = (self.pipeline_rank, slice(None), slice(None), self.tensor_rank)
-        ranks_by_group = self.mesh.mesh.permute(0, 3, 1, 2).flatten(2).flatten(0, 1).tolist()
-        mine = self.mesh.mesh[along].flatten().tolist()
-        groups = {tuple(ranks): dist.new_group(ranks) for ranks in ranks_by_group}  # all make all of them
-        group = groups[tuple(mine)]
+        group, _ = dist.new_subgroups_by_enumeration(members_GN.tolist())
         assert isinstance(group, dist.ProcessGroup)
         return group
 
@@ -65,11 +80,14 @@ class Place:
         return self.mesh[names]
 
 
-def data_axes(plan: Plan) -> tuple[int, int]:
-    """(replicas, shards) of the states over data-parallel ranks. Without sharding all of them are replicas."""
+def state_axes(plan: Plan) -> tuple[int, int]:
+    """(replicas, shards) of the states over data and context ranks. Without sharding all of them are replicas.
+
+    The cost model counts the same (`cost.memory.states`).
+    """
     if plan.sharding is Sharding.NONE:
-        return plan.data, 1
-    return plan.data_replicate, plan.data_shard
+        return plan.data * plan.context, 1
+    return plan.data_replicate, plan.data_shard * plan.context
 
 
 def place_process(*, plan: Plan, device: torch.device, rank: int, num_ranks: int) -> Place:
@@ -77,12 +95,13 @@ def place_process(*, plan: Plan, device: torch.device, rank: int, num_ranks: int
     assert num_ranks == plan.num_devices, f"{num_ranks} processes for a plan of {plan.num_devices}"
     if num_ranks == 1:
         return Place(plan=plan, device=device)
-    replicas, shards = data_axes(plan)
+    replicas, shards = state_axes(plan)
     mesh = init_device_mesh(
         device.type,
         (plan.pipeline, replicas, shards, plan.tensor),
         mesh_dim_names=(PIPELINE, REPLICATE, SHARD, TENSOR),
     )
+    tokens_rank = mesh.get_local_rank(REPLICATE) * shards + mesh.get_local_rank(SHARD)
     return Place(
         plan=plan,
         device=device,
@@ -90,6 +109,7 @@ def place_process(*, plan: Plan, device: torch.device, rank: int, num_ranks: int
         num_ranks=num_ranks,
         mesh=mesh,
         pipeline_rank=mesh.get_local_rank(PIPELINE),
-        data_rank=mesh.get_local_rank(REPLICATE) * shards + mesh.get_local_rank(SHARD),
+        data_rank=tokens_rank // plan.context,
+        context_rank=tokens_rank % plan.context,
         tensor_rank=mesh.get_local_rank(TENSOR),
     )

@@ -1,5 +1,7 @@
 """Data parallelism: states and gradients shared out over processes with FSDP2 (`fully_shard`).
 
+Context ranks share the states like data ranks: what is called data here is both.
+
     sharding     mesh                               kept between forward and backward
     none         all data ranks replicate           whole parameters (DDP)
     optimizer    replicate x shard                  whole parameters; gradients stay whole until the last
@@ -22,7 +24,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from meshwright.engines.native.parallel.mesh import REPLICATE, SHARD, Place, data_axes
+from meshwright.engines.native.parallel.mesh import REPLICATE, SHARD, Place, state_axes
 from meshwright.specs.plan import Sharding
 
 
@@ -31,7 +33,7 @@ def shard(module: nn.Module, *, layers: Iterable[nn.Module], place: Place, compu
 
     The shards are fp32 (the optimizer's masters), what computes is `compute`, gradients are reduced in fp32.
     """
-    replicas, _ = data_axes(place.plan)
+    replicas, _ = state_axes(place.plan)
     mesh = place.axes(REPLICATE, SHARD) if replicas > 1 else place.axes(SHARD)
     options = {
         "mesh": mesh,
