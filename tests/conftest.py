@@ -29,6 +29,22 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
+TINY = """
+model: {name: tiny, hidden: 32, num_layers: 2, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}
+data: {source: synthetic, sequence_length: 16}
+batch: {global_sequences: 4, micro: 2}
+precision: bf16
+cluster: here
+train: {steps: 4, checkpoint: {folder: saved, every_steps: 2}}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_text() -> str:
+    """A run file that trains in a second; one section a line, so that a test can change one."""
+    return TINY
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What one command line did."""

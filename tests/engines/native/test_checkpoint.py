@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,91 +13,42 @@ torch = pytest.importorskip("torch")
 from meshwright.engines.native import checkpoint  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
 
-TEXT = """
-model:
-  name: tiny
-  hidden: 32
-  num_layers: 2
-  vocab: 64
-  ffn_hidden: 64
-  attention: {num_heads: 4, num_kv_heads: 2}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 4, micro: 2}
-precision: bf16
-cluster: here
-optimizer: {learning_rate: 1.0e-2, warmup_steps: 3}
-train:
-  steps: 300
-  checkpoint: {folder: saved, every_steps: 50}
-"""
+OPTIMIZER = "{learning_rate: 1.0e-2, warmup_steps: 3}"
+TRAIN = "{steps: 300, checkpoint: {folder: saved, every_steps: 50}}"
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    (folder / "run.yaml").write_text(TEXT)
-    return subprocess.Popen(
-        [sys.executable, "-m", "meshwright", "train", "run.yaml", "--out", "out", "--json", *arguments],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def train(folder: Path, *arguments: str) -> dict[str, object]:
-    process = start(folder, *arguments)
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    return json.loads(stdout)
-
-
-def losses(folder: Path) -> list[float]:
-    lines = (folder / "out" / "steps.jsonl").read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
-    assert [e["step"] for e in entries] == list(range(1, len(entries) + 1))
-    return [e["loss"] for e in entries]
-
-
-def wait_for(condition, process: subprocess.Popen[str]) -> None:
-    deadline_s = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline_s
-        if process.poll() is not None:
-            pytest.fail(f"ended too early: {process.communicate()}")
-        time.sleep(0.005)
+@pytest.fixture
+def training(tmp_path, tiny_run):
+    return tiny_run(tmp_path, optimizer=OPTIMIZER, train=TRAIN)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, tiny_run):
     """The losses of a run that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("whole")
-    train(folder)
-    return losses(folder)
+    training = tiny_run(tmp_path_factory.mktemp("whole"), optimizer=OPTIMIZER, train=TRAIN)
+    training.train()
+    return training.losses()
 
 
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path, whole):
-    process = start(tmp_path)
-    wait_for(lambda: bool(checkpoint.checkpoints(tmp_path / "saved")), process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert len(losses(tmp_path)) < len(whole)
-    record = train(tmp_path, "--resume")
+def test_a_killed_run_goes_on_bit_for_bit(training, wait_for, whole):
+    process = training.start()
+    wait_for(training.checkpoints, process)
+    training.kill(process)
+    assert len(training.losses()) < len(whole)
+    record = training.train("--resume")
     assert record["ending"] == "done"
-    assert losses(tmp_path) == whole
+    assert training.losses() == whole
 
 
-def test_sigterm_saves_and_stops_and_the_rest_is_the_same(tmp_path, whole):
-    slow = ("--set", "train.steps=4000", "--set", "optimizer.schedule=constant")
-    process = start(tmp_path, *slow)
-    wait_for(lambda: bool(checkpoint.checkpoints(tmp_path / "saved")), process)
+def test_sigterm_saves_and_stops(training, wait_for):
+    process = training.start("--set", "train.steps=4000")
+    wait_for(training.checkpoints, process)
     process.send_signal(signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, stderr
     record = json.loads(stdout)
     assert record["ending"] == "stopped"
-    newest = checkpoint.checkpoints(tmp_path / "saved")[-1]
-    assert newest.step == record["statistics"]["steps"] == len(losses(tmp_path))
+    assert training.checkpoints()[-1] == record["statistics"]["steps"] == len(training.losses())
 
 
 def saved(folder: Path, step: int, *, keep: int | None = None) -> Path:

@@ -11,28 +11,11 @@ from safetensors.torch import load_file  # noqa: E402
 
 from meshwright.cli import needs  # noqa: E402
 
-TEXT = """
-model:
-  name: tiny
-  hidden: 32
-  num_layers: 2
-  vocab: 64
-  ffn_hidden: 64
-  attention: {num_heads: 4, num_kv_heads: 2}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 4, micro: 2}
-precision: bf16
-cluster: here
-train:
-  steps: 4
-  checkpoint: {folder: saved, every_steps: 2}
-"""
-
 
 @pytest.fixture
-def run_file(tmp_path, monkeypatch):
+def run_file(tmp_path, monkeypatch, tiny_text):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(TEXT)
+    (tmp_path / "run.yaml").write_text(tiny_text)
     return "run.yaml"
 
 
@@ -78,12 +61,12 @@ def test_verify_names_the_last_good_one(meshwright, trained):
     assert document.json["damaged"] == ["saved/step-00000004"]
 
 
-def test_weights_go_to_hugging_face_and_back(meshwright, trained, run_file):
+def test_weights_go_to_hugging_face_and_back(meshwright, trained, run_file, tiny_text):
     out = meshwright("checkpoint", "to-hf", run_file, "hf", "--dtype", "fp32", "--json")
     assert out.exit_code == 0, out.stderr
     assert out.json["step"] == 4
     assert (trained / "hf" / "config.json").is_file()
-    again = TEXT.replace("folder: saved", "folder: again")
+    again = tiny_text.replace("folder: saved", "folder: again")
     (trained / "again.yaml").write_text(again)
     back = meshwright("checkpoint", "from-hf", "again.yaml", "hf")
     assert back.exit_code == 0, back.stderr
@@ -96,17 +79,17 @@ def test_weights_go_to_hugging_face_and_back(meshwright, trained, run_file):
     assert begun.json["statistics"]["steps"] == 4
 
 
-def test_routing_biases_go_along(meshwright, run_file, tmp_path):
+def test_routing_biases_go_along(meshwright, run_file, tmp_path, tiny_text):
     """A mixture whose router balances load holds a buffer beside its weights."""
     experts = (
-        "  experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, num_dense_layers: 1,"
-        " router: sigmoid}\n"
+        ", experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, num_dense_layers: 1,"
+        " router: sigmoid}}\ndata:"
     )
     latent = (
         "{kind: mla, num_heads: 4, num_kv_heads: 4, head_dim: 16, value_head_dim: 8, kv_lora_rank: 16,"
         " rope_head_dim: 8}"
     )
-    text = TEXT.replace("{num_heads: 4, num_kv_heads: 2}", latent).replace("data:", experts + "data:", 1)
+    text = tiny_text.replace("{num_heads: 4, num_kv_heads: 2}", latent).replace("}\ndata:", experts, 1)
     (tmp_path / "run.yaml").write_text(text)
     (tmp_path / "again.yaml").write_text(text.replace("folder: saved", "folder: again"))
     assert meshwright("train", run_file, "--json").exit_code == 0

@@ -8,28 +8,15 @@ import pytest
 
 from meshwright.cli import needs
 
-TEXT = """
-model:
-  name: tiny
-  hidden: 32
-  num_layers: 2
-  vocab: 64
-  ffn_hidden: 64
-  attention: {num_heads: 4, num_kv_heads: 2}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 4, micro: 2}
-precision: fp32
-cluster: here
-train: {steps: 4}
-"""
-
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
 
 @pytest.fixture
-def run_file(tmp_path, monkeypatch):
+def run_file(tmp_path, monkeypatch, tiny_text):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(TEXT)
+    (tmp_path / "tiny.yaml").write_text(
+        tiny_text.replace(", checkpoint: {folder: saved, every_steps: 2}", "")
+    )
     return "tiny.yaml"
 
 
