@@ -67,6 +67,7 @@ def resolve(document: Document, file: schema.RunFile, *, name: str, here: Cluste
     return specs.Run(
         name=file.name or name,
         model=model,
+        weights=file.weights,
         task=file.task,
         lora=lora,
         cluster=cluster,

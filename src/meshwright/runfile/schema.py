@@ -271,6 +271,7 @@ class RunFile(Section):
 
     name: Text | None = None
     model: Annotated[Annotated[Text, _Word] | Annotated[InlineModel, _Mapping], Discriminator(_kind)]
+    weights: Text | None = None
     task: Annotated[Task, _Lax] = Task.PRETRAIN
     lora: InlineLora | None = None
     data: DataSection

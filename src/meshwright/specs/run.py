@@ -115,6 +115,7 @@ class Run:
 
     name: str
     model: Model
+    weights: str | None = None  # where training starts: a folder or a Hugging Face name; None: random ones
     task: Task = Task.PRETRAIN
     lora: Lora | None = None  # not None exactly when the task is LORA
     cluster: Cluster | None  # None: this machine, not measured yet

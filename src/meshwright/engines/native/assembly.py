@@ -7,6 +7,7 @@ the data axes, and only then given memory and weights. So no process ever holds 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from meshwright.engines.native.parallel.shard import shard
 from meshwright.engines.native.parallel.tensor import divide
 from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
+from meshwright.engines.native.weights import load_weights
 from meshwright.specs.model import Router
 from meshwright.specs.run import Run
 
@@ -71,12 +73,15 @@ class Assembly:
             module.eval()
 
 
-def assemble(run: Run, *, place: Place) -> Assembly:
-    """Build the part of `run`'s model that stands at `place`, with first weights of the run's seed."""
+def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly:
+    """Build the part of `run`'s model that stands at `place`.
+
+    Its weights are those of the Hugging Face folder `weights`, or first ones of the run's seed.
+    """
     plan, compute = place.plan, COMPUTE[run.precision.name]
     stages = layers_of_stages(plan, num_layers=run.model.num_layers)
     modules = [
-        _stage(run, layers=stages[index], place=place, compute=compute)
+        _stage(run, layers=stages[index], place=place, compute=compute, weights=weights)
         for index in stages_of_rank(plan, place.pipeline_rank)
     ]
     optimizer = AdamW(
@@ -105,7 +110,9 @@ def assemble(run: Run, *, place: Place) -> Assembly:
     )
 
 
-def _stage(run: Run, *, layers: range, place: Place, compute: torch.dtype) -> Transformer:
+def _stage(
+    run: Run, *, layers: range, place: Place, compute: torch.dtype, weights: Path | None
+) -> Transformer:
     module = build_model(run.model, layers=layers)
     blocks = list(module.layers.values())
     if place.plan.tensor > 1:
@@ -114,5 +121,8 @@ def _stage(run: Run, *, layers: range, place: Place, compute: torch.dtype) -> Tr
     if place.mesh is not None:
         shard(module, layers=blocks, place=place, compute=compute)
     materialize(module, device=place.device)
-    init_weights(module, seed=run.train.seed)
+    if weights is None:
+        init_weights(module, seed=run.train.seed)
+    else:
+        load_weights(module, weights)
     return module

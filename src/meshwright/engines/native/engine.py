@@ -18,6 +18,7 @@ from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.metrics import predict, yardstick
 from meshwright.engines.native.processes import run_ranks, under_torchrun
 from meshwright.engines.native.trainer import Job, train_rank
+from meshwright.engines.native.weights import differences, find_weights
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.plan import Plan, Sharding
@@ -59,7 +60,8 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     plan = run.plan or plan_here(run, cluster=cluster, device=device)
     refuse("native", check_plan(plan, run=run))
     _require_devices(plan, device)
-    notes = []
+    weights = None if run.weights is None else find_weights(run.weights)
+    notes = [] if weights is None else differences(weights, run.model)
     predicted = predict(run, cluster=cluster, plan=plan)
     if predicted is None:
         notes.append("the planner has no model of this device, so nothing was predicted")
@@ -72,6 +74,7 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
         predicted=predicted,
         options=options,
         notes=tuple(notes),
+        weights=weights,
     )
 
 

@@ -43,6 +43,7 @@ class Job:
     predicted: dict[str, Any] | None
     options: TrainOptions
     notes: tuple[str, ...] = ()
+    weights: Path | None = None  # folder of the weights that training starts from; None: random ones
     is_restart: bool = False  # after a process was lost: go on from the newest checkpoint, if there is one
 
 
@@ -63,7 +64,7 @@ def train_rank(rank: int, num_ranks: int, job: Job) -> None:
     place = place_process(
         plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
     )
-    parts = assemble(job.run, place=place)
+    parts = assemble(job.run, place=place, weights=job.weights)
     feed = open_feed(job.run, place=place)
     with stop_on_sigterm() as request:
         _Loop(job=job, place=place, parts=parts, feed=feed, request=request).run()

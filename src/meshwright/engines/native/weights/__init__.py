@@ -6,6 +6,7 @@ tensors   the safetensors format: read slices, write without a copy
 reading   files into a model, whole or sharded
 writing   a model into files
 folder    folders that appear whole or not at all
+origin    the folder that a run file means
 adapters  LoRA adapters in PEFT's format
 """
 
@@ -14,13 +15,17 @@ from __future__ import annotations
 from meshwright.engines.native.weights.adapters import load_adapters, read_lora, save_adapters
 from meshwright.engines.native.weights.config import config_of
 from meshwright.engines.native.weights.names import family_of, file_names
+from meshwright.engines.native.weights.origin import differences, find_weights, fingerprint
 from meshwright.engines.native.weights.reading import load_weights
 from meshwright.engines.native.weights.writing import save_weights
 
 __all__ = [
     "config_of",
+    "differences",
     "family_of",
     "file_names",
+    "find_weights",
+    "fingerprint",
     "load_adapters",
     "load_weights",
     "read_lora",

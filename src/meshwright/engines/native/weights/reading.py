@@ -10,9 +10,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from meshwright.engines.native.models import Transformer, build_model
-from meshwright.engines.native.weights.names import Family, family_of, file_names, without_ignored
+from meshwright.engines.native.weights.names import family_of, file_names, without_ignored
 from meshwright.engines.native.weights.tensors import Folder
 from meshwright.errors import InputError
+from meshwright.specs.model import Model
 
 _SHOWN = 5
 
@@ -25,9 +26,8 @@ def load_weights(built: Transformer, folder: str | Path) -> None:
     that names what is missing, unexpected or of another shape, before anything is read.
     """
     assert not any(p.is_meta for p in built.parameters()), "materialize comes first"
-    files = Folder(Path(folder))
+    files = check_weights(folder, built.model)
     family = family_of(built.model)
-    _check(files, built, family)
     for name, tensor in tensors_of(built).items():
         names = file_names(built.model, name, family=family)
         if not _is_stack(name):
@@ -50,15 +50,19 @@ def _is_stack(name: str) -> bool:
     return ".experts." in name
 
 
-def _check(files: Folder, built: Transformer, family: Family) -> None:
-    """Every tensor of the whole model must be there, in its shape, and nothing else."""
-    whole = build_model(built.model)
+def check_weights(folder: str | Path, model: Model) -> Folder:
+    """The files of `folder`, opened. Every tensor of the whole `model` must be there, in its shape, and nothing else.
+
+    Raises InputError otherwise.
+    """
+    files, family = Folder(Path(folder)), family_of(model)
+    whole = build_model(model)
     expected = {
         file_name: tuple(tensor.shape[1:] if _is_stack(name) else tensor.shape)
         for name, tensor in tensors_of(whole).items()
-        for file_name in file_names(built.model, name, family=family)
+        for file_name in file_names(model, name, family=family)
     }
-    held = without_ignored(set(files.files), model=built.model)
+    held = without_ignored(set(files.files), model=model)
     scales = sorted(n for n in held if n.endswith(("_scale", "_scale_inv", ".qweight", ".absmax", "_scales")))
     if scales:
         raise InputError(
@@ -72,12 +76,13 @@ def _check(files: Folder, built: Transformer, family: Family) -> None:
         parts = [f"missing {_list(missing)}"] if missing else []
         parts += [f"unexpected {_list(unexpected)}"] if unexpected else []
         raise InputError(
-            f"the weights are not those of {built.model.name} ({family.architecture}): {'; '.join(parts)}",
+            f"the weights are not those of {model.name} ({family.architecture}): {'; '.join(parts)}",
             got=str(files.folder),
         )
     for name, shape in expected.items():
         if files.shape(name) != shape:
             raise InputError(f"{name} has another shape", got=files.shape(name), allowed=shape)
+    return files
 
 
 def _list(names: list[str]) -> str:
