@@ -247,6 +247,7 @@ class CheckpointSection(Section):
     folder: Text
     every_steps: Count = 1000
     keep: Count | None = None
+    asynchronous: bool = True
 
 
 class EvaluateSection(Section):

@@ -80,6 +80,7 @@ class Checkpoint:
     folder: str
     every_steps: int = 1000
     keep: int | None = None  # newest ones that stay; None: all
+    asynchronous: bool = True  # written in the background, from a copy in host memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from meshwright.engines.native import checkpoint  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
+from meshwright.specs.run import Checkpoint  # noqa: E402
 
 OPTIMIZER = "{learning_rate: 1.0e-2, warmup_steps: 3}"
 TRAIN = "{steps: 300, checkpoint: {folder: saved, every_steps: 50}}"
@@ -126,3 +128,68 @@ def test_a_folder_that_cannot_be_written_is_an_input_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write a checkpoint"):
         saved(tmp_path / "file" / "below", 1)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of half a megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], check=False).returncode:
+        pytest.skip("mounting a tmpfs takes root")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_leaves_the_older_checkpoints_as_they_were(tiny_disk):
+    good = saved(tiny_disk, 10)
+    state = {"weights.a": torch.zeros(2**18)}  # a megabyte
+    with pytest.raises(InputError, match="No space left on device") as caught:
+        checkpoint.save(state, folder=tiny_disk, step=20, about={}, keep=1)
+    assert "older checkpoints are untouched" in str(caught.value)
+    assert checkpoint.newest(tiny_disk).path == good
+    saved(tiny_disk, 30)  # what the failed one left is cleared away first
+    assert [c.step for c in checkpoint.checkpoints(tiny_disk)] == [10, 30]
+
+
+@pytest.fixture
+def saver(tmp_path):
+    return checkpoint.Saver(Checkpoint(folder=str(tmp_path / "saved"), keep=2), num_ranks=1)
+
+
+def test_the_background_writes_what_the_states_were(saver, tmp_path):
+    """The next steps move the tensors while the copy is being written."""
+    weights = torch.zeros(1000)
+    for step in (1, 2, 3):
+        weights.fill_(step)
+        saver.save({"weights.a": weights}, step=step, about={"step_was": step})
+        weights.fill_(-1.0)
+    saver.wait()
+    assert (saver.num_saved, saver.newest) == (3, tmp_path / "saved" / "step-00000003")
+    for found in checkpoint.checkpoints(tmp_path / "saved"):
+        manifest = checkpoint.load(found, into={"weights.a": weights})
+        assert weights.eq(found.step).all()
+        assert manifest["step_was"] == found.step
+    assert [c.step for c in checkpoint.checkpoints(tmp_path / "saved")] == [2, 3]
+
+
+def test_what_fails_in_the_background_is_raised_in_the_loop(saver, tmp_path):
+    (tmp_path / "saved").write_text("a file")
+    saver.save({"weights.a": torch.zeros(8)}, step=1, about={})
+    with pytest.raises(InputError, match="cannot write a checkpoint"):
+        saver.wait()
+    saver.wait()  # said once
+    assert saver.newest is None
+
+
+def test_a_checkpoint_that_is_being_removed_loses_its_name_first(tmp_path, monkeypatch):
+    """A process killed while it prunes leaves no half of a checkpoint that looks whole."""
+    saved(tmp_path, 1)
+    monkeypatch.setattr(
+        checkpoint.files.shutil, "rmtree", lambda path: None
+    )  # killed before anything is removed
+    saved(tmp_path, 2, keep=1)
+    assert [c.step for c in checkpoint.checkpoints(tmp_path)] == [2]
+    monkeypatch.undo()
+    saved(tmp_path, 3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]

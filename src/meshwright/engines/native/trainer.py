@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,6 @@ class Measured:
     last_loss: float | None = None
     validation_loss: float | None = None
     num_steps: int = 0  # of the whole run, those before a resume included
-    saved: Path | None = None
 
 
 def train_rank(rank: int, num_ranks: int, job: Job) -> None:
@@ -78,6 +78,8 @@ class _Loop:
         assert job.run.num_steps is not None  # `check` refuses a run without
         self.num_steps = job.run.num_steps
         self.measured = Measured()
+        settings = job.run.train.checkpoint
+        self.saver = checkpoint.Saver(settings, num_ranks=place.num_ranks) if settings else None
         self.progress = Progress(num_steps=self.num_steps, quiet=job.options.quiet or not place.is_main)
         self.log: telemetry.StepLog | None = None
 
@@ -89,7 +91,14 @@ class _Loop:
         self.measured.num_steps = done
         try:
             ending = self._steps(done)
+            if self.saver is not None:
+                self.saver.wait()
             sample = self._sample() if ending is Ending.DONE else None
+        except Exception:
+            if self.saver is not None:
+                with suppress(Exception):  # the first error is the one to report
+                    self.saver.wait()
+            raise
         finally:
             self.progress.close()
             if self.log is not None:
@@ -122,7 +131,10 @@ class _Loop:
         """Mean loss, gradient norm before clipping, and whether somebody asked any process to stop."""
         batch = self.feed.batch(step)
         local_loss = self.parts.stepper.forward_backward(batch, scale=self._scale(batch))
-        loss, stop = self._agreed(local_loss, float(self.request.asked))
+        has_failed = self.saver is not None and self.saver.has_failed
+        loss, stop, failed = self._agreed(local_loss, float(self.request.asked), float(has_failed))
+        if failed and self.saver is not None:
+            self.saver.wait()  # raises in all processes what the disk of one said
         if not math.isfinite(loss):
             return loss, math.nan, stop > 0
         rate = learning_rate(self.job.run.optimizer, step=step, num_steps=self.num_steps)
@@ -164,13 +176,10 @@ class _Loop:
         return self.measured.validation_loss
 
     def _save(self, taken: int, *, now: bool) -> None:
-        settings = self.job.run.train.checkpoint
-        if settings is None or not (now or taken % settings.every_steps == 0):
+        if self.saver is None or not (now or taken % self.saver.settings.every_steps == 0):
             return
         about = {"run": self.job.run.name, "model": self.job.run.model.name, "plan": self.job.plan.describe()}
-        self.measured.saved = checkpoint.save(
-            self.parts.state(), folder=Path(settings.folder), step=taken, about=about, keep=settings.keep
-        )
+        self.saver.save(self.parts.state(), step=taken, about=about)
 
     def _has_checkpoint(self) -> bool:
         """Whether a run that lost a process can go on."""
@@ -210,6 +219,8 @@ class _Loop:
         }
         if validation_loss is not None:
             entry["validation_loss"] = validation_loss
+        if self.saver is not None:
+            entry["checkpoint_stall_s"] = self.saver.new_stall_s()
         self.log.write(entry)
         usual_s = spread_of(self.measured.step_s[-20:]).get("median", step_s)
         self.progress.step(entry, left_s=usual_s * (self.num_steps - step - 1))
@@ -231,7 +242,7 @@ class _Loop:
         return self.feed.tokenizer.decode(tokens)
 
     def _record(self, ending: Ending, sample: str | None) -> Record:
-        m, yardstick = self.measured, self.job.yardstick
+        m, yardstick, saver = self.measured, self.job.yardstick, self.saver
         median_s = spread_of(m.step_s).get("median")
         statistics: dict[str, Any] = {
             "steps": m.num_steps,
@@ -246,7 +257,9 @@ class _Loop:
             "peak_memory_bytes": device.peak_memory_bytes(self.place.device),
             "num_devices": self.place.num_ranks,
             "parameters": self.parts.num_parameters,
-            "checkpoint": None if m.saved is None else str(m.saved),
+            "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
+            "num_checkpoints": 0 if saver is None else saver.num_saved,
+            "checkpoint_stall_s": None if saver is None else sum(saver.stall_s),
         }
         return Record(
             run=telemetry.resolved(self.job.run, plan=self.job.plan),

@@ -1,0 +1,115 @@
+"""From tensors to a checkpoint: written aside, synced, checksummed, and only then given its name."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save as write_state
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from meshwright.engines.native.checkpoint import files
+from meshwright.engines.native.checkpoint.peers import Peers
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+
+
+def save(
+    state: dict[str, Tensor],
+    *,
+    folder: Path,
+    step: int,
+    about: Mapping[str, Any],
+    keep: int | None,
+    peers: Peers | None = None,
+) -> Path:
+    """Write `state` and return the checkpoint's folder. Every process calls it; `about` goes into the manifest.
+
+    Raises InputError in all processes when the disk of one is full or cannot be written; older checkpoints are then
+    as before.
+    """
+    peers = peers or Peers()
+    final = folder / f"step-{step:08d}"
+    partial = folder / f"{files.PARTIAL}{final.name}"
+    with _disk_errors(folder):
+        peers.on_first(lambda: _begin(folder, partial))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # DCP says that it assumes one process where there is one
+            write_state(state, storage_writer=_Writer(partial, sync_files=True), process_group=peers.group)
+        digests = peers.together(lambda: files.digests(partial, peers.share(_names(partial))))
+        manifest = {**about, "step": step, "files": {n: d for part in digests for n, d in part.items()}}
+        peers.on_first(lambda: _end(folder, partial, final, manifest, keep))
+    return final
+
+
+class _Writer(FileSystemWriter):
+    """Raises what the operating system said, which `torch.save` buries below an error of its own."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this process's tensors."""
+        with _unburied():
+            return super().write_data(plan, planner)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write which tensor is where."""
+        with _unburied():
+            super().finish(metadata, results)
+
+
+@contextmanager
+def _unburied() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise OSError(cause.errno, cause.strerror) from error
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def _begin(folder: Path, partial: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files.clear(folder)
+    partial.mkdir()
+
+
+def _end(folder: Path, partial: Path, final: Path, manifest: Mapping[str, Any], keep: int | None) -> None:
+    write_atomically(partial / files.MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    files.sync_folder(partial)
+    if final.exists():
+        files.remove(final)
+    partial.rename(final)
+    files.sync_folder(folder)
+    files.prune(folder, keep=keep)
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Turn what the operating system says of a full or unwritable disk into an InputError."""
+    try:
+        yield
+    except (OSError, CheckpointException) as error:
+        cause = error
+        if isinstance(error, CheckpointException):  # DCP wraps what each process raised
+            cause = next((e for e, _ in error.failures.values() if isinstance(e, OSError)), None)
+        if not isinstance(cause, OSError):
+            raise
+        hint = "older checkpoints are untouched: free space, or set train.checkpoint.keep, and --resume"
+        words = f"cannot write a checkpoint below {folder}: {cause.strerror or cause}"
+        raise InputError(words, hint=hint) from error
