@@ -62,6 +62,25 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / DAY_S:.1f} days"
 
 
+def format_duration(seconds: float) -> str:
+    """How long something takes, as one says it: two units at most, for waiting rather than for comparing.
+
+    >>> [format_duration(x) for x in (0.4, 12.3, 65, 7_265, 200_000)]
+    ['under 1 s', '12 s', '1 min 5 s', '2 h 1 min', '2 days 7 h']
+    """
+    if not math.isfinite(seconds):
+        return str(seconds)
+    if seconds < 1:
+        return "under 1 s"
+    whole = round(seconds)
+    units = (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    first = next(i for i, (_, size) in enumerate(units) if whole >= size)
+    (name, size), rest = units[first], units[first + 1 : first + 2]
+    words = [f"{whole // size} {'day' if name == 'days' and whole // size == 1 else name}"]
+    words += [f"{whole % size // below} {unit}" for unit, below in rest if whole % size // below]
+    return " ".join(words)
+
+
 def format_count(count: float) -> str:
     """Parameters, tokens and devices with a decimal prefix.
 

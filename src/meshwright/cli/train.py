@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -60,23 +61,33 @@ def command(
     """
     from meshwright import runfile
 
+    started_s = time.time()
     run = runfile.load(run_path, overrides=overrides)
     _require_native(run)
     require_torch("training")
 
-    from meshwright.engines.base import TrainOptions
-    from meshwright.engines.native import engine
+    from meshwright.cli.output import progress
+    from meshwright.cli.train_words import show_plan, show_record
+
+    with progress("starting PyTorch"):  # seconds, the first time on a machine
+        from meshwright.engines.base import TrainOptions
+        from meshwright.engines.native import engine
 
     folder = folder or _default_folder(run.name, resume=resume)
     options = TrainOptions(
-        folder=folder, resume=resume, command=("meshwright", *sys.argv[1:]), max_restarts=max_restarts
+        folder=folder,
+        resume=resume,
+        command=("meshwright", *sys.argv[1:]),
+        quiet=not _is_reporter(),
+        max_restarts=max_restarts,
+        started_s=started_s,
     )
     if dry_run:
-        _show_plan(engine.prepare(run, options=options), as_json=as_json)
+        show_plan(engine.prepare(run, options=options), as_json=as_json)
         return
-    record = engine.train(run, options=options)
+    record = engine.train(run, options=options, announce=_announce if _is_reporter() else None)
     if _is_reporter():
-        _show(record, folder=folder, as_json=as_json)
+        show_record(record, folder=folder, as_json=as_json)
     _leave(record, folder=folder)
 
 
@@ -98,6 +109,13 @@ def _default_folder(name: str, *, resume: bool) -> Path:
     return candidates[max(0, first_free - 1) if resume else first_free]
 
 
+def _announce(job: Job) -> None:
+    from meshwright.cli.train_words import introduction
+
+    for line in introduction(job):
+        print(line, file=sys.stderr, flush=True)
+
+
 def _is_reporter() -> bool:
     """Under a launcher only the first process answers."""
     return os.environ.get("RANK", "0") == "0"
@@ -114,88 +132,3 @@ def _leave(record: Record, *, folder: Path) -> None:
             f"the loss of step {record.statistics['steps'] + 1} is not a number",
             hint=f"lower optimizer.learning_rate or lengthen warmup_steps; the steps are in {folder}",
         )
-
-
-def _show_plan(job: Job, *, as_json: bool) -> None:
-    from meshwright.cli.output import emit_json, note, print_line, print_table
-
-    if as_json:
-        document = {
-            "plan": job.plan, "num_steps": job.run.num_steps, "predicted": job.predicted,
-            "folder": job.options.folder, "notes": job.notes,
-        }  # fmt: skip
-        emit_json(document)
-        return
-    print_line(f"{job.run.name}: {job.run.model.name}, {job.plan.describe()}", style="bold")
-    rows = [
-        ("processes", job.plan.num_devices),
-        ("steps", f"{job.run.num_steps:,}"),
-        ("tokens per step", f"{job.run.tokens_per_step:,}"),
-        ("results", job.options.folder),
-    ]
-    if job.predicted is not None:
-        rows.append(("expected step", _interval(job.predicted["step"])))
-    print_table({"": "left", " ": "left"}, rows)
-    for words in job.notes:
-        note(words)
-
-
-def _show(record: Record, *, folder: Path, as_json: bool) -> None:
-    from meshwright.cli.output import emit_json, note, print_line, print_table
-
-    if as_json:
-        emit_json(record)
-        return
-    s = record.statistics
-    print_line(
-        f"{record.run['name']}: {record.run['model']['name']}, {record.run['plan_in_words']}", style="bold"
-    )
-    print_table({"": "left", "measured": "right", "predicted (80 % interval)": "right"}, _rows(record))
-    print_line(f"MFU: {s['mfu_convention']}.")
-    if record.sample:
-        print_line()
-        print_line("The model writes:", style="bold")
-        print_line(record.sample)
-    print_line()
-    print_line(f"Results: {folder}")
-    for words in record.notes:
-        note(words)
-
-
-def _rows(record: Record) -> list[tuple[str, str, str]]:
-    from meshwright.units import format_bytes, format_seconds
-
-    s, predicted = record.statistics, record.predicted or {}
-
-    def expected(name: str) -> str:
-        return _interval(predicted[name]) if name in predicted else "not predicted"
-
-    rows = [("steps", f"{s['steps']:,}", ""), ("tokens", f"{s['tokens']:,}", "")]
-    if s["first_loss"] is not None:
-        rows.append(("loss, first to last step", f"{s['first_loss']:.3f} to {s['last_loss']:.3f}", ""))
-    if s["validation_loss"] is not None:
-        rows.append(("validation loss", f"{s['validation_loss']:.3f}", ""))
-    if s["step_s"]["n"]:
-        rows += [
-            ("step, median", format_seconds(s["step_s"]["median"]), expected("step")),
-            (
-                "tokens/s/device",
-                f"{s['tokens_per_s_per_device']:,.0f}",
-                expected("tokens_per_s_per_device"),
-            ),
-            ("MFU", f"{100 * s['mfu']:.1f} %", expected("mfu")),
-        ]
-    memory = format_bytes(predicted["memory_bytes"]) if "memory_bytes" in predicted else "not predicted"
-    rows.append(("peak memory", format_bytes(s["peak_memory_bytes"]), memory))
-    return rows
-
-
-def _interval(estimate: dict[str, Any]) -> str:
-    from meshwright.units import format_seconds
-
-    def words(value: float) -> str:
-        if estimate["unit"] == "s":
-            return format_seconds(value)
-        return f"{100 * value:.1f} %" if estimate["unit"] == "ratio" else f"{value:,.0f}"
-
-    return f"{words(estimate['value'])} ({words(estimate['low'])} to {words(estimate['high'])})"

@@ -6,6 +6,7 @@ train(run)   -> a Record: what was measured, on what, with which software
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -45,17 +46,25 @@ class TrainOptions:
     command: tuple[str, ...] = ()  # as the user typed it, for the record
     quiet: bool = False  # no progress on stderr
     max_restarts: int = 0  # after a worker was lost; needs checkpoints
+    started_s: float = field(default_factory=time.time)  # Unix time at which the command began
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What one training run was and what it measured; the content of `record.json`."""
+    """What one training run was and what it measured; the content of `record.json`.
+
+    docs/reference/record.md explains every key.
+    """
 
     run: dict[str, Any]
     device: dict[str, Any]
     software: dict[str, Any]
     ending: Ending
     statistics: dict[str, Any]
+    time_s: dict[str, float]  # wall time by phase; `total` is their sum
+    ranks: dict[str, Any]  # what differs from process to process
+    started: str  # ISO 8601, UTC
+    ended: str
     predicted: dict[str, Any] | None = None  # None: the planner does not know this device
     git_commit: str | None = None  # of the folder in which the command ran
     command: tuple[str, ...] = ()

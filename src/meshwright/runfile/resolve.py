@@ -224,6 +224,7 @@ def _train(file: schema.RunFile) -> specs.Train:
         seed=train.seed,
         checkpoint=None if train.checkpoint is None else same_fields(specs.Checkpoint, train.checkpoint),
         evaluate=None if train.evaluate is None else same_fields(specs.Evaluate, train.evaluate),
+        trackers=tuple(dict.fromkeys(train.trackers)),
     )
 
 

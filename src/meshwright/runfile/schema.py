@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
-from meshwright.specs.run import Engine, LearningRateSchedule, Objective, Task
+from meshwright.specs.run import Engine, LearningRateSchedule, Objective, Task, Tracker
 
 
 def _whole(value: object) -> object:
@@ -265,6 +265,7 @@ class TrainSection(Section):
     seed: CountOrZero = 0
     checkpoint: CheckpointSection | None = None
     evaluate: EvaluateSection | None = None
+    trackers: Annotated[tuple[Annotated[Tracker, _Lax], ...], _Lax] = ()
 
 
 class RunFile(Section):

@@ -48,6 +48,14 @@ class LearningRateSchedule(StrEnum):
     CONSTANT = "constant"
 
 
+class Tracker(StrEnum):
+    """Where the steps of a training are shown besides its own folder."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"  # Weights & Biases
+    MLFLOW = "mlflow"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """AdamW and its learning-rate schedule."""
@@ -100,6 +108,7 @@ class Train:
     seed: int = 0
     checkpoint: Checkpoint | None = None
     evaluate: Evaluate | None = None
+    trackers: tuple[Tracker, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,6 @@ Read it in this order:
     optimize     AdamW on fp32 master weights, learning rate, clipping
     models/, weights/, data/, feed     what is trained, and on what
     checkpoint, faults                 states on disk; signals
-    device, metrics, telemetry, progress, sample      what is measured, kept and shown
+    device, metrics, clock, telemetry, trackers, progress, sample      what is measured, kept and shown
     rehearsal    a plan on local processes, compared with one process
 """

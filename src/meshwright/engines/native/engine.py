@@ -6,17 +6,20 @@ The contract of `engines.base`:  check(run), train(run, options=...).
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from meshwright import catalog
 from meshwright.engines.base import Ending, Record, TrainOptions, refuse
-from meshwright.engines.native import checkpoint, telemetry
+from meshwright.engines.native import checkpoint, telemetry, trackers
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.metrics import predict, yardstick
 from meshwright.engines.native.processes import run_ranks, under_torchrun
+from meshwright.engines.native.progress import Progress
 from meshwright.engines.native.trainer import Job, train_rank
 from meshwright.engines.native.weights import differences, find_weights
 from meshwright.errors import InputError
@@ -30,13 +33,16 @@ TOKENS_PER_MICRO_BATCH = {"cpu": 2048, "cuda": 16384}
 __all__ = ["check", "prepare", "train"]
 
 
-def train(run: Run, *, options: TrainOptions) -> Record:
+def train(run: Run, *, options: TrainOptions, announce: Callable[[Job], None] | None = None) -> Record:
     """Train as `run` says and return the record, which is also in `options.folder`.
 
-    Raises InputError for what this engine cannot do, MissingDependencyError when the device is absent.
+    `announce` is told of all that was decided, before the first process starts. Raises InputError for what this
+    engine cannot do, MissingDependencyError when the device or a tracker is absent.
     """
     job = prepare(run, options=options)
     _check_checkpoints(run, options)
+    if announce is not None:
+        announce(job)
     options.folder.mkdir(parents=True, exist_ok=True)
     telemetry.save_run(options.folder, run=run, plan=job.plan)
     run_ranks(
@@ -53,10 +59,11 @@ def train(run: Run, *, options: TrainOptions) -> Record:
 def prepare(run: Run, *, options: TrainOptions) -> Job:
     """Everything that is decided before the first process starts; writes nothing."""
     refuse("native", check(run))
+    trackers.require(run.train.trackers)
     device = devices.find_device()
     if run.cluster is not None:
         devices.require(run.cluster.accelerator.name, device=device)
-    cluster = run.cluster or devices.cluster_here(device)
+    cluster = run.cluster or _measured(device, options)
     plan = run.plan or plan_here(run, cluster=cluster, device=device)
     refuse("native", check_plan(plan, run=run))
     _require_devices(plan, device)
@@ -73,9 +80,25 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
         yardstick=yardstick(run, cluster=cluster, plan=plan),
         predicted=predicted,
         options=options,
+        device_name=devices.device_name(device),
+        accelerator=_catalogued(cluster),
         notes=tuple(notes),
         weights=weights,
     )
+
+
+def _measured(device: torch.device, options: TrainOptions) -> Cluster:
+    progress = Progress(quiet=options.quiet)
+    try:
+        with progress.phase("measuring this machine"):
+            return devices.cluster_here(device)
+    finally:
+        progress.close()
+
+
+def _catalogued(cluster: Cluster) -> str | None:
+    name = cluster.accelerator.name
+    return name if name in catalog.accelerator_names() else None
 
 
 def plan_here(run: Run, *, cluster: Cluster, device: torch.device) -> Plan:

@@ -84,6 +84,15 @@ def predict(run: Run, *, cluster: Cluster, plan: Plan) -> dict[str, Any] | None:
     }
 
 
+def throughput_of(step_s: dict[str, float | int], *, by: Yardstick) -> dict[str, float | int]:
+    """Tokens/s/device with n and spread, from the spread of the step time: the slowest step is the lowest rate."""
+    if not step_s["n"]:
+        return {"n": 0}
+    ends = {"median": "median", "low": "high", "high": "low"}
+    rates = {end: by.tokens_per_s_per_device(step_s[other]) for end, other in ends.items()}
+    return {"n": step_s["n"], **rates}
+
+
 def spread_of(values: list[float]) -> dict[str, float | int]:
     """Median with n and spread; the first `WARM_UP_STEPS` are left out where enough remain."""
     kept = values[WARM_UP_STEPS:] if len(values) > 2 * WARM_UP_STEPS else values

@@ -1,55 +1,112 @@
-"""Progress on stderr: a live line on a terminal, one plain line every some seconds elsewhere."""
+"""Progress on stderr: a live line on a terminal, plain lines elsewhere. Nothing that lasts is silent.
+
+say(words)            a line that stays
+phase(words)          something that may take long: named when it takes longer than `SILENT_S`
+step(entry, left_s)   one step; plain lines come every `PLAIN_EVERY_S`
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from meshwright.units import format_bytes, format_seconds
+from meshwright.engines.native.data.tokenization import Progress as Tokenised
+from meshwright.engines.native.data.tokenization import Report
+from meshwright.units import format_bytes, format_count, format_duration
 
 PLAIN_EVERY_S = 10.0
+SILENT_S = 1.5
 
 
 class Progress:
-    """Shows steps as they come. Nothing is drawn when `quiet`."""
+    """Shows what a training does. Nothing is drawn when `quiet`."""
 
-    def __init__(self, *, num_steps: int, quiet: bool) -> None:
-        self.num_steps = num_steps
+    def __init__(self, *, quiet: bool, num_steps: int | None = None) -> None:
         self.quiet = quiet
+        self.num_steps = num_steps
         self.last_s = 0.0
         self.bar: Any = None
         if not quiet and sys.stderr.isatty():
             self.bar = _bar()
-            self.task = self.bar.add_task("", total=num_steps)
+            self.task = self.bar.add_task("", total=None)
             self.bar.start()
 
     def step(self, entry: dict[str, Any], *, left_s: float) -> None:
         """Show one step of the log and the time that is left."""
         if self.quiet:
             return
-        words = describe(entry, num_steps=self.num_steps, left_s=left_s)
+        words = describe(entry, num_steps=self.num_steps or 0, left_s=left_s)
         if self.bar is not None:
-            self.bar.update(self.task, completed=entry["step"], description=words)
-            return
-        now_s, is_edge = time.monotonic(), entry["step"] in (1, self.num_steps)
-        if is_edge or now_s - self.last_s >= PLAIN_EVERY_S:
-            self.last_s = now_s
-            print(words, file=sys.stderr, flush=True)
+            self.bar.update(self.task, total=self.num_steps, completed=entry["step"], description=words)
+        elif entry["step"] in (1, self.num_steps) or self._is_time():
+            self._print(words)
 
     def say(self, words: str) -> None:
         """Print a line that stays."""
+        if not self.quiet:
+            self._print(words)
+
+    def doing(self, words: str) -> None:
+        """Say how far a long phase is: on the live line, or now and then on one of its own."""
         if self.quiet:
             return
         if self.bar is not None:
-            self.bar.console.print(words, markup=False, highlight=False)
-        else:
-            print(words, file=sys.stderr, flush=True)
+            self.bar.update(self.task, description=words)
+        elif self._is_time():
+            self._print(words)
+
+    @contextmanager
+    def phase(self, words: str) -> Iterator[None]:
+        """While the context is open `words` is being done; said when that takes longer than `SILENT_S`."""
+        if self.quiet:
+            yield
+            return
+        timer = threading.Timer(SILENT_S, self._name_phase, (words,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """Take the live line away."""
         if self.bar is not None:
             self.bar.stop()
+
+    def _name_phase(self, words: str) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, description=f"{words} ...")
+        else:
+            self._print(f"{words} ...")
+
+    def _is_time(self) -> bool:
+        """Whether the last plain line is long enough ago."""
+        return time.monotonic() - self.last_s >= PLAIN_EVERY_S
+
+    def _print(self, words: str) -> None:
+        self.last_s = time.monotonic()
+        if self.bar is not None:
+            self.bar.console.print(words, markup=False, highlight=False)
+        else:
+            print(words, file=sys.stderr, flush=True)
+
+
+def reading(progress: Progress) -> Report:
+    """A report of tokenisation that `progress` shows."""
+
+    def report(done: Tokenised) -> None:
+        share = f" ({done.done_bytes / done.total_bytes:.0%})" if done.total_bytes else ""
+        progress.doing(
+            f"tokenising: {format_count(done.num_documents)} documents, "
+            f"{format_count(done.num_tokens)} tokens{share.replace('%', ' %')}"
+        )
+
+    return report
 
 
 def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
@@ -57,7 +114,7 @@ def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
 
     >>> describe({"step": 5, "loss": 2.5, "tokens_per_s_per_device": 1234.5, "mfu": 0.41,
     ...           "memory_bytes": 2**30}, num_steps=10, left_s=65)
-    'step 5/10  loss 2.5000  1,234 tokens/s/device  MFU 41.0 %  1.0 GiB  65.00 s left'
+    'step 5/10  loss 2.5000  1,234 tokens/s/device  MFU 41.0 %  1.0 GiB  1 min 5 s left'
     """
     parts = [
         f"step {entry['step']}/{num_steps}",
@@ -65,8 +122,9 @@ def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
         f"{entry['tokens_per_s_per_device']:,.0f} tokens/s/device",
         f"MFU {100 * entry['mfu']:.1f} %",
         format_bytes(entry["memory_bytes"]),
-        f"{format_seconds(left_s)} left",
     ]
+    if entry["step"] < num_steps:
+        parts.append(f"{format_duration(left_s)} left")
     return "  ".join(parts)
 
 

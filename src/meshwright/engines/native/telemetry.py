@@ -12,15 +12,18 @@ import json
 import platform
 import subprocess
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+import torch.distributed as dist
 
 from meshwright import __version__
 from meshwright.engines.base import Record
 from meshwright.engines.native import device as devices
+from meshwright.engines.native.parallel.mesh import Place
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.specs.plan import Plan
@@ -106,15 +109,36 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def device_facts(device: torch.device) -> dict[str, Any]:
-    """The device as a record names it."""
+def gathered(values: dict[str, float], *, place: Place) -> dict[str, list[float]]:
+    """`values` of every process, in the order of their ranks. All processes call it."""
+    mine = torch.tensor(list(values.values()), dtype=torch.float64)
+    rows = [torch.empty_like(mine) for _ in range(place.num_ranks)]
+    if place.num_ranks > 1:
+        dist.all_gather(rows, mine)
+    else:
+        rows = [mine]
+    return {name: [row[i].item() for row in rows] for i, name in enumerate(values)}
+
+
+def moment(unix_s: float) -> str:
+    """A time as ISO 8601 in UTC, to the second.
+
+    >>> moment(0)
+    '1970-01-01T00:00:00+00:00'
+    """
+    return datetime.fromtimestamp(unix_s, tz=UTC).isoformat(timespec="seconds")
+
+
+def device_facts(device: torch.device, *, accelerator: str | None) -> dict[str, Any]:
+    """The device as a record names it; `accelerator` is the catalogue's name of it. No name of a host or a user."""
     return {
+        "accelerator": accelerator,
         "type": device.type,
         "name": devices.device_name(device),
         "count_on_this_machine": devices.num_devices(device),
         "memory_bytes": devices.memory_bytes(device),
         "threads": torch.get_num_threads(),
-        "host": platform.platform(),
+        "system": platform.platform(),
     }
 
 

@@ -10,6 +10,7 @@ for each step:   read the batch of this step (a pure function of seed and step)
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,14 +23,16 @@ import torch.distributed as dist
 from meshwright.engines.base import Ending, Record, TrainOptions
 from meshwright.engines.native import checkpoint, device, telemetry
 from meshwright.engines.native.assembly import Assembly, assemble
+from meshwright.engines.native.clock import Clock, Phase
 from meshwright.engines.native.faults import StopRequest, stop_on_sigterm
 from meshwright.engines.native.feed import Feed, num_labels, open_feed
-from meshwright.engines.native.metrics import Yardstick, spread_of
+from meshwright.engines.native.metrics import WARM_UP_STEPS, Yardstick, spread_of, throughput_of
 from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process
-from meshwright.engines.native.progress import Progress
+from meshwright.engines.native.progress import Progress, reading
 from meshwright.engines.native.sample import SAMPLE_TOKENS, write_sample
 from meshwright.engines.native.step import Batch
+from meshwright.engines.native.trackers import Opening, Trackers
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
@@ -43,6 +46,8 @@ class Job:
     yardstick: Yardstick
     predicted: dict[str, Any] | None
     options: TrainOptions
+    device_name: str  # as its driver has it
+    accelerator: str | None = None  # as the catalogue has it; None: it knows no such device
     notes: tuple[str, ...] = ()
     weights: Path | None = None  # folder of the weights that training starts from; None: random ones
     is_restart: bool = False  # after a process was lost: go on from the newest checkpoint, if there is one
@@ -61,53 +66,82 @@ class Measured:
 
 def train_rank(rank: int, num_ranks: int, job: Job) -> None:
     """Train as process `rank` of `num_ranks`. The main process writes the steps and the record."""
-    place = place_process(
-        plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
-    )
-    parts = assemble(job.run, place=place, weights=job.weights)
-    feed = open_feed(job.run, place=place)
-    with stop_on_sigterm() as request:
-        _Loop(job=job, place=place, parts=parts, feed=feed, request=request).run()
+    clock = Clock(started_s=job.options.started_s)
+    progress = Progress(quiet=job.options.quiet or rank > 0, num_steps=job.run.num_steps)
+    try:
+        place = place_process(
+            plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
+        )
+        with progress.phase("building the model"):
+            parts = assemble(job.run, place=place, weights=job.weights)
+        with progress.phase("opening the data"):
+            feed = open_feed(job.run, place=place, report=reading(progress))
+        with stop_on_sigterm() as request:
+            _Loop(
+                job=job, place=place, parts=parts, feed=feed, request=request, clock=clock, progress=progress
+            ).run()
+    finally:
+        progress.close()
 
 
 class _Loop:
     """One training: what it works with, and how far it is."""
 
-    def __init__(self, *, job: Job, place: Place, parts: Assembly, feed: Feed, request: StopRequest) -> None:
+    def __init__(
+        self,
+        *,
+        job: Job,
+        place: Place,
+        parts: Assembly,
+        feed: Feed,
+        request: StopRequest,
+        clock: Clock,
+        progress: Progress,
+    ) -> None:
         self.job, self.place, self.parts, self.feed, self.request = job, place, parts, feed, request
+        self.clock, self.progress = clock, progress
         assert job.run.num_steps is not None  # `check` refuses a run without
         self.num_steps = job.run.num_steps
         self.measured = Measured()
         settings = job.run.train.checkpoint
         self.saver = checkpoint.Saver(settings, num_ranks=place.num_ranks) if settings else None
-        self.progress = Progress(num_steps=self.num_steps, quiet=job.options.quiet or not place.is_main)
         self.log: telemetry.StepLog | None = None
+        self.trackers: Trackers | None = None
 
     def run(self) -> None:
         """All steps from the first, or from the checkpoint, to the last; then the record."""
         done = self._resume() if self.job.options.resume or self._has_checkpoint() else 0
         if self.place.is_main:
             self.log = telemetry.StepLog(self.job.options.folder, after_step=done)
+            with self.progress.phase("opening the trackers"):
+                self.trackers = self._open_trackers(done)
         self.measured.num_steps = done
         try:
             ending = self._steps(done)
+            self.clock.enter(Phase.CLOSING)
             if self.saver is not None:
-                self.saver.wait()
-            sample = self._sample() if ending is Ending.DONE else None
+                with self.clock.during(Phase.CHECKPOINT), self.progress.phase("finishing the checkpoint"):
+                    self.saver.wait()
+            with self.progress.phase("writing a sample"):
+                sample = self._sample() if ending is Ending.DONE else None
         except Exception:
             if self.saver is not None:
                 with suppress(Exception):  # the first error is the one to report
                     self.saver.wait()
             raise
         finally:
-            self.progress.close()
             if self.log is not None:
                 self.log.close()
-        if self.place.is_main:
-            telemetry.save_record(self.job.options.folder, self._record(ending, sample))
+        ranks = self._ranks()
+        if self.trackers is not None:
+            if sample is not None:
+                self.trackers.text("sample", sample, step=self.measured.num_steps)
+            self.trackers.finish(self._record(ending, sample, ranks))
+            telemetry.save_record(self.job.options.folder, self._record(ending, sample, ranks))
 
     def _steps(self, done: int) -> Ending:
         for step in range(done, self.num_steps):
+            self.clock.enter(Phase.WARM_UP if step < done + WARM_UP_STEPS else Phase.TRAINING)
             start_s = time.perf_counter()
             loss, norm, stop = self._step(step)
             step_s = time.perf_counter() - start_s
@@ -167,9 +201,10 @@ class _Loop:
             return None
         self.parts.evaluating()
         losses = []
-        for i in range(evaluate.num_batches):
-            batch = self.feed.validation_batch(i)
-            losses += self._agreed(self.parts.stepper.loss(batch, scale=self._scale(batch)))
+        with self.clock.during(Phase.VALIDATION), self.progress.phase("validating"):
+            for i in range(evaluate.num_batches):
+                batch = self.feed.validation_batch(i)
+                losses += self._agreed(self.parts.stepper.loss(batch, scale=self._scale(batch)))
         self.parts.training()
         self.measured.validation_loss = sum(losses) / len(losses)
         self.progress.say(f"step {taken}  validation loss {self.measured.validation_loss:.4f}")
@@ -179,7 +214,8 @@ class _Loop:
         if self.saver is None or not (now or taken % self.saver.settings.every_steps == 0):
             return
         about = {"run": self.job.run.name, "model": self.job.run.model.name, "plan": self.job.plan.describe()}
-        self.saver.save(self.parts.state(), step=taken, about=about)
+        with self.clock.during(Phase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
+            self.saver.save(self.parts.state(), step=taken, about=about)
 
     def _has_checkpoint(self) -> bool:
         """Whether a run that lost a process can go on."""
@@ -194,7 +230,8 @@ class _Loop:
         settings = self.job.run.train.checkpoint
         assert settings is not None  # the engine refuses to resume without
         saved = checkpoint.newest(Path(settings.folder))
-        checkpoint.load(saved, into=self.parts.state())
+        with self.progress.phase(f"reading {saved.path}"):
+            checkpoint.load(saved, into=self.parts.state())
         self.parts.optimizer.set_step(saved.step)
         self.parts.optimizer.refresh()
         self.progress.say(f"resumed from {saved.path} after step {saved.step}")
@@ -222,6 +259,8 @@ class _Loop:
         if self.saver is not None:
             entry["checkpoint_stall_s"] = self.saver.new_stall_s()
         self.log.write(entry)
+        if self.trackers is not None:
+            self.trackers.step(entry)
         usual_s = spread_of(self.measured.step_s[-20:]).get("median", step_s)
         self.progress.step(entry, left_s=usual_s * (self.num_steps - step - 1))
 
@@ -241,20 +280,43 @@ class _Loop:
         )
         return self.feed.tokenizer.decode(tokens)
 
-    def _record(self, ending: Ending, sample: str | None) -> Record:
+    def _open_trackers(self, done: int) -> Trackers:
+        run = self.job.run
+        opening = Opening(
+            name=run.name,
+            folder=self.job.options.folder,
+            settings=telemetry.resolved(run, plan=self.job.plan),
+            after_step=done,
+        )
+        return Trackers(run.train.trackers, opening=opening, warn=self.progress.say)
+
+    def _ranks(self) -> dict[str, Any]:
+        """What differs from process to process. All processes call it."""
+        mine = {
+            "step_s": float(spread_of(self.measured.step_s).get("median", math.nan)),
+            "peak_memory_bytes": float(device.peak_memory_bytes(self.place.device)),
+        }
+        ranks = telemetry.gathered(mine, place=self.place)
+        return {**ranks, "straggler_ratio": max(ranks["step_s"]) / statistics.median(ranks["step_s"])}
+
+    def _record(self, ending: Ending, sample: str | None, ranks: dict[str, Any]) -> Record:
         m, yardstick, saver = self.measured, self.job.yardstick, self.saver
-        median_s = spread_of(m.step_s).get("median")
-        statistics: dict[str, Any] = {
+        step_s = spread_of(m.step_s)
+        median_s = step_s.get("median")
+        numbers: dict[str, Any] = {
             "steps": m.num_steps,
             "tokens": m.num_steps * self.job.run.tokens_per_step,
             "first_loss": m.first_loss,
             "last_loss": m.last_loss,
             "validation_loss": m.validation_loss,
-            "step_s": spread_of(m.step_s),
+            "step_s": step_s,
             "tokens_per_s_per_device": median_s and yardstick.tokens_per_s_per_device(median_s),
+            "throughput": throughput_of(step_s, by=yardstick),
             "mfu": median_s and yardstick.mfu(median_s),
             "mfu_convention": yardstick.convention,
-            "peak_memory_bytes": device.peak_memory_bytes(self.place.device),
+            "model_flops_per_token": yardstick.flops_per_token,
+            "peak_flops_per_s": yardstick.peak_flops_per_s,
+            "peak_memory_bytes": int(max(ranks["peak_memory_bytes"])),
             "num_devices": self.place.num_ranks,
             "parameters": self.parts.num_parameters,
             "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
@@ -263,13 +325,20 @@ class _Loop:
         }
         return Record(
             run=telemetry.resolved(self.job.run, plan=self.job.plan),
-            device=telemetry.device_facts(self.place.device),
+            device=telemetry.device_facts(self.place.device, accelerator=self.job.accelerator),
             software=telemetry.software_facts(),
             ending=ending,
-            statistics=statistics,
+            statistics=numbers,
+            time_s=self.clock.seconds(),
+            ranks=ranks,
+            started=telemetry.moment(self.clock.started_s),
+            ended=telemetry.moment(time.time()),
             predicted=self.job.predicted,
             git_commit=telemetry.git_commit(Path.cwd()),
             command=self.job.options.command,
             sample=sample,
-            notes=self.job.notes,
+            notes=(*self.job.notes, *self._tracker_notes()),
         )
+
+    def _tracker_notes(self) -> list[str]:
+        return [] if self.trackers is None else self.trackers.notes

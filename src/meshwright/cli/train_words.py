@@ -1,0 +1,121 @@
+"""What `meshwright train` says: before the first step, and when it has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cli.output import emit_json, note, print_line, print_table
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.units import format_bytes, format_count, format_duration, format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.engines.base import Record
+    from meshwright.engines.native.trainer import Job
+
+
+def introduction(job: Job) -> list[str]:
+    """What is about to be trained, on what, and what to expect of it."""
+    run, plan = job.run, job.plan
+    parameters = float(count_parameters(model_row(run.model)).total)
+    lines = [
+        f"{run.name}: {run.model.name}, {format_count(parameters)} parameters, {run.precision.name}; "
+        f"{plan.describe()} on {plan.num_devices} x {job.device_name}",
+        f"{run.num_steps:,} steps of {run.tokens_per_step:,} tokens; MFU: {job.yardstick.convention}",
+    ]
+    if job.predicted is not None:
+        step, rate = _interval(job.predicted["step"]), _interval(job.predicted["tokens_per_s_per_device"])
+        lines.append(f"expected: {step} a step, {rate} tokens/s/device; 80 % intervals")
+    return [*lines, f"results: {job.options.folder}"]
+
+
+def show_plan(job: Job, *, as_json: bool) -> None:
+    """What a dry run says."""
+    if as_json:
+        document = {
+            "plan": job.plan, "num_steps": job.run.num_steps, "predicted": job.predicted,
+            "folder": job.options.folder, "notes": job.notes,
+        }  # fmt: skip
+        emit_json(document)
+        return
+    print_line(f"{job.run.name}: {job.run.model.name}, {job.plan.describe()}", style="bold")
+    rows = [
+        ("processes", job.plan.num_devices),
+        ("steps", f"{job.run.num_steps:,}"),
+        ("tokens per step", f"{job.run.tokens_per_step:,}"),
+        ("results", job.options.folder),
+    ]
+    if job.predicted is not None:
+        rows.append(("expected step", _interval(job.predicted["step"])))
+    print_table({"": "left", " ": "left"}, rows)
+    for words in job.notes:
+        note(words)
+
+
+def show_record(record: Record, *, folder: Path, as_json: bool) -> None:
+    """What a training measured, beside what was predicted."""
+    if as_json:
+        emit_json(record)
+        return
+    s = record.statistics
+    print_line(
+        f"{record.run['name']}: {record.run['model']['name']}, {record.run['plan_in_words']}", style="bold"
+    )
+    print_table({"": "left", "measured": "right", "predicted (80 % interval)": "right"}, _rows(record))
+    print_line(f"MFU: {s['mfu_convention']}.")
+    print_line(f"Wall time: {_phases(record.time_s)}.")
+    if record.sample:
+        print_line()
+        print_line("The model writes:", style="bold")
+        print_line(record.sample)
+    print_line()
+    print_line(f"Results: {folder}")
+    for words in record.notes:
+        note(words)
+
+
+def _rows(record: Record) -> list[tuple[str, str, str]]:
+    s, predicted = record.statistics, record.predicted or {}
+
+    def expected(name: str) -> str:
+        return _interval(predicted[name]) if name in predicted else "not predicted"
+
+    rows = [("steps", f"{s['steps']:,}", ""), ("tokens", f"{s['tokens']:,}", "")]
+    if s["first_loss"] is not None:
+        rows.append(("loss, first to last step", f"{s['first_loss']:.3f} to {s['last_loss']:.3f}", ""))
+    if s["validation_loss"] is not None:
+        rows.append(("validation loss", f"{s['validation_loss']:.3f}", ""))
+    if s["step_s"]["n"]:
+        rows += [
+            ("step, median", format_seconds(s["step_s"]["median"]), expected("step")),
+            (
+                "tokens/s/device",
+                f"{s['tokens_per_s_per_device']:,.0f}",
+                expected("tokens_per_s_per_device"),
+            ),
+            ("MFU", f"{100 * s['mfu']:.1f} %", expected("mfu")),
+        ]
+    memory = format_bytes(predicted["memory_bytes"]) if "memory_bytes" in predicted else "not predicted"
+    rows.append(("peak memory", format_bytes(s["peak_memory_bytes"]), memory))
+    return rows
+
+
+def _phases(time_s: dict[str, float]) -> str:
+    """The wall time and what it went into; phases of less than a hundredth are left out."""
+    total_s = time_s["total"]
+    parts = [
+        f"{name.replace('_', '-')} {100 * seconds / total_s:.0f} %"
+        for name, seconds in time_s.items()
+        if name != "total" and seconds >= 0.01 * total_s
+    ]
+    return f"{format_duration(total_s)} ({', '.join(parts)})"
+
+
+def _interval(estimate: dict[str, Any]) -> str:
+    def words(value: float) -> str:
+        if estimate["unit"] == "s":
+            return format_seconds(value)
+        return f"{100 * value:.1f} %" if estimate["unit"] == "ratio" else f"{value:,.0f}"
+
+    return f"{words(estimate['value'])} ({words(estimate['low'])} to {words(estimate['high'])})"

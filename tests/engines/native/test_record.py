@@ -1,0 +1,127 @@
+"""The record of a real run, and the page that explains its keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright import runfile  # noqa: E402
+from meshwright.engines.base import TrainOptions  # noqa: E402
+from meshwright.engines.native import engine, telemetry  # noqa: E402
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "record.md"
+OPEN = {"run", "software", "predicted.components_s"}
+"""Keys whose content is explained elsewhere or differs from run to run."""
+
+ESTIMATE = {"value", "low", "high", "unit", "tier"}
+SPREAD = {"n", "median", "low", "high"}
+
+
+def documented(heading: str) -> set[str]:
+    section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {key for cell in cells for key in re.findall(r"`([\w.]+)`", cell)}
+
+
+def keys(value: object, above: str = "") -> set[str]:
+    """Dotted keys of nested objects; estimates, spreads and open keys count as one."""
+    if not isinstance(value, dict) or above in OPEN or set(value) in (ESTIMATE, SPREAD):
+        return set()
+    found = set()
+    for name, below in value.items():
+        path = f"{above}.{name}" if above else name
+        found |= {path} | keys(below, path)
+    return found
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory, tiny_text):
+    """The folder of a run that validated and saved."""
+    folder = tmp_path_factory.mktemp("left")
+    (folder / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog. " * 600)
+    overrides = (
+        "model.vocab=257",
+        f"data={{source: {folder / 'corpus.txt'}, tokenizer: bytes, sequence_length: 16}}",
+        "train.steps=8",
+        "train.evaluate={every_steps: 4, num_batches: 1}",
+        f"train.checkpoint.folder={folder / 'saved'}",
+    )
+    run = runfile.loads(tiny_text, overrides=overrides)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESHWRIGHT_CACHE", str(folder / "cache"))
+        record = engine.train(run, options=TrainOptions(folder=folder / "out", quiet=True))
+    return record, folder / "out"
+
+
+def test_every_key_of_the_record_is_explained_and_every_explained_key_is_there(left):
+    _, folder = left
+    assert keys(json.loads((folder / "record.json").read_text())) == documented("record.json")
+
+
+def test_every_key_of_the_step_log_is_explained(left):
+    _, folder = left
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert set().union(*lines) == documented("steps.jsonl")
+
+
+def test_the_record_is_what_is_returned(left):
+    record, folder = left
+    assert json.loads((folder / "record.json").read_text())["statistics"] == record.statistics
+
+
+def test_phases_add_up_and_the_dates_agree(left):
+    record, _ = left
+    parts = dict(record.time_s)
+    total_s = parts.pop("total")
+    assert sum(parts.values()) == pytest.approx(total_s)
+    assert all(parts[name] > 0 for name in ("start_up", "warm_up", "training", "validation", "checkpoint"))
+    lasted = datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.started)
+    assert lasted.total_seconds() == pytest.approx(total_s, abs=1.5)
+
+
+def test_rates_and_spread_agree(left):
+    s = left[0].statistics
+    assert s["throughput"]["n"] == s["step_s"]["n"] == 5
+    assert s["throughput"]["median"] == pytest.approx(s["tokens_per_s_per_device"])
+    assert s["throughput"]["low"] * s["step_s"]["high"] == pytest.approx(4 * 16)
+    assert s["mfu"] * s["peak_flops_per_s"] == pytest.approx(
+        s["tokens_per_s_per_device"] * s["model_flops_per_token"]
+    )
+
+
+def test_no_name_of_the_host_or_the_user(left, monkeypatch):
+    import getpass
+    import socket
+
+    text = (left[1] / "record.json").read_text()
+    device = json.loads(text)["device"]
+    assert set(device) == {
+        key.partition(".")[2] for key in documented("record.json") if key.startswith("device.")
+    }
+    assert socket.gethostname() not in device["system"]
+    assert f"/{getpass.getuser()}/" not in json.dumps(device)
+
+
+def _gather(rank: int, num_ranks: int, folder: str) -> None:
+    from meshwright.engines.native.parallel.mesh import Place
+    from meshwright.specs.plan import Plan
+
+    place = Place(plan=Plan(data_shard=num_ranks), device=torch.device("cpu"), rank=rank, num_ranks=num_ranks)
+    found = telemetry.gathered({"step_s": 1.0 + rank, "peak_memory_bytes": 7.0}, place=place)
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.distributed
+def test_every_process_tells_its_own(tmp_path):
+    from meshwright.engines.native.processes import run_ranks
+
+    run_ranks(_gather, str(tmp_path), num_ranks=2, device_type="cpu")
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found == {"step_s": [1.0, 2.0], "peak_memory_bytes": [7.0, 7.0]}
