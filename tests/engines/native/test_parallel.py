@@ -109,7 +109,6 @@ def test_every_layer_stands_on_one_stage():
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"context": 2}, "parallel.context"),
         ({"expert": 2, "data_shard": 2}, "parallel.expert"),
         ({"recompute": Recompute.SELECTIVE}, "parallel.recompute"),
         ({"pipeline": 2, "schedule": Schedule.ZERO_BUBBLE}, "parallel.schedule"),

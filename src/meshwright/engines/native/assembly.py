@@ -1,7 +1,7 @@
 """From a run and a place in its mesh to what a process trains: modules, optimizer, and the passes of a step.
 
-Order matters: the model is built without memory, divided over the tensor axis, wrapped for recomputation, sharded over
-the data axes, and only then given memory and weights. So no process ever holds more than its part.
+Order matters: the model is built without memory, divided over the tensor and context axes, wrapped for recomputation,
+sharded over the data axes, and only then given memory and weights. So no process ever holds more than its part.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from meshwright.engines.native.models import (
     update_bias,
 )
 from meshwright.engines.native.optimize import AdamW, masters_of
+from meshwright.engines.native.parallel.context import chunks_of, divide_sequences
 from meshwright.engines.native.parallel.mesh import TENSOR, Place
 from meshwright.engines.native.parallel.pipeline import Pipeline, layers_of_stages, stages_of_rank
 from meshwright.engines.native.parallel.shard import shard
@@ -117,6 +118,8 @@ def _stage(
     blocks = list(module.layers.values())
     if place.plan.tensor > 1:
         divide(module, mesh=place.axes(TENSOR), sequence_parallel=place.plan.sequence_parallel)
+    if place.context_mesh is not None:
+        divide_sequences(module, chunks=chunks_of(place), mesh=place.context_mesh)
     recompute(blocks, plan=place.plan)
     if place.mesh is not None:
         shard(module, layers=blocks, place=place, compute=compute)

@@ -53,11 +53,11 @@ def _model(model: Model) -> Iterator[Unsupported]:
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """What this engine cannot do of `plan`."""
-    return [*_axes(plan), *_recompute(plan), *_tensor(plan, run), *_pipeline(plan, run)]
+    return [*_axes(plan), *_recompute(plan), *_context(plan, run), *_tensor(plan, run), *_pipeline(plan, run)]
 
 
 def _axes(plan: Plan) -> Iterator[Unsupported]:
-    for axis in ("context", "expert", "expert_tensor"):
+    for axis in ("expert", "expert_tensor"):
         if getattr(plan, axis) > 1:
             yield Unsupported(key=f"parallel.{axis}", reason="is not trained by this version: must be 1")
     if plan.offload is not Offload.NONE:
@@ -70,6 +70,19 @@ def _recompute(plan: Plan) -> Iterator[Unsupported]:
             key="parallel.recompute",
             reason="selective recomputation is not done by this version",
             hint="allowed: none, full",
+        )
+
+
+def _context(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    """Two chunks a rank, each divided over tensor ranks: what the planner asks too."""
+    width = 2 * plan.context
+    unit = width * (plan.tensor if plan.sequence_parallel else 1)
+    if plan.context > 1 and run.sequence_length % unit:
+        yield Unsupported(
+            key="parallel.context",
+            reason=f"a sequence of {run.sequence_length} tokens does not divide into {width} chunks"
+            + (f", each over tensor = {plan.tensor}" if unit > width else ""),
+            hint=f"allowed: multiples of {unit} tokens",
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meshwright.engines.native.data import Batch, Batches, Corpus, Tokenizer, open_data
 from meshwright.engines.native.data.tokenization import Report
+from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import Place
 from meshwright.specs.run import Run
 
@@ -21,7 +22,7 @@ class Feed:
     """Global batches by their number; this process's part of each."""
 
     def __init__(self, run: Run, *, place: Place, corpus: Corpus) -> None:
-        self.place = place
+        self.place, self.chunks = place, chunks_of(place)
         self.tokenizer: Tokenizer | None = corpus.tokenizer
         self.batches = Batches(
             samples=corpus.train,
@@ -56,7 +57,10 @@ class Feed:
             "labels_BT": batch.labels_BT,
             "positions_BT": batch.positions_BT,
         }
-        # Without a boundary attention is plainly causal, which has faster kernels than a mask.
+        if self.place.plan.context > 1:
+            tensors = {name: self.chunks.of(tensor) for name, tensor in tensors.items()}
+        # Without a boundary attention is plainly causal, which has faster kernels than a mask. Documents stay whole:
+        # queries that are here look at keys that are not.
         return tensors if is_one_document else tensors | {"documents_BT": batch.documents_BT}
 
 

@@ -19,7 +19,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -212,9 +212,8 @@ def _toy_experts(x: Experts) -> Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Case:
-    run: Run
-    plan: Plan
+class _Cases:
+    runs: tuple[tuple[Run, Plan], ...]
     answer: Path
     timeout_s: float
 
@@ -230,26 +229,42 @@ def compare(run: Run, plan: Plan, *, timeout_s: float = TIMEOUT_S) -> Comparison
 
     Raises InfeasibleError when a process fails, or has not ended after `timeout_s`: then with where each one stood.
     """
-    run = replace(run, optimizer=replace(run.optimizer, epsilon=EPSILON))
+    return compare_each([(run, plan)], timeout_s=timeout_s)[0]
+
+
+def compare_each(runs: Sequence[tuple[Run, Plan]], *, timeout_s: float = TIMEOUT_S) -> list[Comparison]:
+    """As `compare`, for plans of the same number of processes: these are started once for all of them."""
+    (num_processes,) = {plan.num_devices for _, plan in runs}
     with TemporaryDirectory() as folder:
-        case = _Case(run=run, plan=plan, answer=Path(folder) / "comparison.json", timeout_s=timeout_s)
+        cases = _Cases(
+            runs=tuple((_with_epsilon(run), plan) for run, plan in runs),
+            answer=Path(folder) / "comparisons.json",
+            timeout_s=timeout_s,
+        )
         try:
-            run_ranks(_compare_rank, case, num_ranks=plan.num_devices, device_type="cpu")
+            run_ranks(_compare_rank, cases, num_ranks=num_processes, device_type="cpu")
         except WorkerLostError as error:
-            raise InfeasibleError(_why_lost(case, error), hint=f"the plan was {plan.describe()}") from error
-        return Comparison(**json.loads(case.answer.read_text(encoding="utf-8")))
+            plans = ", ".join(plan.describe() for _, plan in runs)
+            raise InfeasibleError(
+                _why_lost(cases, num_processes, error), hint=f"compared: {plans}"
+            ) from error
+        return [Comparison(**values) for values in json.loads(cases.answer.read_text(encoding="utf-8"))]
 
 
-def _why_lost(case: _Case, error: WorkerLostError) -> str:
+def _with_epsilon(run: Run) -> Run:
+    return replace(run, optimizer=replace(run.optimizer, epsilon=EPSILON))
+
+
+def _why_lost(cases: _Cases, num_processes: int, error: WorkerLostError) -> str:
     places = []
-    for rank in range(case.plan.num_devices):
-        path = case.stack(rank)
+    for rank in range(num_processes):
+        path = cases.stack(rank)
         stack = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         if stack:
             places.append(f"process {rank} in {_where(stack)}")
     if not places:
         return error.message
-    return f"deadlock: not done after {case.timeout_s:g} s; {', '.join(places)}"
+    return f"deadlock: not done after {cases.timeout_s:g} s; {', '.join(places)}"
 
 
 def _where(stack: str) -> str:
@@ -264,24 +279,29 @@ def _where(stack: str) -> str:
     return f"{Path(file).name}:{line} {function}"
 
 
-def _compare_rank(rank: int, num_ranks: int, case: _Case) -> None:
+def _compare_rank(rank: int, num_ranks: int, cases: _Cases) -> None:
     # Weights are gathered whole to be compared, which PyTorch calls slow; nothing else here gathers them so.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    with case.stack(rank).open("w", encoding="utf-8") as stack:
-        faulthandler.dump_traceback_later(case.timeout_s, exit=True, file=stack)
-        try:
-            _steps_of_rank(rank, num_ranks, case)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+    comparisons = []
+    for run, plan in cases.runs:
+        with cases.stack(rank).open("w", encoding="utf-8") as stack:
+            faulthandler.dump_traceback_later(cases.timeout_s, exit=True, file=stack)
+            try:
+                comparisons.append(_comparison_of_rank(rank, num_ranks, run, plan))
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+    if rank == 0:
+        cases.answer.write_text(json.dumps([asdict(c) for c in comparisons]), encoding="utf-8")
 
 
-def _steps_of_rank(rank: int, num_ranks: int, case: _Case) -> None:
+def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> Comparison:
+    """The same on every process."""
     start_s = time.perf_counter()
     cpu = torch.device("cpu")
-    place = place_process(plan=case.plan, device=cpu, rank=rank, num_ranks=num_ranks)
-    alone = Place(plan=Plan(micro_batch=case.plan.micro_batch), device=cpu)
-    mine = _Rehearsed(case.run, place)
-    reference = _Rehearsed(case.run, alone)
+    place = place_process(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
+    alone = Place(plan=Plan(micro_batch=plan.micro_batch), device=cpu)
+    mine = _Rehearsed(run, place)
+    reference = _Rehearsed(run, alone)
     losses = [mine.step(i) for i in range(NUM_STEPS)]
     losses_alone = [reference.step(i) for i in range(NUM_STEPS)]
     found = (
@@ -293,18 +313,16 @@ def _steps_of_rank(rank: int, num_ranks: int, case: _Case) -> None:
     if num_ranks > 1:
         everywhere = [found] * num_ranks
         dist.all_gather_object(everywhere, found)
-    if place.is_main:
-        comparison = Comparison(
-            plan=case.plan.describe(),
-            num_processes=num_ranks,
-            losses=losses,
-            losses_alone=losses_alone,
-            gradient_errors=_worst([errors for errors, _, _ in everywhere], names=reference.first_gradients),
-            weight_errors=_worst([errors for _, errors, _ in everywhere], names=reference.weights()),
-            memory_bytes=[memory for _, _, memory in everywhere],
-            seconds=time.perf_counter() - start_s,
-        )
-        case.answer.write_text(json.dumps(asdict(comparison)), encoding="utf-8")
+    return Comparison(
+        plan=plan.describe(),
+        num_processes=num_ranks,
+        losses=losses,
+        losses_alone=losses_alone,
+        gradient_errors=_worst([errors for errors, _, _ in everywhere], names=reference.first_gradients),
+        weight_errors=_worst([errors for _, errors, _ in everywhere], names=reference.weights()),
+        memory_bytes=[memory for _, _, memory in everywhere],
+        seconds=time.perf_counter() - start_s,
+    )
 
 
 class _Rehearsed:

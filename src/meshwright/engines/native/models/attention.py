@@ -1,6 +1,6 @@
 """Attention: grouped queries (Ainslie et al. 2023) and latent keys and values (DeepSeek-V2, section 2.1).
 
-B sequences, T tokens, D hidden, H query heads, G key/value heads, K query/key width of a head, V value width,
+B sequences, T tokens, S keys, D hidden, H query heads, G key/value heads, K query/key width of a head, V value width,
 R rotary part of K. With tensor parallelism H and G are the heads of this rank: widths of heads are constants,
 numbers of heads are read off the tensors.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 from meshwright.engines.native.models.layout import Layout
 from meshwright.engines.native.models.rope import rotate_halves, rotate_interleaved, score_scale
@@ -26,18 +27,28 @@ class CoreAttention(nn.Module):
 
     def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: Layout) -> Tensor:
         """[B, T, H, V]."""
-        mask_B1TS = layout.windowed_mask_B1TS if self.windowed else layout.mask_B1TS
-        q_BHTK, k_BGTK, v_BGTV = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
-        repeats = q_BHTK.shape[1] // k_BGTK.shape[1]
+        return self.attend(q_BTHK, k_BTGK, v_BTGV, mask_B1TS=self.mask(layout))
+
+    def mask(self, layout: Layout) -> Tensor | None:
+        """Which keys each query may see; None: plainly causal."""
+        return layout.windowed_mask_B1TS if self.windowed else layout.mask_B1TS
+
+    def attend(self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, mask_B1TS: Tensor | None) -> Tensor:
+        """[B, T, H, V]. Without a mask the last query sees all keys, the one before all but one."""
+        q_BHTK, k_BGSK, v_BGSV = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGV))
+        repeats = q_BHTK.shape[1] // k_BGSK.shape[1]
         # On CUDA the kernel that takes a mask cannot read grouped heads: asked to, PyTorch writes out all scores.
         grouped = repeats > 1 and not (q_BHTK.is_cuda and mask_B1TS is not None)
         if repeats > 1 and not grouped:
-            k_BGTK = k_BGTK.repeat_interleave(repeats, dim=1)
-            v_BGTV = v_BGTV.repeat_interleave(repeats, dim=1)
+            k_BGSK = k_BGSK.repeat_interleave(repeats, dim=1)
+            v_BGSV = v_BGSV.repeat_interleave(repeats, dim=1)
+        is_square = q_BTHK.shape[1] == k_BSGK.shape[1]
+        if mask_B1TS is None and not is_square:
+            mask_B1TS = causal_lower_right(q_BTHK.shape[1], k_BSGK.shape[1])
         out_BHTV = functional.scaled_dot_product_attention(
             q_BHTK,
-            k_BGTK,
-            v_BGTV,
+            k_BGSK,
+            v_BGSV,
             attn_mask=mask_B1TS,
             is_causal=mask_B1TS is None,
             scale=self.scale,

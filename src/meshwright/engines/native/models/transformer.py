@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,7 +22,7 @@ from meshwright.engines.native.models.attention import GroupedAttention, LatentA
 from meshwright.engines.native.models.experts import MixtureOfExperts
 from meshwright.engines.native.models.families import is_dense, is_windowed
 from meshwright.engines.native.models.feed_forward import FeedForward
-from meshwright.engines.native.models.layout import Layout, make_layout
+from meshwright.engines.native.models.layout import Chunks, Layout, make_layout
 from meshwright.engines.native.models.loss import CHUNK_LOGITS, linear_cross_entropy
 from meshwright.specs.model import AttentionKind, Model
 
@@ -95,6 +94,7 @@ class Transformer(nn.Module):
     def __init__(self, model: Model, *, layers: range, options: Options) -> None:
         super().__init__()
         self.model = model
+        self.chunks = Chunks()  # context parallelism sets its own
         is_first, is_last = layers.start == 0, layers.stop == model.num_layers
         self.embedding = nn.Embedding(model.vocab, model.hidden) if is_first else None
         self.layers = nn.ModuleDict({str(i): Block(model, i, options=options) for i in layers})
@@ -120,11 +120,13 @@ class Transformer(nn.Module):
         A stage takes the hidden states [B, T, D] of the one before as `tokens_BT`, and returns its own but at the
         end. Positions count from 0 unless given; tokens attend within their document, all one document unless
         given. Labels are the tokens to be predicted at each place, `loss.IGNORE` for none; weights are 1 unless
-        given.
+        given. Where `chunks` says that only some tokens of each sequence are here, all arguments are of those, but
+        documents of all.
         """
         x_BTD = tokens_BT if self.embedding is None else self.embedding(tokens_BT)
         if positions_BT is None:
-            positions_BT = torch.arange(tokens_BT.shape[1], device=x_BTD.device).expand(len(tokens_BT), -1)
+            order_T = self.chunks.order(tokens_BT.shape[1], device=x_BTD.device)
+            positions_BT = order_T.expand(len(tokens_BT), -1)
         layout = self.layout(positions_BT, documents_BT)
         for layer in self.layers.values():
             x_BTD = layer(x_BTD, layout)
@@ -138,6 +140,7 @@ class Transformer(nn.Module):
         return make_layout(
             positions_BT,
             documents_BT,
+            chunks=self.chunks,
             rope=self.model.rope,
             rotary_width=a.rope_head_dim if a.kind is AttentionKind.MLA else a.head_dim,
             window=a.window if a.num_windowed_layers else 0,

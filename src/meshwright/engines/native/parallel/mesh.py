@@ -12,6 +12,7 @@ context together, and the mesh has one axis for both; `data_rank` and `context_r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -55,9 +56,16 @@ class Place:
         """The processes that differ from this one only in the tokens they see; None when it is alone."""
         return self._group(self._ranks().permute(0, 4, 1, 2, 3).flatten(2).flatten(0, 1))
 
-    def context_group(self) -> dist.ProcessGroup | None:
-        """The processes that hold the other parts of this one's sequences; None when it holds them whole."""
-        return None if self.plan.context == 1 else self._group(self._ranks().transpose(3, 4).flatten(0, 3))
+    @cached_property
+    def context_mesh(self) -> DeviceMesh | None:
+        """The processes that hold the other parts of this one's sequences; None when it holds them whole.
+
+        Made when first asked for, by all processes together.
+        """
+        if self.plan.context == 1:
+            return None
+        group = self._group(self._ranks().transpose(3, 4).flatten(0, 3))
+        return DeviceMesh.from_group(group, self.device.type)
 
     def _ranks(self) -> torch.Tensor:
         """Every process's rank by pipeline, data_replicate, data_shard, context, tensor."""

@@ -59,8 +59,9 @@ class Pipeline:
     ) -> None:
         plan = place.plan
         group = place.axes(PIPELINE).get_group()
-        num_tokens = sequence_length // (plan.tensor if plan.sequence_parallel else 1)
-        tokens = torch.empty(plan.micro_batch, sequence_length, dtype=torch.int64, device="meta")
+        num_tokens = sequence_length // plan.context
+        tokens = torch.empty(plan.micro_batch, num_tokens, dtype=torch.int64, device="meta")
+        num_tokens //= plan.tensor if plan.sequence_parallel else 1
         between = torch.empty(
             plan.micro_batch, num_tokens, hidden, dtype=compute, device="meta", requires_grad=True
         )

@@ -1,0 +1,75 @@
+"""Context parallelism: every sequence is divided over ranks, all layers but attention see only their own tokens.
+
+    chunks    a sequence is cut into 2 C equal ones; rank c has chunks c and 2 C - 1 - c, so that all ranks have the
+              same number of (query, key) pairs under a causal mask
+    forward   K and V of all ranks are gathered; chunk j attends to keys 0 .. (j + 1) L of the whole sequence
+    backward  each rank has gradients of all keys and values from its own queries: they are added up and scattered
+
+One collective a layer and pass, whose size does not depend on the mask: documents and windows only change which keys
+are read. Each rank receives (C - 1) / C of B S G (K + V) elements in either direction, few with grouped heads. The
+gathered keys and values are kept for the backward pass, unless the layer is recomputed.
+
+Source: Llama 3 (Grattafiori et al. 2024), section 3.3.2.
+
+C context ranks, B sequences, S tokens of a sequence, T = S / C those of this rank, L = T / 2 those of a chunk,
+H query heads, G key/value heads, K width of a query or key, V of a value, X = K + V.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from meshwright.engines.native.models import Transformer
+from meshwright.engines.native.models.attention import CoreAttention
+from meshwright.engines.native.models.layout import Chunks, Layout
+from meshwright.engines.native.parallel.mesh import Place
+
+
+def chunks_of(place: Place) -> Chunks:
+    """The tokens of every sequence that the process at `place` has."""
+    return Chunks(rank=place.context_rank, width=place.plan.context)
+
+
+def divide_sequences(model: Transformer, *, chunks: Chunks, mesh: DeviceMesh) -> None:
+    """Let `model` (or a stage of one) work on `chunks` of every sequence, in place; `mesh` is the context axis."""
+    model.chunks = chunks
+    for layer in model.layers.values():
+        attention = layer.get_submodule("attention")
+        core = attention.get_submodule("core")
+        assert isinstance(core, CoreAttention)
+        window = model.model.attention.window if core.windowed else 0
+        attention.core = ContextAttention(core, window=window, chunks=chunks, mesh=mesh)
+
+
+class ContextAttention(CoreAttention):
+    """Queries of this rank's two chunks, keys and values of whole sequences."""
+
+    def __init__(self, core: CoreAttention, *, window: int, chunks: Chunks, mesh: DeviceMesh) -> None:
+        super().__init__(scale=core.scale, windowed=core.windowed)
+        self.window, self.chunks, self.mesh = window, chunks, mesh
+
+    def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: Layout) -> Tensor:
+        """[B, T, H, V]."""
+        kv_BSGX = _gathered(torch.cat([k_BTGK, v_BTGV], dim=-1), mesh=self.mesh)
+        k_BSGK, v_BSGV = kv_BSGX.split([k_BTGK.shape[-1], v_BTGV.shape[-1]], dim=-1)
+        mask_B1TS = self.mask(layout)
+        length = q_BTHK.shape[1] // 2
+        outs = []
+        for i, chunk in enumerate((self.chunks.rank, 2 * self.chunks.width - 1 - self.chunks.rank)):
+            queries = slice(i * length, (i + 1) * length)
+            first = max(0, chunk * length - self.window + 1) if self.window else 0
+            keys = slice(first, (chunk + 1) * length)
+            mask = None if mask_B1TS is None else mask_B1TS[:, :, queries, keys]
+            outs.append(self.attend(q_BTHK[:, queries], k_BSGK[:, keys], v_BSGV[:, keys], mask_B1TS=mask))
+        return torch.cat(outs, dim=1)
+
+
+def _gathered(x_BTGX: Tensor, *, mesh: DeviceMesh) -> Tensor:
+    """Whole sequences [B, S, G, X] of every rank's two chunks. Their gradients are added up over ranks."""
+    mine = DTensor.from_local(x_BTGX.unsqueeze(0), mesh, [Shard(0)], run_check=False)
+    parts_CBTGX = mine.redistribute(mesh, [Replicate()]).to_local(grad_placements=[Partial()])
+    early, late = parts_CBTGX.transpose(0, 1).unflatten(2, (2, -1)).unbind(2)
+    return torch.cat([early, late.flip(1)], dim=1).flatten(1, 2)  # the first rank has the last chunk

@@ -1,0 +1,172 @@
+"""Sequences divided over ranks give the losses, gradients and weights of one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright import runfile  # noqa: E402
+from meshwright.engines.native.check import check_plan  # noqa: E402
+from meshwright.engines.native.models import build_model, init_weights  # noqa: E402
+from meshwright.engines.native.models.layout import Chunks, see  # noqa: E402
+from meshwright.engines.native.rehearsal import compare_each  # noqa: E402
+from meshwright.specs.model import Attention, AttentionKind, Model  # noqa: E402
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
+from meshwright.specs.run import Data  # noqa: E402
+
+TEXT = """
+model:
+  name: tiny
+  hidden: 32
+  num_layers: 4
+  vocab: 260
+  ffn_hidden: 64
+  attention: {num_heads: 4, num_kv_heads: 2}
+data: {source: synthetic, sequence_length: 32}
+batch: {global_sequences: 4}
+precision: fp32
+cluster: here
+optimizer: {learning_rate: 1.0e-2}
+train: {steps: 3}
+"""
+FULL = Sharding.PARAMETERS
+LATENT = Attention(
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=16,
+    value_head_dim=8,
+    kind=AttentionKind.MLA,
+    query_lora_rank=16,
+    kv_lora_rank=16,
+    rope_head_dim=8,
+)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return runfile.loads(TEXT)
+
+
+@pytest.fixture
+def text(run, tmp_path, monkeypatch):
+    """A run whose samples hold several documents, which end inside chunks and at other places in each."""
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for n in range(40):
+        (folder / f"{n:02d}.txt").write_text(f"{n} and {n * n}, " * (1 + n % 3))
+    return replace(run, data=Data(source=str(folder), tokenizer="bytes"))
+
+
+def windowed(run, window, num_layers=2):
+    attention = replace(run.model.attention, window=window, num_windowed_layers=num_layers)
+    return replace(run, model=replace(run.model, attention=attention))
+
+
+def assert_equal(runs):
+    for run, plan in runs:
+        assert check_plan(plan, run=run) == []
+    for found in compare_each(runs):
+        assert found.loss_error < 1e-6, found.plan
+        assert found.gradient_error < 1e-5, (found.plan, found.gradient_errors)
+        assert found.weight_error < 1e-5, (found.plan, found.weight_errors)
+        assert found.losses[-1] != found.losses[0]
+
+
+@pytest.mark.distributed
+def test_two_ranks_equal_one(run, text, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    latent = replace(run, model=replace(run.model, attention=LATENT))
+    pair = Plan(context=2, micro_batch=2)
+    assert_equal(
+        [
+            (run, replace(pair, sharding=Sharding.NONE)),
+            (run, replace(pair, sharding=FULL, recompute=Recompute.FULL)),
+            (text, pair),
+            (windowed(run, 5), pair),  # within a chunk and into the one before
+            (windowed(run, 20), pair),
+            (windowed(text, 12), pair),
+            (latent, pair),
+        ]
+    )
+
+
+@pytest.mark.distributed
+def test_four_ranks_equal_one(run, text, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert_equal(
+        [
+            (windowed(text, 12), Plan(context=4)),
+            (text, Plan(context=2, tensor=2, micro_batch=2)),
+            (text, Plan(context=2, data_shard=2, sharding=FULL)),
+            (text, Plan(context=2, pipeline=2)),
+        ]
+    )
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_more_combinations_equal_one(run, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert_equal(
+        [
+            (run, Plan(context=4, sharding=Sharding.GRADIENTS)),
+            (run, Plan(context=2, data_replicate=2, sharding=FULL)),
+            (run, Plan(context=2, tensor=2, sequence_parallel=False, micro_batch=2)),
+            (run, Plan(context=2, pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED)),
+        ]
+    )
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_chunks_cover_a_sequence_and_share_the_work(width):
+    order_S = torch.arange(16)
+    parts = [Chunks(rank=rank, width=width).of(order_S[None])[0] for rank in range(width)]
+    assert torch.cat(parts).sort().values.equal(order_S)
+    pairs = {int((part + 1).sum()) for part in parts}  # token t looks at t + 1 keys
+    assert len(pairs) == 1
+
+
+def test_masks_of_chunks_are_rows_of_the_whole_mask():
+    documents_BS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 2, 2, -1]])
+    whole_B1SS = see(documents_BS, window=3)
+    order_T = Chunks(rank=1, width=2).order(4)
+    assert order_T.tolist() == [2, 3, 4, 5]
+    assert see(documents_BS, window=3, order_T=order_T).equal(whole_B1SS[:, :, order_T])
+
+
+def test_positions_are_those_of_the_sequence():
+    model = build_model(
+        Model(
+            name="tiny",
+            hidden=16,
+            num_layers=1,
+            vocab=32,
+            ffn_hidden=16,
+            attention=Attention(num_heads=2, num_kv_heads=2, head_dim=8),
+        ),
+        device="cpu",
+    )
+    init_weights(model, seed=1)
+    whole = model.layout(torch.arange(8)[None], None)
+    model.chunks = Chunks(rank=0, width=2)
+    part = model.layout(model.chunks.of(torch.arange(8)[None]), None)
+    assert part.cos_BT1J.equal(whole.cos_BT1J[:, [0, 1, 6, 7]])
+
+
+@pytest.mark.parametrize(
+    ("length", "plan", "problems"),
+    [
+        (32, Plan(context=4), 0),
+        (36, Plan(context=4), 1),
+        (36, Plan(context=2, tensor=2), 1),
+        (34, Plan(context=2, tensor=2, sequence_parallel=False), 1),
+        (36, Plan(context=2, tensor=2, sequence_parallel=False), 0),
+    ],
+)
+def test_a_sequence_divides_into_two_chunks_a_rank(run, length, plan, problems):
+    found = check_plan(plan, run=replace(run, sequence_length=length))
+    assert len([p for p in found if p.key == "parallel.context"]) == problems
