@@ -123,12 +123,13 @@ def _is_reporter() -> bool:
 
 def _leave(record: Record, *, folder: Path) -> None:
     from meshwright.engines.base import Ending
-    from meshwright.engines.native.faults import STOPPED_EXIT_CODE
+    from meshwright.engines.native.signals import STOPPED_EXIT_CODE
 
     if record.ending is Ending.STOPPED:
         raise click.exceptions.Exit(STOPPED_EXIT_CODE)
     if record.ending is Ending.DIVERGED:
         raise InfeasibleError(
-            f"the loss of step {record.statistics['steps'] + 1} is not a number",
-            hint=f"lower optimizer.learning_rate or lengthen warmup_steps; the steps are in {folder}",
+            record.events[-1]["words"],
+            hint=f"lower optimizer.learning_rate, lengthen warmup_steps, or see train.faults; "
+            f"the steps are in {folder}",
         )

@@ -34,7 +34,7 @@ class Ending(StrEnum):
 
     DONE = "done"  # all steps taken
     STOPPED = "stopped"  # asked to by a signal; the states were saved where the run says where
-    DIVERGED = "diverged"  # the loss is no number
+    DIVERGED = "diverged"  # a step's numbers cannot be right, and `train.faults` says to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,7 @@ class Record:
     git_commit: str | None = None  # of the folder in which the command ran
     command: tuple[str, ...] = ()
     sample: str | None = None  # text that the trained model wrote
+    events: tuple[dict[str, Any], ...] = ()  # faults of the training, and what was done about them
     notes: tuple[str, ...] = field(default=())
 
 

@@ -225,7 +225,21 @@ def _train(file: schema.RunFile) -> specs.Train:
         checkpoint=None if train.checkpoint is None else same_fields(specs.Checkpoint, train.checkpoint),
         evaluate=None if train.evaluate is None else same_fields(specs.Evaluate, train.evaluate),
         trackers=tuple(dict.fromkeys(train.trackers)),
+        faults=_faults(train),
     )
+
+
+def _faults(train: schema.TrainSection) -> specs.Faults:
+    faults = same_fields(specs.Faults, train.faults)
+    faults = replace(
+        faults, not_finite=specs.FaultAction(faults.not_finite), spike=specs.FaultAction(faults.spike)
+    )
+    for key in ("not_finite", "spike"):
+        if getattr(faults, key) is specs.FaultAction.ROLL_BACK and train.checkpoint is None:
+            raise BelowError(
+                f"faults.{key}", "rolls back, but no checkpoints are saved", hint="set train.checkpoint"
+            )
+    return faults
 
 
 def _plan(

@@ -257,6 +257,16 @@ class EvaluateSection(Section):
     num_batches: Count = 16
 
 
+class FaultsSection(Section):
+    """What is done about steps whose numbers cannot be right."""
+
+    not_finite: Literal["stop", "skip", "roll_back"] = "stop"
+    spike: Literal["ignore", "stop", "skip", "roll_back"] = "ignore"
+    spike_deviations: Positive = 6.0
+    spike_window: Annotated[int, BeforeValidator(_whole), Field(ge=8, le=10**4)] = 128
+    max_events: CountOrZero = 10
+
+
 class TrainSection(Section):
     """How long to train, and what to do on the way."""
 
@@ -266,6 +276,7 @@ class TrainSection(Section):
     checkpoint: CheckpointSection | None = None
     evaluate: EvaluateSection | None = None
     trackers: Annotated[tuple[Annotated[Tracker, _Lax], ...], _Lax] = ()
+    faults: FaultsSection = FaultsSection()
 
 
 class RunFile(Section):

@@ -99,6 +99,26 @@ class Evaluate:
     num_batches: int = 16  # global batches per evaluation
 
 
+class FaultAction(StrEnum):
+    """What is done about a step whose numbers cannot be right."""
+
+    IGNORE = "ignore"
+    STOP = "stop"
+    SKIP = "skip"  # no update; the next batch trains the same step
+    ROLL_BACK = "roll_back"  # to the newest checkpoint; all batches since then are passed over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """Steps whose numbers cannot be right, and what is done about them."""
+
+    not_finite: FaultAction = FaultAction.STOP  # loss or gradient norm is no number; never ignored
+    spike: FaultAction = FaultAction.IGNORE  # loss or gradient norm is far above those of the last steps
+    spike_deviations: float = 6.0  # robust standard deviations above the median
+    spike_window: int = 128  # steps; judged from the half of them on
+    max_events: int = 10  # the next one stops the run
+
+
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """How long to train, and what to do on the way. At most one of `steps` and `tokens` is given."""
@@ -109,6 +129,7 @@ class Train:
     checkpoint: Checkpoint | None = None
     evaluate: Evaluate | None = None
     trackers: tuple[Tracker, ...] = ()
+    faults: Faults = field(default_factory=Faults)
 
 
 @dataclass(frozen=True, kw_only=True)

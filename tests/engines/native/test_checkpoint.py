@@ -72,15 +72,40 @@ def alter(path: Path) -> None:
     ("damage", "words"),
     [(truncate, "bytes, was written with"), (alter, "was altered"), (Path.unlink, "is missing")],
 )
-def test_a_damaged_checkpoint_is_refused_and_the_last_good_one_named(tmp_path, damage, words):
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+def test_a_damaged_checkpoint_is_refused_and_the_last_good_one_named(tmp_path, damage, words, name):
     good, _, bad = (saved(tmp_path, step) for step in (10, 20, 30))
     (tmp_path / "step-00000020" / "manifest.json").write_text("{")  # damaged too
-    damage(next(bad.glob("*.distcp")))
+    damage(bad / name)
     with pytest.raises(InputError) as caught:
         checkpoint.newest(tmp_path)
     assert words in caught.value.message
     assert caught.value.hint is not None
     assert str(good) in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "cannot be read"),
+        ("[]", "cannot be read"),
+        ("{}", "was altered"),
+        ('{"step": 3, "files": {}}', "was altered"),
+    ],
+)
+def test_a_damaged_manifest_is_refused(tmp_path, content, words):
+    good, bad = saved(tmp_path, 10), saved(tmp_path, 20)
+    (bad / "manifest.json").write_text(content)
+    with pytest.raises(InputError, match=words) as caught:
+        checkpoint.newest(tmp_path)
+    assert str(good) in str(caught.value.hint)
+
+
+def test_an_altered_step_in_a_manifest_is_noticed(tmp_path):
+    path = saved(tmp_path, 10) / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 10', '"step": 11'))
+    with pytest.raises(InputError, match="manifest was altered"):
+        checkpoint.newest(tmp_path)
 
 
 def test_half_a_checkpoint_is_never_read_and_is_cleared_away(tmp_path):

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from meshwright import runfile  # noqa: E402
 from meshwright.engines.base import Ending, TrainOptions  # noqa: E402
-from meshwright.engines.native import engine, faults  # noqa: E402
+from meshwright.engines.native import engine, signals  # noqa: E402
 from meshwright.engines.native.optimize import learning_rate  # noqa: E402
 from meshwright.errors import InputError, MissingDependencyError  # noqa: E402
 from meshwright.specs.run import LearningRateSchedule, Optimizer  # noqa: E402
@@ -106,12 +106,13 @@ def test_what_a_run_leaves_behind(train, tmp_path):
 def test_a_loss_that_is_no_number_ends_the_run(train, tmp_path):
     record = train("optimizer.learning_rate=1e12", "optimizer.gradient_clip=null", "optimizer.warmup_steps=0")
     assert record.ending is Ending.DIVERGED
-    assert len(steps(tmp_path)) < 30
+    assert len(steps(tmp_path)) == record.statistics["steps"] < 30
+    assert record.events[-1]["kind"] == "not_finite"
 
 
 def test_a_request_to_stop_ends_after_the_step(train, monkeypatch):
-    monkeypatch.setattr(faults.StopRequest, "asked", True, raising=False)
-    monkeypatch.setattr(faults.StopRequest, "__init__", lambda self: None)
+    monkeypatch.setattr(signals.StopRequest, "asked", True, raising=False)
+    monkeypatch.setattr(signals.StopRequest, "__init__", lambda self: None)
     record = train()
     assert record.ending is Ending.STOPPED
     assert record.statistics["steps"] == 1

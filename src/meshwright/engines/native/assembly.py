@@ -20,6 +20,7 @@ from meshwright.engines.native.models import (
     build_model,
     init_weights,
     materialize,
+    take_load,
     update_bias,
 )
 from meshwright.engines.native.optimize import AdamW, masters_of
@@ -54,6 +55,11 @@ class Assembly:
         if self.follows_load:
             for module in self.modules:
                 update_bias(module, group=self.data_group)
+
+    def after_refused_step(self) -> None:
+        """Forget what the passes of a step counted that was not taken."""
+        for module in self.modules:
+            take_load(module)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor a checkpoint holds; the live ones, to be written or read in place."""

@@ -153,5 +153,9 @@ def read_record(folder: Path) -> Record:
     values = json.loads((folder / telemetry.RECORD).read_text(encoding="utf-8"))
     record = Record(**values)
     return replace(
-        record, ending=Ending(record.ending), command=tuple(record.command), notes=tuple(record.notes)
+        record,
+        ending=Ending(record.ending),
+        command=tuple(record.command),
+        events=tuple(record.events),
+        notes=tuple(record.notes),
     )

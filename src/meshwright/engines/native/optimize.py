@@ -13,7 +13,7 @@ serves every device. Source of the update: Loshchilov and Hutter 2019, algorithm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -139,14 +139,14 @@ class AdamW:
             fused=True,
         )
 
-    def step(self, *, learning_rate: float) -> float:
+    def step(self, *, learning_rate: float, accepts: Callable[[float], bool] = math.isfinite) -> float:
         """Clip, move the masters, refresh the parameters, drop the gradients. Returns the norm before clipping.
 
-        A norm that is no number moves nothing.
+        A norm that `accepts` refuses moves nothing.
         """
         self._take_gradients()
         norm = self._clip()
-        if math.isfinite(norm):
+        if accepts(norm):
             for group in self.adamw.param_groups:
                 group["lr"] = learning_rate
             self.adamw.step()

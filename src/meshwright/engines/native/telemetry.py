@@ -3,6 +3,7 @@
 FOLDER/run.yaml       the run file as it was written, with overrides as comments
 FOLDER/resolved.json  every value the run was made of, the plan included
 FOLDER/steps.jsonl    one JSON object a step (see `StepLog`)
+FOLDER/events.jsonl   one JSON object a fault, in the order in which they came
 FOLDER/record.json    run, device, software, commit, command, statistics; written at the end, atomically
 """
 
@@ -29,7 +30,13 @@ from meshwright.files import write_atomically
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
-STEPS, RECORD, RESOLVED, RUN_FILE = "steps.jsonl", "record.json", "resolved.json", "run.yaml"
+STEPS, EVENTS, RECORD, RESOLVED, RUN_FILE = (
+    "steps.jsonl",
+    "events.jsonl",
+    "record.json",
+    "resolved.json",
+    "run.yaml",
+)
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "transformers", "datasets", "pyarrow")
 
 
@@ -41,6 +48,14 @@ class StepLog:
 
     def __init__(self, folder: Path, *, after_step: int = 0) -> None:
         self.path = folder / STEPS
+        self._open(after_step)
+
+    def rewind(self, *, after_step: int) -> None:
+        """Drop the lines of later steps, which are taken again."""
+        self.close()
+        self._open(after_step)
+
+    def _open(self, after_step: int) -> None:
         kept = [line for line in _lines(self.path) if line["step"] <= after_step] if after_step else []
         write_atomically(self.path, "".join(_line(entry) for entry in kept))
         self.stream: TextIO = self.path.open("a", encoding="utf-8")
@@ -56,6 +71,16 @@ class StepLog:
     def close(self) -> None:
         """Close the file."""
         self.stream.close()
+
+
+def log_event(folder: Path, event: dict[str, Any]) -> None:
+    """Append to `events.jsonl`, which nothing is ever taken from. Raises InputError when the disk is full."""
+    path = folder / EVENTS
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(_line(event))
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _line(entry: dict[str, Any]) -> str:

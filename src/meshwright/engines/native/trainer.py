@@ -2,8 +2,8 @@
 
 for each step:   read the batch of this step (a pure function of seed and step)
                  forward and backward                             -> gradients, loss
-                 agree with the others on loss, tokens, stop      -> one all-reduce
-                 clip, AdamW
+                 agree with the others on loss, stop, disk        -> one all-reduce
+                 judge loss and gradient norm; clip, AdamW, or skip, roll back, stop
                  validate, save, log, when it is time
 """
 
@@ -24,17 +24,18 @@ from meshwright.engines.base import Ending, Record, TrainOptions
 from meshwright.engines.native import checkpoint, device, telemetry
 from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.clock import Clock, Phase
-from meshwright.engines.native.faults import StopRequest, stop_on_sigterm
+from meshwright.engines.native.faults import Fault, Guard
 from meshwright.engines.native.feed import Feed, num_labels, open_feed
 from meshwright.engines.native.metrics import WARM_UP_STEPS, Yardstick, spread_of, throughput_of
 from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process
 from meshwright.engines.native.progress import Progress, reading
 from meshwright.engines.native.sample import SAMPLE_TOKENS, write_sample
+from meshwright.engines.native.signals import StopRequest, stop_on_sigterm
 from meshwright.engines.native.step import Batch
 from meshwright.engines.native.trackers import Opening, Trackers
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run
+from meshwright.specs.run import FaultAction, Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,16 @@ class Measured:
     last_loss: float | None = None
     validation_loss: float | None = None
     num_steps: int = 0  # of the whole run, those before a resume included
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What one pass through a step found out; all processes have the same."""
+
+    loss: float  # mean of the global batch
+    norm: float  # of the gradients, before clipping
+    is_asked_to_stop: bool  # any process was
+    fault: Fault | None  # not None: the update was not applied
 
 
 def train_rank(rank: int, num_ranks: int, job: Job) -> None:
@@ -103,6 +114,7 @@ class _Loop:
         assert job.run.num_steps is not None  # `check` refuses a run without
         self.num_steps = job.run.num_steps
         self.measured = Measured()
+        self.guard = Guard(job.run.train.faults)
         settings = job.run.train.checkpoint
         self.saver = checkpoint.Saver(settings, num_ranks=place.num_ranks) if settings else None
         self.log: telemetry.StepLog | None = None
@@ -140,41 +152,85 @@ class _Loop:
             telemetry.save_record(self.job.options.folder, self._record(ending, sample, ranks))
 
     def _steps(self, done: int) -> Ending:
-        for step in range(done, self.num_steps):
+        step = done
+        if done == 0 and self.guard.rolls_back:
+            self._save(0, now=True)  # so that there is always a checkpoint to go back to
+        while step < self.num_steps:
             self.clock.enter(Phase.WARM_UP if step < done + WARM_UP_STEPS else Phase.TRAINING)
             start_s = time.perf_counter()
-            loss, norm, stop = self._step(step)
+            taken = self._step(step)
             step_s = time.perf_counter() - start_s
-            if not math.isfinite(loss) or not math.isfinite(norm):
-                self._log(step, loss=loss, norm=norm, step_s=step_s)
-                return Ending.DIVERGED
-            self.measured.num_steps = step + 1
-            self.measured.last_loss = loss
-            if self.measured.first_loss is None:
-                self.measured.first_loss = loss
-            self.measured.step_s.append(step_s)
-            is_last = step + 1 == self.num_steps
-            validation_loss = self._validate(step + 1, is_last=is_last)
-            self._log(step, loss=loss, norm=norm, step_s=step_s, validation_loss=validation_loss)
-            self._save(step + 1, now=is_last or stop)
-            if stop and not is_last:
+            if taken.fault is not None:
+                goes_on_at = self._answer(taken.fault, step=step)
+                if goes_on_at is None:
+                    return Ending.DIVERGED
+                step = goes_on_at
+                continue
+            self._note(step, taken, step_s=step_s)
+            step += 1
+            is_last = step == self.num_steps
+            self._save(step, now=is_last or taken.is_asked_to_stop)
+            if taken.is_asked_to_stop and not is_last:
                 return Ending.STOPPED
         return Ending.DONE
 
-    def _step(self, step: int) -> tuple[float, float, bool]:
-        """Mean loss, gradient norm before clipping, and whether somebody asked any process to stop."""
-        batch = self.feed.batch(step)
+    def _note(self, step: int, taken: Taken, *, step_s: float) -> None:
+        """Validate when it is time, and log the step."""
+        m = self.measured
+        m.num_steps, m.last_loss = step + 1, taken.loss
+        m.first_loss = taken.loss if m.first_loss is None else m.first_loss
+        m.step_s.append(step_s)
+        validation_loss = self._validate(step + 1, is_last=step + 1 == self.num_steps)
+        self._log(step, loss=taken.loss, norm=taken.norm, step_s=step_s, validation_loss=validation_loss)
+
+    def _step(self, step: int) -> Taken:
+        batch = self.feed.batch(self.guard.batch_of(step))
         local_loss = self.parts.stepper.forward_backward(batch, scale=self._scale(batch))
         has_failed = self.saver is not None and self.saver.has_failed
         loss, stop, failed = self._agreed(local_loss, float(self.request.asked), float(has_failed))
         if failed and self.saver is not None:
             self.saver.wait()  # raises in all processes what the disk of one said
-        if not math.isfinite(loss):
-            return loss, math.nan, stop > 0
+        fault: Fault | None = None
+
+        def accepts(norm: float) -> bool:
+            nonlocal fault
+            fault = self.guard.judge(loss=loss, gradient_norm=norm)
+            return fault is None
+
         rate = learning_rate(self.job.run.optimizer, step=step, num_steps=self.num_steps)
-        norm = self.parts.optimizer.step(learning_rate=rate)
-        self.parts.after_step()
-        return loss, norm, stop > 0
+        norm = self.parts.optimizer.step(learning_rate=rate, accepts=accepts)
+        if fault is None:
+            self.guard.accept(loss=loss, gradient_norm=norm)
+            self.parts.after_step()
+        else:
+            self.parts.after_refused_step()
+        return Taken(loss=loss, norm=norm, is_asked_to_stop=stop > 0, fault=fault)
+
+    def _answer(self, fault: Fault, *, step: int) -> int | None:
+        """Do what the run says about `fault` and return the step to go on with, or None to end."""
+        action, batch, back_to = self.guard.action(fault), self.guard.batch_of(step), None
+        if action is FaultAction.ROLL_BACK:
+            back_to = self._roll_back()
+            action = FaultAction.STOP if back_to is None else action
+        event = self.guard.note(fault, action=action, step=step, batch=batch, back_to=back_to)
+        self.progress.say(f"{event['words']}: {event['action'].replace('_', ' ')}")
+        if self.place.is_main:
+            telemetry.log_event(self.job.options.folder, event)
+        if action is FaultAction.STOP:
+            return None
+        return step if back_to is None else back_to
+
+    def _roll_back(self) -> int | None:
+        """Load the newest good checkpoint; the steps taken there, None where no checkpoint is whole."""
+        assert self.saver is not None  # a run that rolls back saves
+        self.saver.wait()
+        saved = checkpoint.newest_good(Path(self.saver.settings.folder))
+        if saved is None:
+            return None
+        self.guard.rewind(self._load(saved))
+        if self.log is not None:
+            self.log.rewind(after_step=saved.step)
+        return saved.step
 
     def _scale(self, batch: Batch) -> float:
         """One over the labels that count in the global batch."""
@@ -213,7 +269,13 @@ class _Loop:
     def _save(self, taken: int, *, now: bool) -> None:
         if self.saver is None or not (now or taken % self.saver.settings.every_steps == 0):
             return
-        about = {"run": self.job.run.name, "model": self.job.run.model.name, "plan": self.job.plan.describe()}
+        run, plan = self.job.run, self.job.plan
+        about = {
+            "run": run.name,
+            "model": run.model.name,
+            "plan": plan.describe(),
+            "guard": self.guard.state(),
+        }
         with self.clock.during(Phase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
             self.saver.save(self.parts.state(), step=taken, about=about)
 
@@ -231,11 +293,16 @@ class _Loop:
         assert settings is not None  # the engine refuses to resume without
         saved = checkpoint.newest(Path(settings.folder))
         with self.progress.phase(f"reading {saved.path}"):
-            checkpoint.load(saved, into=self.parts.state())
-        self.parts.optimizer.set_step(saved.step)
-        self.parts.optimizer.refresh()
+            self.guard.load(self._load(saved))
         self.progress.say(f"resumed from {saved.path} after step {saved.step}")
         return saved.step
+
+    def _load(self, saved: checkpoint.Saved) -> dict[str, Any]:
+        """Take the states of `saved`; what it says of the guard."""
+        manifest = checkpoint.load(saved, into=self.parts.state())
+        self.parts.optimizer.set_step(saved.step)
+        self.parts.optimizer.refresh()
+        return manifest.get("guard", {})
 
     def _log(
         self, step: int, *, loss: float, norm: float, step_s: float, validation_loss: float | None = None
@@ -245,6 +312,7 @@ class _Loop:
         run, yardstick = self.job.run, self.job.yardstick
         entry = {
             "step": step + 1,
+            "batch": self.guard.batch_of(step),
             "loss": loss,
             "gradient_norm": norm,
             "learning_rate": learning_rate(run.optimizer, step=step, num_steps=self.num_steps),
@@ -337,6 +405,7 @@ class _Loop:
             git_commit=telemetry.git_commit(Path.cwd()),
             command=self.job.options.command,
             sample=sample,
+            events=tuple(self.guard.events),
             notes=(*self.job.notes, *self._tracker_notes()),
         )
 

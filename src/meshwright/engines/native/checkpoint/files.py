@@ -17,7 +17,7 @@ from meshwright.errors import InputError
 
 NAME = re.compile(r"step-(\d{8,})")
 PARTIAL, REMOVED = ".partial-", ".removed-"
-MANIFEST = "manifest.json"
+MANIFEST, SEAL = "manifest.json", "manifest_sha256"
 READ_BYTES = 2**22
 
 
@@ -74,12 +74,21 @@ def damage_of(path: Path) -> str | None:
     """What is wrong with the files of a checkpoint, or None. Processes divide the files; all get one answer."""
     peers = Peers()
     try:
-        files = read_manifest(path)["files"]
+        manifest = read_manifest(path)
+        if sealed(manifest) != manifest:
+            return "its manifest was altered (its checksum differs)"
+        files = manifest["files"]
         damages = (_damage(path / name, files[name]) for name in peers.share(files))
         damage = next((d for d in damages if d), None)
-    except (InputError, KeyError, TypeError):
+    except (InputError, KeyError, TypeError, AttributeError):
         damage = "its manifest cannot be read"
     return next((d for d in peers.gathered(damage) if d), None)
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """`manifest` with the SHA-256 of all else that it says."""
+    said = {key: value for key, value in manifest.items() if key != SEAL}
+    return said | {SEAL: hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()}
 
 
 def _damage(file: Path, expected: Mapping[str, Any]) -> str | None:

@@ -90,7 +90,7 @@ def _begin(folder: Path, partial: Path) -> None:
 
 
 def _end(folder: Path, partial: Path, final: Path, manifest: Mapping[str, Any], keep: int | None) -> None:
-    write_atomically(partial / files.MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    write_atomically(partial / files.MANIFEST, json.dumps(files.sealed(manifest), indent=2) + "\n")
     files.sync_folder(partial)
     if final.exists():
         files.remove(final)

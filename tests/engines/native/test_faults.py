@@ -1,0 +1,276 @@
+"""Faults: what cannot be right is recognised, and stop, skip and roll back do what they say, on all processes."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright import runfile  # noqa: E402
+from meshwright.engines.base import Ending, TrainOptions  # noqa: E402
+from meshwright.engines.native import engine  # noqa: E402
+from meshwright.engines.native.faults import Guard, Kind, batch_of, passed_over, threshold  # noqa: E402
+from meshwright.engines.native.feed import Feed  # noqa: E402
+from meshwright.engines.native.step import Accumulation  # noqa: E402
+from meshwright.errors import InputError  # noqa: E402
+from meshwright.specs.run import FaultAction, Faults  # noqa: E402
+
+POISON = """
+import math
+from meshwright.engines.native.feed import Feed
+from meshwright.engines.native.step import Accumulation
+
+FACTORS = {9: math.nan, 17: math.inf}
+read, passes = Feed.batch, Accumulation.forward_backward
+
+def batch(self, number):
+    Accumulation.number = number
+    return read(self, number)
+
+def forward_backward(self, batch, *, scale):
+    is_here = self.module.layers["0"].attention.key.weight.device_mesh.get_rank() == 1  # of one process alone
+    return passes(self, batch, scale=scale * (FACTORS.get(self.number, 1.0) if is_here else 1.0))
+
+Feed.batch, Accumulation.forward_backward = batch, forward_backward
+
+if __name__ == "__main__":
+    from meshwright.cli.main import main
+    main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def train(tiny_text, tmp_path):
+    """Train the tiny run for 20 steps with a checkpoint every 5; returns the record."""
+    text = tiny_text.replace("steps: 4", "steps: 20").replace("every_steps: 2", "every_steps: 5")
+
+    def run(name, *overrides, **options):
+        saves = f"train.checkpoint.folder={tmp_path / name / 'saved'}"
+        loaded = runfile.loads(text, overrides=("optimizer.schedule=constant", saves, *overrides))
+        folder = TrainOptions(folder=tmp_path / name, quiet=True, **options)
+        return engine.train(loaded, options=folder)
+
+    return run
+
+
+@pytest.fixture
+def steps(tmp_path):
+    def read(name):
+        lines = (tmp_path / name / "steps.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    return read
+
+
+@pytest.fixture
+def events(tmp_path):
+    def read(name):
+        return [json.loads(line) for line in (tmp_path / name / "events.jsonl").read_text().splitlines()]
+
+    return read
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """`poison({batch: factor})` multiplies loss and gradients of these batches."""
+
+    def spoil(factors):
+        read, passes = Feed.batch, Accumulation.forward_backward
+        numbers = []
+
+        def batch(self, number):
+            numbers.append(number)
+            return read(self, number)
+
+        def forward_backward(self, batch, *, scale):
+            return passes(self, batch, scale=scale * factors.get(numbers[-1], 1.0))
+
+        monkeypatch.setattr(Feed, "batch", batch)
+        monkeypatch.setattr(Accumulation, "forward_backward", forward_backward)
+        return numbers
+
+    return spoil
+
+
+@pytest.fixture
+def passing_over(monkeypatch):
+    """`passing_over(ranges)`: trainings that start now never see these batches."""
+
+    def start_with(skipped):
+        init = Guard.__init__
+        monkeypatch.setattr(
+            Guard,
+            "__init__",
+            lambda self, settings: (init(self, settings), setattr(self, "skipped", skipped))[0],
+        )
+
+    return start_with
+
+
+def losses(entries):
+    assert [entry["step"] for entry in entries] == list(range(1, len(entries) + 1))
+    return [(entry["batch"], entry["loss"], entry["gradient_norm"]) for entry in entries]
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 1e38])
+def test_a_step_that_is_not_finite_stops_the_run(train, steps, events, poison, factor):
+    poison({6: factor})
+    record = train("run")
+    assert record.ending is Ending.DIVERGED
+    assert [entry["batch"] for entry in steps("run")] == list(range(6))
+    (event,) = events("run")
+    assert (event["kind"], event["action"], event["step"], event["batch"]) == ("not_finite", "stop", 7, 6)
+    assert record.events == (event,)
+
+
+def test_a_skipped_batch_leaves_no_trace(train, steps, events, poison, passing_over):
+    """The states after it are those of a run that never saw it."""
+    poison({6: math.nan, 7: math.inf, 12: math.nan})
+    record = train("run", "train.faults.not_finite=skip")
+    assert record.ending is Ending.DONE
+    assert record.statistics["steps"] == 20
+    assert [event["batch"] for event in events("run")] == [6, 7, 12]
+    passing_over(((6, 7), (12, 12)))
+    train("reference")
+    assert losses(steps("run")) == losses(steps("reference"))
+
+
+def test_rolling_back_passes_over_all_batches_since_the_checkpoint(
+    train, steps, events, poison, passing_over
+):
+    numbers = poison({12: math.nan})
+    record = train("run", "train.faults.not_finite=roll_back")
+    assert record.ending is Ending.DONE
+    (event,) = events("run")
+    assert (event["back_to_step"], event["passed_over"]) == (10, [10, 12])
+    assert numbers == [*range(13), *range(13, 23)]
+    passing_over(((10, 12),))
+    train("reference")
+    assert losses(steps("run")) == losses(steps("reference"))
+
+
+def test_rolling_back_before_the_first_checkpoint_starts_anew(train, steps, events, poison):
+    poison({2: math.nan})
+    train("run", "train.faults.not_finite=roll_back")
+    assert events("run")[0]["back_to_step"] == 0
+    assert [entry["batch"] for entry in steps("run")] == list(range(3, 23))
+
+
+@pytest.mark.parametrize("action", ["skip", "roll_back"])
+def test_a_resumed_run_remembers_what_was_passed_over(train, steps, poison, action):
+    settings = (
+        f"train.faults={{not_finite: {action}, spike: skip, spike_window: 8, spike_deviations: 100.0}}",
+    )
+    factors = {6: math.nan, 17: 1e6}
+    poison(factors)
+    whole = train("whole", *settings)
+    train("parts", *settings, "train.steps=14")
+    factors.pop(6)  # what is remembered need not happen again
+    record = train("parts", *settings, resume=True)
+    assert losses(steps("parts")) == losses(steps("whole"))
+    timeless = [[{k: v for k, v in e.items() if k != "time"} for e in r.events] for r in (whole, record)]
+    assert timeless[0] == timeless[1]
+    assert [event["kind"] for event in record.events] == ["not_finite", "spike"]
+
+
+@pytest.mark.parametrize(("action", "kinds"), [("ignore", 0), ("stop", 1), ("skip", 1), ("roll_back", 1)])
+def test_a_spike(train, steps, poison, action, kinds):
+    poison({16: 1e5})
+    record = train("run", f"train.faults={{spike: {action}, spike_window: 16, spike_deviations: 50.0}}")
+    assert [event["kind"] for event in record.events] == ["spike"] * kinds
+    assert record.ending is (Ending.DIVERGED if action == "stop" else Ending.DONE)
+    assert (16 in [entry["batch"] for entry in steps("run")]) is (action == "ignore")
+    if action == "roll_back":
+        assert record.events[0]["passed_over"] == [15, 16]
+
+
+def test_more_events_than_allowed_stop_the_run(train, poison):
+    poison(dict.fromkeys(range(5, 100), math.nan))
+    record = train("run", "train.faults={not_finite: skip, max_events: 3}")
+    assert record.ending is Ending.DIVERGED
+    assert [event["action"] for event in record.events] == ["skip", "skip", "skip", "stop"]
+    assert record.events[-1]["words"].endswith("after 3 events before it")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("action", ["skip", "roll_back"])
+def test_two_processes_decide_alike(tiny_run, tmp_path, action):
+    """Only one process computes the poison."""
+    (tmp_path / "poisoned.py").write_text(POISON)
+    training = tiny_run(
+        tmp_path,
+        parallel="{data_shard: 2, sharding: parameters}",
+        train=f"{{steps: 20, checkpoint: {{folder: saved, every_steps: 5}}, faults: {{not_finite: {action}}}}}",
+    )
+    record = training.train(under=("poisoned.py",))
+    assert record["ending"] == "done"
+    assert [event["batch"] for event in record["events"]] == [9, 17]
+    batches = [entry["batch"] for entry in training.steps()]
+    missing = {9, 17} if action == "skip" else {5, 6, 7, 8, 9, 15, 16, 17}
+    assert batches == [n for n in range(20 + len(missing)) if n not in missing]
+
+
+# --- judging ---
+
+
+def judged(settings: Faults, values, *, loss=None, norm=None):
+    guard = Guard(settings)
+    for value in values:
+        guard.accept(loss=value, gradient_norm=value)
+    usual = sum(values) / len(values)
+    fault = guard.judge(loss=usual if loss is None else loss, gradient_norm=usual if norm is None else norm)
+    return None if fault is None else fault.kind
+
+
+SPIKES = Faults(spike=FaultAction.SKIP, spike_window=8)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "expected"),
+    [
+        (2.05, 2.05, None),
+        (3.0, 2.05, Kind.SPIKE),
+        (2.05, 3.0, Kind.SPIKE),
+        (0.1, 0.1, None),  # a fall is none
+        (math.nan, 2.05, Kind.NOT_FINITE),
+        (2.05, math.inf, Kind.NOT_FINITE),
+    ],
+)
+def test_judging(loss, norm, expected):
+    assert judged(SPIKES, [2.0, 2.1, 2.0, 2.1, 2.05, 1.95], loss=loss, norm=norm) is expected
+
+
+def test_half_a_window_is_needed_to_judge():
+    assert judged(SPIKES, [2.0, 2.1, 2.2], loss=100.0) is None
+    assert judged(SPIKES, [2.0, 2.1, 2.2, 2.3], loss=100.0) is Kind.SPIKE
+
+
+def test_values_without_spread_say_nothing():
+    assert threshold([2.0] * 10, deviations=6.0) is None
+    assert judged(SPIKES, [2.0] * 8, loss=2.5) is None
+
+
+def test_every_batch_is_trained_or_passed_over():
+    skipped = ()
+    for first, last in ((5, 5), (6, 9), (20, 22), (2, 3), (1, 30)):
+        skipped = passed_over(skipped, first=first, last=last)
+        gone = {n for a, b in skipped for n in range(a, b + 1)}
+        trained = [batch_of(step, skipped=skipped) for step in range(50)]
+        assert trained == [n for n in range(100) if n not in gone][:50]
+    assert skipped == ((1, 30),)
+
+
+def test_rolling_back_needs_checkpoints(tiny_text):
+    with pytest.raises(InputError, match=r"faults\.spike: rolls back, but no checkpoints are saved"):
+        runfile.loads(tiny_text, overrides=("train={steps: 4, faults: {spike: roll_back}}",))
