@@ -80,6 +80,26 @@ def split_layers(model: ModelTable, plan: PlanTable, *, by_cost: Array = 0) -> S
     )
 
 
+def layers_per_stage(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of every stage, whole numbers, as they are costed: equal ones, what is left on the two ends.
+
+    Where too little is left, as even as can be, the first stages with one more; the planner offers no such split.
+
+    >>> layers_per_stage(126, 16)
+    (7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7)
+    >>> layers_per_stage(9, 7)
+    (2, 2, 1, 1, 1, 1, 1)
+    """
+    middle = -(-num_layers // num_stages)
+    ends = num_layers - (num_stages - 2) * middle
+    if num_stages == 1:
+        return (num_layers,)
+    if ends < 0:
+        share, left = divmod(num_layers, num_stages)
+        return tuple(share + (i < left) for i in range(num_stages))
+    return (ends // 2, *[middle] * (num_stages - 2), ends - ends // 2)
+
+
 def _even(model: ModelTable, plan: PlanTable) -> tuple[Array, Array, Array]:
     """(first, middle, last) of p > 1 ranks, chunk by chunk."""
     L, v = model.num_layers, plan.virtual_pipeline

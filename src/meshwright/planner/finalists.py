@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.cost.layers import LayerTimes
-from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
+from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall, shape_of
 from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
 from meshwright.cost.step import StepTable
 from meshwright.specs.plan import Plan
@@ -43,12 +43,7 @@ def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
 def simulate_pipeline(plan: Plan, steps: StepTable) -> Timeline | None:
     """The event graph of one step's pipeline, before calibrated factors; None as in `simulated_step_s`."""
     num_micro = round(_number(steps.num_micro_batches))
-    shape = PipelineShape(
-        schedule=plan.schedule,
-        num_ranks=plan.pipeline,
-        num_chunks=plan.virtual_pipeline,
-        num_micro_batches=num_micro,
-    )
+    shape = shape_of(plan, num_micro_batches=num_micro)
     operations = 3 * plan.pipeline * plan.virtual_pipeline * num_micro
     if plan.pipeline == 1 or operations > MAX_OPERATIONS or schedule_shortfall(shape) is not None:
         return None

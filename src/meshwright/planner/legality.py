@@ -6,13 +6,13 @@ one plan into sentences. Both read the same rules, so "why not TP=8" has the ans
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.stages import split_layers
+from meshwright.cost.stages import layers_per_stage
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.request import PlanRequest
@@ -69,12 +69,7 @@ def _layer_split(plan: Plan, *, setting: Setting) -> list[Violation]:
     given = plan.layers_per_stage
     if given is None:
         return []
-    num_stages = plan.pipeline * plan.virtual_pipeline
-    stages = split_layers(setting.model, replace(plan_row(plan), pipeline=num_stages, virtual_pipeline=1))
-    ends, middle = int(stages.first + stages.last), int(stages.middle)
-    costed = (ends // 2, *[middle] * (num_stages - 2), ends - ends // 2)
-    if num_stages == 1:
-        costed = (int(stages.first),)
+    costed = layers_per_stage(int(setting.model.num_layers), plan.pipeline * plan.virtual_pipeline)
     mirrored = costed[::-1]  # the last stage also holds the head, so an odd layer may lie on either end
     if given in (costed, mirrored):
         return []

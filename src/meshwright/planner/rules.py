@@ -353,7 +353,7 @@ RULES: tuple[Rule, ...] = (
             f"{int(num_micro_batches(s, p))} micro-batches do not divide into the "
             f"{max(1, int(num_micro_batches(s, p)) // int(p.pipeline))} rounds of torch's interleaving"
         ),
-        engines=_only(Engine.NATIVE, Engine.TORCHTITAN),
+        engines=_only(Engine.TORCHTITAN),
     ),
     Rule(
         name="micro-batch rounds",

@@ -11,9 +11,8 @@ pytest.importorskip("torch")
 from meshwright import runfile
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.parallel.mesh import state_axes
-from meshwright.engines.native.parallel.pipeline import layers_of_stages, stages_of_rank
 from meshwright.engines.native.rehearsal import compare
-from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.plan import Plan, Recompute, Sharding
 
 TEXT = """
 model:
@@ -44,9 +43,6 @@ PLANS = {
     "tensor without sequence": Plan(tensor=2, sequence_parallel=False, micro_batch=4),
     "tensor, fsdp": Plan(tensor=2, data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=4),
     "1f1b": Plan(pipeline=2, micro_batch=2),
-    "gpipe": Plan(pipeline=2, micro_batch=2, schedule=Schedule.GPIPE),
-    "interleaved": Plan(pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, micro_batch=2),
-    "uneven stages": Plan(pipeline=2, layers_per_stage=(1, 3), micro_batch=2),
     "pipeline, fsdp": Plan(pipeline=2, data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2),
     "pipeline, tensor": Plan(pipeline=2, tensor=2, micro_batch=2),
 }
@@ -99,22 +95,12 @@ def test_states_are_divided_over_data_and_context(plan, axes):
     assert state_axes(plan) == axes
 
 
-def test_every_layer_stands_on_one_stage():
-    plan = Plan(pipeline=3, virtual_pipeline=2)
-    stages = layers_of_stages(plan, num_layers=13)
-    assert [i for stage in stages for i in stage] == list(range(13))
-    assert [list(stages_of_rank(plan, r)) for r in range(3)] == [[0, 3], [1, 4], [2, 5]]
-
-
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
         ({"expert": 2, "data_shard": 2}, "parallel.expert"),
         ({"recompute": Recompute.SELECTIVE}, "parallel.recompute"),
-        ({"pipeline": 2, "schedule": Schedule.ZERO_BUBBLE}, "parallel.schedule"),
         ({"tensor": 8}, "parallel.tensor"),
-        ({"pipeline": 8}, "parallel.pipeline"),
-        ({"virtual_pipeline": 2}, "parallel.virtual_pipeline"),
     ],
 )
 def test_what_is_not_done_is_refused(run, changes, key):

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.specs.plan import Schedule
+from meshwright.specs.plan import Plan, Schedule
 
 IntArray = NDArray[np.int32]
 
@@ -72,6 +72,16 @@ class PipelineShape:
         if self.schedule is Schedule.ZBV:
             crosses[self.num_ranks - 1] = False  # the foot of the V
         return crosses
+
+
+def shape_of(plan: Plan, *, num_micro_batches: int = 1) -> PipelineShape:
+    """The shape of `plan`. Without a pipeline the schedule says nothing."""
+    return PipelineShape(
+        schedule=plan.schedule if plan.pipeline > 1 else Schedule.ONE_F_ONE_B,
+        num_ranks=plan.pipeline,
+        num_chunks=plan.virtual_pipeline,
+        num_micro_batches=num_micro_batches,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from meshwright.engines.native.parallel.mesh import TENSOR, Place
 from meshwright.engines.native.parallel.pipeline import Pipeline, layers_of_stages, stages_of_rank
 from meshwright.engines.native.parallel.shard import shard
 from meshwright.engines.native.parallel.tensor import divide
+from meshwright.engines.native.parallel.tied import tie
 from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.engines.native.weights import load_weights
@@ -88,20 +89,26 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
     plan, compute = place.plan, COMPUTE[run.precision.name]
     stages = layers_of_stages(plan, num_layers=run.model.num_layers)
     modules = [
-        _stage(run, layers=stages[index], place=place, compute=compute, weights=weights)
+        _stage(run, stages=stages, index=index, place=place, compute=compute, weights=weights)
         for index in stages_of_rank(plan, place.pipeline_rank)
     ]
+    tied = tie(modules, place=place)
+    masters = masters_of(modules, compute=compute)
     optimizer = AdamW(
-        masters_of(modules, compute=compute), settings=run.optimizer, is_alone=place.num_ranks == 1
+        masters if tied is None else [m for m in masters if m.parameter is not tied.head],
+        settings=run.optimizer,
+        is_alone=place.num_ranks == 1,
+        follow=None if tied is None else tied.copy_weight,
     )
+    optimizer.refresh()
     if plan.pipeline > 1:
         stepper: Stepper = Pipeline(
             modules,
             place=place,
             num_micro_batches=plan.num_micro_batches(run.global_batch),
             sequence_length=run.sequence_length,
-            hidden=run.model.hidden,
             compute=compute,
+            tied=tied,
         )
     else:
         stepper = Accumulation(modules[0], plan=plan)
@@ -118,9 +125,10 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
 
 
 def _stage(
-    run: Run, *, layers: range, place: Place, compute: torch.dtype, weights: Path | None
+    run: Run, *, stages: list[range], index: int, place: Place, compute: torch.dtype, weights: Path | None
 ) -> Transformer:
-    module = build_model(run.model, layers=layers)
+    ends = {"is_first": index == 0, "is_last": index == len(stages) - 1}
+    module = build_model(run.model, layers=stages[index], **ends)
     blocks = list(module.layers.values())
     if place.plan.tensor > 1:
         divide(module, mesh=place.axes(TENSOR), sequence_parallel=place.plan.sequence_parallel)

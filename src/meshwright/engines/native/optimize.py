@@ -116,12 +116,23 @@ def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
 
 
 class AdamW:
-    """The optimizer of this process's masters. `is_alone`: no other process holds parts of the model."""
+    """The optimizer of this process's masters. `is_alone`: no other process holds parts of the model.
 
-    def __init__(self, masters: list[Master], *, settings: Settings, is_alone: bool) -> None:
+    `follow` is called whenever masters have moved: what computes with a copy of one is made equal to it again.
+    """
+
+    def __init__(
+        self,
+        masters: list[Master],
+        *,
+        settings: Settings,
+        is_alone: bool,
+        follow: Callable[[], None] | None = None,
+    ) -> None:
         self.masters = [m for m in masters if m.local.numel()]  # a small tensor leaves some shards empty
         self.settings = settings
         self.is_alone = is_alone
+        self.follow = follow
         for master in self.masters:
             if master.is_copy:
                 master.parameter.register_post_accumulate_grad_hook(_adding_to(master))
@@ -162,6 +173,8 @@ class AdamW:
         copies = [m for m in self.masters if m.is_copy]
         if copies:
             foreach_copy([m.parameter.detach() for m in copies], [m.local for m in copies])
+        if self.follow is not None:
+            self.follow()
 
     def _take_gradients(self) -> None:
         for master in self.masters:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor
 
 SAMPLE_TOKENS = 64
 TEMPERATURE = 0.8
@@ -13,7 +13,7 @@ TEMPERATURE = 0.8
 
 @torch.no_grad()
 def write_sample(
-    model: nn.Module,
+    logits_of: Callable[[Tensor], Tensor],
     *,
     prompt: Sequence[int],
     num_tokens: int,
@@ -21,7 +21,7 @@ def write_sample(
     seed: int,
     device: torch.device,
 ) -> list[int]:
-    """`prompt` and `num_tokens` tokens after it; the model sees the last `context` of them.
+    """`prompt` and `num_tokens` tokens after it; `logits_of` tokens [1, T], the last `context` of them, is [1, T, V].
 
     Nothing is cached between tokens: a sample is short, and every process of a sharded model draws the same one.
     """
@@ -29,7 +29,7 @@ def write_sample(
     tokens = list(prompt)
     for _ in range(num_tokens):
         seen_1T = torch.tensor([tokens[-context:]], device=device)
-        logits_V = model(seen_1T)[0, -1].float().cpu()
+        logits_V = logits_of(seen_1T)[0, -1].float().cpu()
         probabilities_V = (logits_V / TEMPERATURE).softmax(dim=-1)
         tokens.append(int(torch.multinomial(probabilities_V, 1, generator=generator)))
     return tokens

@@ -31,6 +31,10 @@ class Stepper(Protocol):
         """This process's part of the mean loss."""
         ...
 
+    def logits(self, tokens_BT: Tensor) -> Tensor:
+        """Logits [B, T, V] of the whole model."""
+        ...
+
 
 class Accumulation:
     """A whole model in this process (or its shards): micro-batches one after the other."""
@@ -55,6 +59,11 @@ class Accumulation:
         """The loss of all micro-batches."""
         losses = [self._forward(micro) for micro in divided(batch, size=self.plan.micro_batch)]
         return torch.stack(losses).sum() * scale
+
+    @torch.no_grad()
+    def logits(self, tokens_BT: Tensor) -> Tensor:
+        """Logits [B, T, V]."""
+        return self.module(tokens_BT)
 
     def _forward(self, micro: Batch) -> Tensor:
         given = dict(micro)

@@ -91,11 +91,12 @@ class Transformer(nn.Module):
     of the layer in the whole model.
     """
 
-    def __init__(self, model: Model, *, layers: range, options: Options) -> None:
+    def __init__(
+        self, model: Model, *, layers: range, is_first: bool, is_last: bool, options: Options
+    ) -> None:
         super().__init__()
         self.model = model
         self.chunks = Chunks()  # context parallelism sets its own
-        is_first, is_last = layers.start == 0, layers.stop == model.num_layers
         self.embedding = nn.Embedding(model.vocab, model.hidden) if is_first else None
         self.layers = nn.ModuleDict({str(i): Block(model, i, options=options) for i in layers})
         self.norm = nn.RMSNorm(model.hidden, eps=model.norm_epsilon) if is_last else None

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from meshwright.specs.plan import Plan, Sharding
+from meshwright.specs.plan import Plan, Schedule, Sharding
 
 PIPELINE, REPLICATE, SHARD, TENSOR = "pipeline", "replicate", "shard", "tensor"
 
@@ -43,9 +43,14 @@ class Place:
         return self.rank == 0
 
     @property
+    def is_first_stage(self) -> bool:
+        """Whether this process holds the beginning of the model, where the tokens come in."""
+        return self.pipeline_rank == 0
+
+    @property
     def is_last_stage(self) -> bool:
         """Whether this process holds the end of the model, where the loss is."""
-        return self.pipeline_rank == self.plan.pipeline - 1
+        return self.pipeline_rank == last_pipeline_rank(self.plan)
 
     @property
     def num_copies(self) -> int:
@@ -86,6 +91,11 @@ class Place:
         """The part of the mesh along these axes."""
         assert self.mesh is not None
         return self.mesh[names]
+
+
+def last_pipeline_rank(plan: Plan) -> int:
+    """The pipeline rank with the last stage. A V comes back to where it began."""
+    return 0 if plan.schedule is Schedule.ZBV else plan.pipeline - 1
 
 
 def state_axes(plan: Plan) -> tuple[int, int]:

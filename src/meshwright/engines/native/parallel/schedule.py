@@ -1,0 +1,95 @@
+"""The order of a pipeline's passes: the table that the planner simulates, run by PyTorch.
+
+`cost.pipeline.schedules` says for every rank which pass comes next. Here that table is handed to the runtime behind
+PyTorch's own schedules, which adds what moves: sends, receives, FSDP's gathers and its one reduction a stage. So the
+schedule that is simulated is the one that runs, and the two cannot drift apart.
+
+    F  forward    B  backward    I  gradient of the input    W  gradient of the weights
+
+Where B is split, I of the first stage does nothing (nobody waits for it) and its W is the whole backward pass.
+
+PyTorch 2.13 names that runtime as internal and says that it may be given a table directly; `_runtime` fails in words
+where a release has moved it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+
+from meshwright.cost.pipeline.schedules import OpKind, PipelineShape, RankOrder, rank_orders
+from meshwright.errors import MissingDependencyError
+
+LETTERS = {
+    OpKind.FORWARD: "F",
+    OpKind.BACKWARD: "B",
+    OpKind.BACKWARD_INPUT: "I",
+    OpKind.BACKWARD_WEIGHT: "W",
+}
+IN_BACKWARD = {"B", "I", "W", "SEND_B", "RECV_B", "REDUCE_GRAD"}
+NEEDED = ("_prepare_schedule_with_comms", "step", "eval")
+
+
+class Passes:
+    """Runs the stages of one rank in the order of a table; raises MissingDependencyError where PyTorch cannot."""
+
+    def __init__(
+        self,
+        shape: PipelineShape,
+        stages: Sequence[PipelineStage],
+        *,
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        module = _runtime()
+        # The scale of the loss knows the tokens of the whole step: PyTorch's own division is off.
+        self.runtime = module._PipelineScheduleRuntime(
+            list(stages), shape.num_micro_batches, loss_fn=loss, scale_grads=False
+        )
+        order = {
+            rank: [module._Action.from_str(word) for word in words(order)]
+            for rank, order in enumerate(rank_orders(shape))
+        }
+        self.runtime._prepare_schedule_with_comms(order)
+        self.both = self.runtime.pipeline_order_with_comms
+        self.forward = {
+            rank: [a for a in actions if a.computation_type.value not in IN_BACKWARD]
+            for rank, actions in self.both.items()
+        }
+
+    def forward_backward(self, *inputs: Tensor, **given: Any) -> None:
+        """All passes; gradients are added up."""
+        self.runtime.pipeline_order_with_comms = self.both
+        self.runtime.step(*inputs, return_outputs=False, **given)
+
+    def forward_only(self, *inputs: Tensor, **given: Any) -> None:
+        """The forward passes, in the same order."""
+        self.runtime.pipeline_order_with_comms = self.forward
+        self.runtime.eval(*inputs, return_outputs=False, **given)
+
+
+def words(order: RankOrder) -> list[str]:
+    """A rank's passes as PyTorch writes them: stage, pass, micro-batch.
+
+    >>> from meshwright.specs.plan import Schedule
+    >>> shape = PipelineShape(schedule=Schedule.ZERO_BUBBLE, num_ranks=2, num_micro_batches=2)
+    >>> [" ".join(words(order)) for order in rank_orders(shape)]
+    ['0F0 0F1 0I0 0W0 0I1 0W1', '1F0 1I0 1F1 1I1 1W0 1W1']
+    """
+    columns = (order.stage.tolist(), order.kind.tolist(), order.micro_batch.tolist())
+    return [f"{stage}{LETTERS[OpKind(kind)]}{micro}" for stage, kind, micro in zip(*columns, strict=True)]
+
+
+def _runtime() -> Any:
+    module = import_module("torch.distributed.pipelining.schedules")
+    runtime = getattr(module, "_PipelineScheduleRuntime", None)
+    if not hasattr(module, "_Action") or not all(hasattr(runtime, name) for name in NEEDED):
+        raise MissingDependencyError(
+            f"PyTorch {torch.__version__} has no pipeline runtime that takes a table of passes",
+            hint="pip install 'torch==2.13.*'; or train without a pipeline",
+        )
+    return module
