@@ -15,7 +15,7 @@ from meshwright.cli.options import json_option, run_argument, set_option, verb
 from meshwright.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from meshwright.engines.base import Record
+    from meshwright.engines.base import ProfileSteps, Record
     from meshwright.engines.native.trainer import Job
     from meshwright.specs.run import Run
 
@@ -28,6 +28,7 @@ RESULTS = Path("runs")
         "meshwright train examples/runs/tiny-llama-cpu.yaml",
         "meshwright train examples/runs/tiny-llama-cpu.yaml --set train.steps=20 --json",
         "meshwright train run.yaml --resume",
+        "meshwright train run.yaml --profile",
         "meshwright train run.yaml --dry-run",
     ],
 )
@@ -42,6 +43,14 @@ RESULTS = Path("runs")
     "--max-restarts", type=click.IntRange(min=0), default=0, metavar="N",
     help="How often to start again after a process was lost.  [default: 0]",
 )  # fmt: skip
+@click.option(
+    "--profile", "profile", is_flag=True,
+    help="Write a trace of three steps after the first five, and their time by kind of kernel.",
+)  # fmt: skip
+@click.option(
+    "--profile-steps", "profile_steps", metavar="FIRST:LAST",
+    help="Profile these steps instead, both ends included; the first step is 1.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be trained, and where; train nothing.")
 @json_option
 def command(
@@ -50,6 +59,8 @@ def command(
     folder: Path | None,
     resume: bool,
     max_restarts: int,
+    profile: bool,
+    profile_steps: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -81,6 +92,8 @@ def command(
         quiet=not _is_reporter(),
         max_restarts=max_restarts,
         started_s=started_s,
+        profile=profile,
+        profile_steps=_steps(profile_steps),
     )
     if dry_run:
         show_plan(engine.prepare(run, options=options), as_json=as_json)
@@ -107,6 +120,19 @@ def _default_folder(name: str, *, resume: bool) -> Path:
     candidates = [RESULTS / safe, *(RESULTS / f"{safe}-{i}" for i in range(2, 10_000))]
     first_free = next(i for i, path in enumerate(candidates) if not path.exists())
     return candidates[max(0, first_free - 1) if resume else first_free]
+
+
+def _steps(words: str | None) -> ProfileSteps | None:
+    from meshwright.engines.base import ProfileSteps
+
+    if words is None:
+        return None
+    first, _, last = words.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise InputError(
+            "--profile-steps", got=words, allowed="FIRST:LAST, such as 10:13, the first step is 1"
+        )
+    return ProfileSteps(first=int(first), last=int(last))
 
 
 def _announce(job: Job) -> None:

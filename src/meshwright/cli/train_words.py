@@ -65,6 +65,9 @@ def show_record(record: Record, *, folder: Path, as_json: bool) -> None:
     print_table({"": "left", "measured": "right", "predicted (80 % interval)": "right"}, _rows(record))
     print_line(f"MFU: {s['mfu_convention']}.")
     print_line(f"Wall time: {_phases(record.time_s)}.")
+    if record.profile:
+        print_line()
+        print_table({"profiled steps": "left", "share": "right", "a step": "right"}, _shares(record.profile))
     if record.sample:
         print_line()
         print_line("The model writes:", style="bold")
@@ -99,6 +102,16 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
     memory = format_bytes(predicted["memory_bytes"]) if "memory_bytes" in predicted else "not predicted"
     rows.append(("peak memory", format_bytes(s["peak_memory_bytes"]), memory))
     return rows
+
+
+def _shares(profile: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Time by kind of kernel. Every instant of a step counts once, so the shares add up."""
+    step_s = profile["window_s"] / len(profile["steps"])
+    return [
+        (name, f"{100 * share:.1f} %", format_seconds(share * step_s))
+        for name, share in profile["shares"].items()
+        if share > 0
+    ]
 
 
 def _phases(time_s: dict[str, float]) -> str:

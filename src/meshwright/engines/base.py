@@ -38,6 +38,14 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileSteps:
+    """Which steps are profiled, counted from 1, both ends included."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """What a command line adds to a run."""
 
@@ -47,6 +55,8 @@ class TrainOptions:
     quiet: bool = False  # no progress on stderr
     max_restarts: int = 0  # after a worker was lost; needs checkpoints
     started_s: float = field(default_factory=time.time)  # Unix time at which the command began
+    profile: bool = False  # write a trace of some steps
+    profile_steps: ProfileSteps | None = None  # None: a few after the warm-up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +80,7 @@ class Record:
     command: tuple[str, ...] = ()
     sample: str | None = None  # text that the trained model wrote
     events: tuple[dict[str, Any], ...] = ()  # faults of the training, and what was done about them
+    profile: dict[str, Any] | None = None  # the content of `profile/summary.json`
     notes: tuple[str, ...] = field(default=())
 
 

@@ -80,3 +80,20 @@ def test_divergence_is_a_no(meshwright, run_file):
     outcome = meshwright("train", run_file, *overrides)
     assert outcome.exit_code == 1
     assert "is not a number" in outcome.stderr
+
+
+@needs_torch
+@pytest.mark.parametrize("steps", ["10", "4:2", "0:1", "a:b", "-1:2"])
+def test_steps_to_profile_are_two_numbers(meshwright, run_file, steps):
+    outcome = meshwright("train", run_file, "--profile-steps", steps)
+    assert outcome.exit_code == 2
+    assert "FIRST:LAST" in outcome.stderr
+
+
+@needs_torch
+def test_a_profile_is_printed_as_shares(meshwright, run_file, tmp_path):
+    outcome = meshwright("train", run_file, "--profile-steps", "2:3")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "profiled steps" in outcome.stdout
+    assert "GEMM" in outcome.stdout
+    assert (tmp_path / "runs" / "tiny" / "profile" / "trace-rank0.json.gz").is_file()

@@ -13,5 +13,6 @@ Read it in this order:
     models/, weights/, data/, feed     what is trained, and on what
     checkpoint, faults                 states on disk; signals
     device, metrics, clock, telemetry, trackers, progress, sample      what is measured, kept and shown
+    profiling/   where the time of a step goes on the device
     rehearsal    a plan on local processes, compared with one process
 """

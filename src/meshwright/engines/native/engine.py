@@ -60,6 +60,7 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     """Everything that is decided before the first process starts; writes nothing."""
     refuse("native", check(run))
     trackers.require(run.train.trackers)
+    _check_profile(run, options)
     device = devices.find_device()
     if run.cluster is not None:
         devices.require(run.cluster.accelerator.name, device=device)
@@ -121,6 +122,15 @@ def _micro_batch(sequences: int, sequence_length: int, device: torch.device) -> 
     """The largest divisor of a device's sequences within `TOKENS_PER_MICRO_BATCH`."""
     most = max(1, TOKENS_PER_MICRO_BATCH[device.type] // sequence_length)
     return max(size for size in range(1, min(most, sequences) + 1) if sequences % size == 0)
+
+
+def _check_profile(run: Run, options: TrainOptions) -> None:
+    steps = options.profile_steps
+    if steps is not None and run.num_steps is not None and steps.last > run.num_steps:
+        raise InputError(
+            "steps to profile that the run does not take", got=f"{steps.first}:{steps.last}",
+            allowed=f"1:{run.num_steps}",
+        )  # fmt: skip
 
 
 def _require_devices(plan: Plan, device: torch.device) -> None:

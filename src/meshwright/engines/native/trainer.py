@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from meshwright.engines.native.feed import Feed, num_labels, open_feed
 from meshwright.engines.native.metrics import WARM_UP_STEPS, Yardstick, spread_of, throughput_of
 from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process
+from meshwright.engines.native.profiling.profiler import StepProfiler, steps_to_profile
 from meshwright.engines.native.progress import Progress, reading
 from meshwright.engines.native.sample import SAMPLE_TOKENS, write_sample
 from meshwright.engines.native.signals import StopRequest, stop_on_sigterm
@@ -119,6 +120,7 @@ class _Loop:
         self.saver = checkpoint.Saver(settings, num_ranks=place.num_ranks) if settings else None
         self.log: telemetry.StepLog | None = None
         self.trackers: Trackers | None = None
+        self.profiler: StepProfiler | None = None
 
     def run(self) -> None:
         """All steps from the first, or from the checkpoint, to the last; then the record."""
@@ -128,8 +130,11 @@ class _Loop:
             with self.progress.phase("opening the trackers"):
                 self.trackers = self._open_trackers(done)
         self.measured.num_steps = done
+        self.profiler = self._open_profiler(done)
         try:
             ending = self._steps(done)
+            if self.profiler is not None:
+                self.profiler.close()
             self.clock.enter(Phase.CLOSING)
             if self.saver is not None:
                 with self.clock.during(Phase.CHECKPOINT), self.progress.phase("finishing the checkpoint"):
@@ -156,10 +161,11 @@ class _Loop:
         if done == 0 and self.guard.rolls_back:
             self._save(0, now=True)  # so that there is always a checkpoint to go back to
         while step < self.num_steps:
-            self.clock.enter(Phase.WARM_UP if step < done + WARM_UP_STEPS else Phase.TRAINING)
-            start_s = time.perf_counter()
-            taken = self._step(step)
-            step_s = time.perf_counter() - start_s
+            self.clock.enter(self._phase(step, done))
+            with self.profiler.around(step + 1) if self.profiler else nullcontext():
+                start_s = time.perf_counter()
+                taken = self._step(step)
+                step_s = time.perf_counter() - start_s
             if taken.fault is not None:
                 goes_on_at = self._answer(taken.fault, step=step)
                 if goes_on_at is None:
@@ -179,9 +185,15 @@ class _Loop:
         m = self.measured
         m.num_steps, m.last_loss = step + 1, taken.loss
         m.first_loss = taken.loss if m.first_loss is None else m.first_loss
-        m.step_s.append(step_s)
+        if self.clock.phase is not Phase.PROFILING:
+            m.step_s.append(step_s)
         validation_loss = self._validate(step + 1, is_last=step + 1 == self.num_steps)
         self._log(step, loss=taken.loss, norm=taken.norm, step_s=step_s, validation_loss=validation_loss)
+
+    def _phase(self, step: int, done: int) -> Phase:
+        if self.profiler is not None and self.profiler.covers(step + 1):
+            return Phase.PROFILING
+        return Phase.WARM_UP if step < done + WARM_UP_STEPS else Phase.TRAINING
 
     def _step(self, step: int) -> Taken:
         batch = self.feed.batch(self.guard.batch_of(step))
@@ -322,6 +334,8 @@ class _Loop:
             "mfu": yardstick.mfu(step_s),
             "memory_bytes": device.peak_memory_bytes(self.place.device),
         }
+        if self.clock.phase is Phase.PROFILING:
+            entry["profiled"] = True
         if validation_loss is not None:
             entry["validation_loss"] = validation_loss
         if self.saver is not None:
@@ -347,6 +361,18 @@ class _Loop:
             device=self.place.device,
         )
         return self.feed.tokenizer.decode(tokens)
+
+    def _open_profiler(self, done: int) -> StepProfiler | None:
+        options = self.job.options
+        if not options.profile and options.profile_steps is None:
+            return None
+        steps = steps_to_profile(options.profile_steps, done=done, num_steps=self.num_steps)
+        if steps is None:
+            self.progress.say("the steps to profile were taken before: nothing is profiled")
+            return None
+        return StepProfiler(
+            steps, folder=options.folder, device=self.place.device, is_main=self.place.is_main
+        )
 
     def _open_trackers(self, done: int) -> Trackers:
         run = self.job.run
@@ -406,6 +432,7 @@ class _Loop:
             command=self.job.options.command,
             sample=sample,
             events=tuple(self.guard.events),
+            profile=None if self.profiler is None else self.profiler.summary,
             notes=(*self.job.notes, *self._tracker_notes()),
         )
 

@@ -1,0 +1,104 @@
+"""A trace of some steps of the main process: `profile/trace-rank0.json.gz` (Chrome's format, for Perfetto) and
+`profile/summary.json` (see `shares.summarize`).
+
+The step before the first profiled one runs under the profiler too, but does not count: the profiler allocates its
+buffers then. Each profiled step ends when the device has done its work, so that all of it lies inside.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from meshwright.engines.base import ProfileSteps
+from meshwright.engines.native import device as devices
+from meshwright.engines.native.profiling.shares import STEP, summarize
+from meshwright.files import write_atomically
+
+FOLDER, TRACE, SUMMARY = "profile", "trace-rank0.json.gz", "summary.json"
+STEPS_BEFORE, NUM_STEPS = 5, 3
+QUIET = "99"
+"""Above every level of the profiling library's own log, which would write between the lines of progress."""
+
+
+def steps_to_profile(asked: ProfileSteps | None, *, done: int, num_steps: int) -> ProfileSteps | None:
+    """`asked`, or `NUM_STEPS` steps after the warm-up, or the last ones of a shorter run.
+
+    None when a resumed run is past what was asked for.
+    """
+    if asked is not None:
+        return asked if asked.first > done else None
+    last = min(num_steps, done + STEPS_BEFORE + NUM_STEPS)
+    return ProfileSteps(first=max(done + 1, last - NUM_STEPS + 1), last=last)
+
+
+class StepProfiler:
+    """Profiles `steps`. Every process has one, so that all agree on which steps count; the main one records."""
+
+    def __init__(self, steps: ProfileSteps, *, folder: Path, device: torch.device, is_main: bool) -> None:
+        self.steps = steps
+        self.folder = folder / FOLDER
+        self.device = device
+        self.is_main = is_main
+        self.summary: dict[str, Any] | None = None
+        self.is_over = False  # steps that are taken again after a roll-back are not profiled again
+        self._profile: profile | None = None
+
+    def covers(self, step: int) -> bool:
+        """Whether `step` (1 is the first) runs under the profiler, and so counts in no statistics."""
+        return not self.is_over and self.steps.first - 1 <= step <= self.steps.last
+
+    @contextmanager
+    def around(self, step: int) -> Iterator[None]:
+        """Profile `step` if it is to be profiled; write trace and summary after the last one."""
+        if not self.covers(step):
+            yield
+            return
+        self.is_over = step == self.steps.last
+        if self.is_main and self._profile is None:
+            self._start()
+        with record_function(f"{STEP}{step}") if step >= self.steps.first else nullcontext():
+            yield
+            devices.synchronize(self.device)
+        if self.is_over:
+            self.close()
+
+    def _start(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)  # also AMD's GPUs
+        os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
+        self._profile = profile(activities=activities)
+        self._profile.start()
+
+    def close(self) -> None:
+        """Write what there is: after the last profiled step, or when the run ends before it."""
+        if self._profile is not None:
+            self._write()
+
+    def _write(self) -> None:
+        assert self._profile is not None
+        self._profile.stop()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        raw = self.folder / "trace.json"
+        self._profile.export_chrome_trace(str(raw))
+        self._profile = None
+        trace = json.loads(raw.read_text(encoding="utf-8", errors="replace"))
+        raw.unlink()
+        for private in ("host_name", "traceName"):  # whom a trace is sent to need not know where it was made
+            trace.pop(private, None)
+        with gzip.open(self.folder / TRACE, "wt", encoding="utf-8") as stream:
+            json.dump(trace, stream)
+        try:
+            self.summary = summarize(trace)
+        except ValueError:  # stopped in the step before the first profiled one
+            return
+        write_atomically(self.folder / SUMMARY, json.dumps(self.summary, indent=2) + "\n")
