@@ -317,8 +317,8 @@ RULES: tuple[Rule, ...] = (
         name="sequence parallelism",
         scope=Scope.SHAPE,
         holds=lambda s, p: (p.sequence_parallel > 0) | (p.tensor == 1) | (not _has_experts(s)),
-        says=lambda s, p: f"experts with tensor {p.tensor} need sequence_parallel in Megatron-Core",
-        engines=_only(Engine.MEGATRON),
+        says=lambda s, p: f"experts with tensor {p.tensor} need sequence_parallel in {s.facts.title}",
+        engines=_only(Engine.NATIVE, Engine.MEGATRON),
     ),
     Rule(
         name="scale-up domain",

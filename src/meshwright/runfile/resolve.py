@@ -222,6 +222,8 @@ def _train(file: schema.RunFile) -> specs.Train:
         steps=train.steps,
         tokens=train.tokens,
         seed=train.seed,
+        balance_loss=train.balance_loss,
+        balance_bias_rate=train.balance_bias_rate,
         checkpoint=None if train.checkpoint is None else same_fields(specs.Checkpoint, train.checkpoint),
         evaluate=None if train.evaluate is None else same_fields(specs.Evaluate, train.evaluate),
         trackers=tuple(dict.fromkeys(train.trackers)),

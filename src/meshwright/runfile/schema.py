@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
-from meshwright.specs.run import Engine, LearningRateSchedule, Objective, Task, Tracker
+from meshwright.specs.run import BIAS_RATE, Engine, LearningRateSchedule, Objective, Task, Tracker
 
 
 def _whole(value: object) -> object:
@@ -273,6 +273,8 @@ class TrainSection(Section):
     steps: Count | None = None
     tokens: Tokens | None = None
     seed: CountOrZero = 0
+    balance_loss: NotNegative = 0.0
+    balance_bias_rate: NotNegative = BIAS_RATE
     checkpoint: CheckpointSection | None = None
     evaluate: EvaluateSection | None = None
     trackers: Annotated[tuple[Annotated[Tracker, _Lax], ...], _Lax] = ()

@@ -99,6 +99,10 @@ class Evaluate:
     num_batches: int = 16  # global batches per evaluation
 
 
+BIAS_RATE = 0.001
+"""DeepSeek-V3's, section 4.2."""
+
+
 class FaultAction(StrEnum):
     """What is done about a step whose numbers cannot be right."""
 
@@ -126,6 +130,8 @@ class Train:
     steps: int | None = None
     tokens: int | None = None
     seed: int = 0
+    balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss, of every sequence and layer
+    balance_bias_rate: float = BIAS_RATE  # what routing biases of sigmoid routers move by in a step
     checkpoint: Checkpoint | None = None
     evaluate: Evaluate | None = None
     trackers: tuple[Tracker, ...] = ()

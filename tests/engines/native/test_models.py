@@ -13,7 +13,8 @@ from meshwright.engines.native.models import (  # noqa: E402
     Options,
     build_model,
     init_weights,
-    set_loss_scale,
+    load_ratio,
+    set_balance,
     take_load,
     update_bias,
 )
@@ -232,7 +233,7 @@ def test_no_token_is_dropped_even_when_all_choose_one_expert(model):
         with torch.no_grad():
             layer.ffn.router.weight.zero_()  # equal scores: every token takes the same experts
     built(tokens(), labels_BT=tokens()).backward()
-    load_E = take_load(built)["layers.0.ffn"]
+    load_E = take_load([built])[0]
     assert load_E.sum() == 2 * 20 * 3
     assert sorted(load_E.unique().tolist()) == [0, 40]
 
@@ -240,24 +241,24 @@ def test_no_token_is_dropped_even_when_all_choose_one_expert(model):
 def test_loads_are_counted_in_training_and_start_anew():
     built = filled(MIXTURE).eval()
     built(tokens())
-    assert take_load(built)["layers.0.ffn"].sum() == 0
+    assert take_load([built])[0].sum() == 0
     built.train()(tokens())
     built(tokens())
-    assert take_load(built)["layers.3.ffn"].sum() == 2 * 2 * 20 * 3
-    assert take_load(built)["layers.3.ffn"].sum() == 0
+    assert take_load([built])[3].sum() == 2 * 2 * 20 * 3
+    assert take_load([built])[3].sum() == 0
 
 
 def test_the_bias_rises_for_idle_experts_and_only_shifts_the_choice():
     built = filled(SIGMOID).train()
     for _ in range(200):
         built(tokens())
-        loads = update_bias(built, speed=0.02)
-    load_E = loads["layers.0.ffn"].float()
-    assert load_E.max() / load_E.mean() < 1.5
+        load_LE = take_load([built])
+        update_bias([built], load_LE, speed=0.02)
+    assert load_ratio(load_LE) < 1.5
     idle = filled(SIGMOID).train()
     idle(tokens())
-    before = take_load(idle)["layers.0.ffn"].float()
-    assert before.max() / before.mean() > load_E.max() / load_E.mean()
+    before = take_load([idle])
+    assert load_ratio(before) > load_ratio(load_LE)
 
 
 def test_the_attached_balance_loss_has_the_gradient_of_one_that_is_added():
@@ -270,18 +271,21 @@ def test_the_attached_balance_loss_has_the_gradient_of_one_that_is_added():
     labels_BT = tokens().roll(-1, dims=1)
     loss = plain(tokens(), labels_BT=labels_BT) * 0.25
     for choice in scores.values():
-        counts_E = torch.bincount(choice.experts_NC.flatten(), minlength=8)
-        loss = loss + 0.25 * 0.5 * 40 * balance_loss(choice.scores_NE, counts_E)
+        for scores_TE, experts_TC in zip(
+            choice.scores_NE.split(20), choice.experts_NC.split(20), strict=True
+        ):
+            share_E = torch.bincount(experts_TC.flatten(), minlength=8) / experts_TC.numel()
+            loss = loss + 0.25 * 0.5 * 20 * 8 * (share_E * scores_TE.mean(dim=0)).sum()
     loss.backward()
-    set_loss_scale(attached, 0.25)
+    set_balance([attached], scale=0.25)
     (attached(tokens(), labels_BT=labels_BT) * 0.25).backward()
     for (name, p), q in zip(plain.named_parameters(), attached.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_balanced_experts_have_a_balance_loss_of_one():
-    scores_NE = torch.full((16, 4), 0.25)
-    assert balance_loss(scores_NE, torch.full((4,), 8)).item() == pytest.approx(1.0)
+    scores_BTE = torch.full((2, 16, 4), 0.25)
+    assert balance_loss(scores_BTE, torch.full((2, 4), 8)).item() / 32 == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("model", [MIXTURE, LATENT])

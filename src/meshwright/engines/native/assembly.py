@@ -16,15 +16,18 @@ from torch import Tensor
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.native.models import (
+    Options,
     Transformer,
     build_model,
     init_weights,
     materialize,
+    set_balance,
     take_load,
     update_bias,
 )
 from meshwright.engines.native.optimize import AdamW, masters_of
 from meshwright.engines.native.parallel.context import chunks_of, divide_sequences
+from meshwright.engines.native.parallel.expert import ExpertPlace, divide_experts, place_experts
 from meshwright.engines.native.parallel.mesh import TENSOR, Place
 from meshwright.engines.native.parallel.pipeline import Pipeline, layers_of_stages, stages_of_rank
 from meshwright.engines.native.parallel.shard import shard
@@ -33,7 +36,6 @@ from meshwright.engines.native.parallel.tied import tie
 from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.engines.native.weights import load_weights
-from meshwright.specs.model import Router
 from meshwright.specs.run import Run
 
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -48,19 +50,23 @@ class Assembly:
     optimizer: AdamW
     stepper: Stepper
     num_parameters: int  # of the whole model
-    data_group: dist.ProcessGroup | None  # processes that read different data
-    follows_load: bool  # whether routing biases follow the experts' load
+    is_alone: bool
+    bias_rate: float  # what routing biases move by in a step
 
-    def after_step(self) -> None:
-        """What changes besides the weights: biases of routers that balance load with them."""
-        if self.follows_load:
-            for module in self.modules:
-                update_bias(module, group=self.data_group)
+    def take_load(self) -> Tensor | None:
+        """Rows of each expert of the whole model since the last call [L, E], of all processes; None without experts.
 
-    def after_refused_step(self) -> None:
-        """Forget what the passes of a step counted that was not taken."""
-        for module in self.modules:
-            take_load(module)
+        Nobody waits for it: its sum over processes is queued behind the passes.
+        """
+        load_LE = take_load(self.modules)
+        if load_LE is not None and not self.is_alone:
+            dist.all_reduce(load_LE)
+        return load_LE
+
+    def after_step(self, load_LE: Tensor | None) -> None:
+        """What changes besides the weights: biases of routers that follow the experts' load."""
+        if load_LE is not None:
+            update_bias(self.modules, load_LE, speed=self.bias_rate)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor a checkpoint holds; the live ones, to be written or read in place."""
@@ -88,10 +94,15 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
     """
     plan, compute = place.plan, COMPUTE[run.precision.name]
     stages = layers_of_stages(plan, num_layers=run.model.num_layers)
+    experts = place_experts(place) if run.model.experts is not None else None
     modules = [
-        _stage(run, stages=stages, index=index, place=place, compute=compute, weights=weights)
+        _stage(
+            run, stages=stages, index=index, place=place, compute=compute, weights=weights, experts=experts
+        )
         for index in stages_of_rank(plan, place.pipeline_rank)
     ]
+    if run.train.balance_loss:
+        set_balance(modules, scale=1 / run.tokens_per_step, group=place.sequence_group())
     tied = tie(modules, place=place)
     masters = masters_of(modules, compute=compute)
     optimizer = AdamW(
@@ -112,31 +123,39 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
         )
     else:
         stepper = Accumulation(modules[0], plan=plan)
-    experts = run.model.experts
-    follows_load = experts is not None and experts.router is Router.SIGMOID
     return Assembly(
         modules=modules,
         optimizer=optimizer,
         stepper=stepper,
         num_parameters=int(count_parameters(model_row(run.model)).total),
-        data_group=place.data_group() if follows_load else None,
-        follows_load=follows_load,
+        is_alone=place.num_ranks == 1,
+        bias_rate=run.train.balance_bias_rate,
     )
 
 
 def _stage(
-    run: Run, *, stages: list[range], index: int, place: Place, compute: torch.dtype, weights: Path | None
+    run: Run,
+    *,
+    stages: list[range],
+    index: int,
+    place: Place,
+    compute: torch.dtype,
+    weights: Path | None,
+    experts: ExpertPlace | None,
 ) -> Transformer:
     ends = {"is_first": index == 0, "is_last": index == len(stages) - 1}
-    module = build_model(run.model, layers=stages[index], **ends)
+    options = Options(balance_loss=run.train.balance_loss)
+    module = build_model(run.model, layers=stages[index], options=options, **ends)
     blocks = list(module.layers.values())
     if place.plan.tensor > 1:
         divide(module, mesh=place.axes(TENSOR), sequence_parallel=place.plan.sequence_parallel)
     if place.context_mesh is not None:
         divide_sequences(module, chunks=chunks_of(place), mesh=place.context_mesh)
+    if experts is not None:
+        divide_experts(module, experts=experts)
     recompute(blocks, plan=place.plan)
     if place.mesh is not None:
-        shard(module, layers=blocks, place=place, compute=compute)
+        shard(module, layers=blocks, place=place, compute=compute, experts=experts)
     materialize(module, device=place.device)
     if weights is None:
         init_weights(module, seed=run.train.seed)

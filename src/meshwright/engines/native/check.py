@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from meshwright.cost.pipeline.schedules import schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Unsupported
-from meshwright.specs.model import AttentionKind, Model
+from meshwright.specs.model import AttentionKind, Model, Router
 from meshwright.specs.plan import Offload, Plan, Recompute, Schedule
-from meshwright.specs.run import Run, Task
+from meshwright.specs.run import BIAS_RATE, Run, Task
 
 PRECISIONS = ("fp32", "bf16")
 
@@ -40,7 +40,20 @@ def _settings(run: Run) -> Iterator[Unsupported]:
         )
     if run.train.evaluate is not None and run.data.source == "synthetic" and run.data.validation is None:
         yield Unsupported(key="train.evaluate", reason="random tokens have nothing to validate on")
+    yield from _balance(run)
     yield from _model(run.model)
+
+
+def _balance(run: Run) -> Iterator[Unsupported]:
+    experts, train = run.model.experts, run.train
+    if train.balance_loss and experts is None:
+        yield Unsupported(key="train.balance_loss", reason=f"{run.model.name} has no experts: must be 0")
+    if train.balance_bias_rate != BIAS_RATE and (experts is None or experts.router is not Router.SIGMOID):
+        yield Unsupported(
+            key="train.balance_bias_rate",
+            reason=f"{run.model.name} has no routing biases",
+            hint="only sigmoid routers have; others take train.balance_loss",
+        )
 
 
 def _model(model: Model) -> Iterator[Unsupported]:
@@ -54,13 +67,17 @@ def _model(model: Model) -> Iterator[Unsupported]:
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """What this engine cannot do of `plan`."""
-    return [*_axes(plan), *_recompute(plan), *_context(plan, run), *_tensor(plan, run), *_pipeline(plan, run)]
+    return [
+        *_axes(plan),
+        *_recompute(plan),
+        *_context(plan, run),
+        *_tensor(plan, run),
+        *_experts(plan, run),
+        *_pipeline(plan, run),
+    ]
 
 
 def _axes(plan: Plan) -> Iterator[Unsupported]:
-    for axis in ("expert", "expert_tensor"):
-        if getattr(plan, axis) > 1:
-            yield Unsupported(key=f"parallel.{axis}", reason="is not trained by this version: must be 1")
     if plan.offload is not Offload.NONE:
         yield Unsupported(key="parallel.offload", reason="is not done by this version: must be none")
 
@@ -93,14 +110,13 @@ def _tensor(plan: Plan, run: Run) -> Iterator[Unsupported]:
     key, model, width = "parallel.tensor", run.model, plan.tensor
     if model.attention.kind is AttentionKind.MLA:
         yield Unsupported(key=key, reason="latent attention is not divided by this version: must be 1")
-    if model.experts is not None:
-        yield Unsupported(key=key, reason="mixtures of experts are not divided by this version: must be 1")
     if model.tied_embeddings:
         yield Unsupported(key=key, reason="tied embeddings are not divided by this version: must be 1")
     for what, count in (
         ("query heads", model.attention.num_heads),
         ("key/value heads", model.attention.num_kv_heads),
         ("feed-forward columns", model.ffn_hidden),
+        ("columns of shared experts", model.experts.shared_hidden if model.experts else 0),
         ("vocabulary entries", model.vocab),
     ):
         if count % width:
@@ -110,6 +126,27 @@ def _tensor(plan: Plan, run: Run) -> Iterator[Unsupported]:
             key="parallel.sequence_parallel",
             reason=f"tensor = {width} does not divide the {run.sequence_length} tokens of a sequence",
         )
+
+
+def _experts(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    experts, width = run.model.experts, plan.expert * plan.expert_tensor
+    if experts is None:
+        if width > 1:
+            yield Unsupported(key="parallel.expert", reason=f"{run.model.name} has no experts: must be 1")
+        return
+    if plan.tensor > 1 and not plan.sequence_parallel:
+        yield Unsupported(
+            key="parallel.sequence_parallel",
+            reason="experts take different tokens from every tensor rank: must be true where tensor > 1",
+        )
+    ranks = plan.num_devices // plan.pipeline
+    for key, divisor, what, count in (
+        ("expert", plan.expert, "experts", experts.num_experts),
+        ("expert_tensor", plan.expert_tensor, "columns of an expert", experts.ffn_hidden),
+        ("expert", width, "ranks of a pipeline stage", ranks),
+    ):
+        if count % divisor:
+            yield Unsupported(key=f"parallel.{key}", reason=f"{divisor} does not divide the {count} {what}")
 
 
 def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:

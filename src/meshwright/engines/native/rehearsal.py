@@ -350,7 +350,7 @@ class _Rehearsed:
         self.parts.optimizer.step(
             learning_rate=learning_rate(self.run.optimizer, step=index, num_steps=NUM_STEPS)
         )
-        self.parts.after_step()
+        self.parts.after_step(self.parts.take_load())
         return loss.item()
 
     def weights(self) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from meshwright.engines.native.clock import Clock, Phase
 from meshwright.engines.native.faults import Fault, Guard
 from meshwright.engines.native.feed import Feed, num_labels, open_feed
 from meshwright.engines.native.metrics import WARM_UP_STEPS, Yardstick, spread_of, throughput_of
+from meshwright.engines.native.models import load_ratio
 from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process
 from meshwright.engines.native.profiling.profiler import StepProfiler, steps_to_profile
@@ -116,6 +117,7 @@ class _Loop:
         self.num_steps = job.run.num_steps
         self.measured = Measured()
         self.guard = Guard(job.run.train.faults)
+        self.load_ratio = 0.0  # rows of the busiest expert over the mean, in the step; 0 without experts
         settings = job.run.train.checkpoint
         self.saver = checkpoint.Saver(settings, num_ranks=place.num_ranks) if settings else None
         self.log: telemetry.StepLog | None = None
@@ -199,7 +201,12 @@ class _Loop:
         batch = self.feed.batch(self.guard.batch_of(step))
         local_loss = self.parts.stepper.forward_backward(batch, scale=self._scale(batch))
         has_failed = self.saver is not None and self.saver.has_failed
-        loss, stop, failed = self._agreed(local_loss, float(self.request.asked), float(has_failed))
+        load_LE = self.parts.take_load()
+        # All processes have the same ratio: their parts add up to it.
+        ratio = 0.0 if load_LE is None else load_ratio(load_LE) / self.place.num_ranks
+        loss, stop, failed, self.load_ratio = self._agreed(
+            local_loss, float(self.request.asked), float(has_failed), ratio
+        )
         if failed and self.saver is not None:
             self.saver.wait()  # raises in all processes what the disk of one said
         fault: Fault | None = None
@@ -213,9 +220,7 @@ class _Loop:
         norm = self.parts.optimizer.step(learning_rate=rate, accepts=accepts)
         if fault is None:
             self.guard.accept(loss=loss, gradient_norm=norm)
-            self.parts.after_step()
-        else:
-            self.parts.after_refused_step()
+            self.parts.after_step(load_LE)
         return Taken(loss=loss, norm=norm, is_asked_to_stop=stop > 0, fault=fault)
 
     def _answer(self, fault: Fault, *, step: int) -> int | None:
@@ -251,13 +256,16 @@ class _Loop:
             dist.all_reduce(count)
         return self.place.num_copies / max(1.0, count.item())
 
-    def _agreed(self, local_loss: torch.Tensor, *others: float) -> list[float]:
+    def _agreed(self, local_loss: torch.Tensor, *others: float | torch.Tensor) -> list[float]:
         """Sums over all processes: of the losses (each counted once) and of `others`."""
         copies = (
             self.place.plan.tensor
         )  # tensor ranks compute the same loss; ranks before the last stage none
         local = torch.stack(
-            [local_loss.float() / copies, *(local_loss.new_tensor(x).float() for x in others)]
+            [
+                local_loss.float() / copies,
+                *(torch.as_tensor(x, dtype=torch.float32, device=local_loss.device) for x in others),
+            ]
         )
         if self.place.num_ranks > 1:
             dist.all_reduce(local)
@@ -338,6 +346,8 @@ class _Loop:
             entry["profiled"] = True
         if validation_loss is not None:
             entry["validation_loss"] = validation_loss
+        if self.load_ratio:
+            entry["expert_load_ratio"] = self.load_ratio
         if self.saver is not None:
             entry["checkpoint_stall_s"] = self.saver.new_stall_s()
         self.log.write(entry)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from meshwright.engines.native.models.build import build_model, materialize
 from meshwright.engines.native.models.families import FAMILIES, check_model
 from meshwright.engines.native.models.initialize import init_adapters, init_weights, reset_buffers
-from meshwright.engines.native.models.load import set_loss_scale, take_load, update_bias
+from meshwright.engines.native.models.load import load_ratio, set_balance, take_load, update_bias
 from meshwright.engines.native.models.lora import LoraLinear, adapted, add_adapters, merge_adapters
 from meshwright.engines.native.models.loss import IGNORE, linear_cross_entropy
 from meshwright.engines.native.models.transformer import Block, Options, Transformer
@@ -33,10 +33,11 @@ __all__ = [
     "init_adapters",
     "init_weights",
     "linear_cross_entropy",
+    "load_ratio",
     "materialize",
     "merge_adapters",
     "reset_buffers",
-    "set_loss_scale",
+    "set_balance",
     "take_load",
     "update_bias",
 ]

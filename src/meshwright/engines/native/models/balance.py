@@ -1,13 +1,15 @@
-"""The auxiliary loss that keeps experts equally busy.
+"""The auxiliary loss that keeps experts equally busy, taken of every sequence by itself.
 
-    L = E Σ_e f_e P_e       f_e share of rows, P_e mean score; 1 when balanced (Switch, equation 4)
+    L = E Σ_e f_e P_e      f_e share of the sequence's rows, P_e its mean score; 1 when balanced
 
-The auxiliary loss joins the gradient where the scores are made, not at the end of the model: so it needs no
-plumbing through pipeline stages. `Transformer.forward(labels=...)` returns a sum over tokens, and the attached
-loss is a sum over tokens too: a trainer that divides that loss by a number of tokens tells the layers with
-`load.set_loss_scale(model, 1 / num_tokens)`.
+The form is Switch's (Fedus et al. 2021, equation 4), the statistics are DeepSeek-V3's (2024, equations 17 to 20):
+of one sequence, not of a micro-batch. So it does not depend on which sequences a process happens to hold, and any plan
+gives the gradients of one process. Where a sequence is divided over ranks the counts of all its parts are added first.
 
-E experts, N tokens, C choices of a token.
+The loss joins the gradient where the scores are made, not at the end of the model: so it needs no plumbing through
+pipeline stages, and reported losses do not hold it.
+
+B sequences, T tokens of a sequence (of this rank), E experts.
 """
 
 from __future__ import annotations
@@ -18,17 +20,19 @@ import torch
 from torch import Tensor
 
 
-def balance_loss(scores_NE: Tensor, counts_E: Tensor) -> Tensor:
-    """E Σ f P of one layer, a scalar. Sigmoid scores are normalised first, as DeepSeek-V3 (equation 18) does."""
-    share_E = counts_E / counts_E.sum()
-    mean_E = (scores_NE / scores_NE.sum(dim=-1, keepdim=True)).mean(dim=0)
-    return scores_NE.shape[1] * (share_E * mean_E).sum()
+def balance_loss(scores_BTE: Tensor, counts_BE: Tensor) -> Tensor:
+    """T E Σ f P of one layer, added over sequences: a sum over tokens, as the loss of the tokens is.
+
+    `counts_BE` are the rows of whole sequences. Sigmoid scores are normalised first (equation 19).
+    """
+    share_BE = counts_BE / counts_BE.sum(dim=-1, keepdim=True)
+    score_BE = (scores_BTE / scores_BTE.sum(dim=-1, keepdim=True)).sum(dim=1)
+    return scores_BTE.shape[-1] * (share_BE * score_BE).sum()
 
 
-def attach_balance_loss(weights_NC: Tensor, scores_NE: Tensor, counts_E: Tensor, *, scale: float) -> Tensor:
-    """`weights_NC` unchanged; its backward also adds the gradient of N * scale * balance_loss to the scores."""
-    loss = balance_loss(scores_NE, counts_E) * (scale * scores_NE.shape[0])
-    return _AttachLoss.apply(weights_NC, loss)
+def attach_loss(passed: Tensor, loss: Tensor) -> Tensor:
+    """`passed` unchanged; its backward pass also adds the gradient of `loss`."""
+    return _AttachLoss.apply(passed, loss)
 
 
 class _AttachLoss(torch.autograd.Function):

@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from meshwright.engines.native.models.balance import attach_balance_loss
+from meshwright.engines.native.models.balance import attach_loss, balance_loss
 from meshwright.engines.native.models.feed_forward import FeedForward
 from meshwright.specs.model import Experts as ExpertsSpec
 from meshwright.specs.model import Model, Router
@@ -52,7 +52,7 @@ class TopKRouter(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Choice:
         """The chosen experts of every token."""
-        logits_NE = functional.linear(x_ND.float(), self.weight.float())
+        logits_NE = functional.linear(x_ND.float(), self.plain_weight().float())
         sigmoid = self.spec.router is Router.SIGMOID
         scores_NE = logits_NE.sigmoid() if sigmoid else logits_NE.softmax(dim=-1)
         with torch.no_grad():
@@ -62,6 +62,10 @@ class TopKRouter(nn.Module):
         if self.spec.normalize_top_k:
             weights_NC = weights_NC / (weights_NC.sum(dim=-1, keepdim=True) + 1e-20)
         return Choice(weights_NC * self.spec.routed_scale, experts_NC, scores_NE)
+
+    def plain_weight(self) -> Tensor:
+        """The weight as a plain tensor. Tensor parallelism puts its own in this place."""
+        return self.weight
 
     def _limit_groups(self, scores_NE: Tensor) -> Tensor:
         """Leaves the best groups of each token. A group is as good as its two best experts (V3), or one (V2)."""
@@ -76,7 +80,7 @@ class TopKRouter(nn.Module):
 
 
 class Experts(nn.Module):
-    """All experts of a layer, or those of this rank: E is read off the weights."""
+    """All experts of a layer. Expert parallelism (`parallel.expert`) leaves each rank some of them."""
 
     def __init__(self, hidden: int, spec: ExpertsSpec) -> None:
         super().__init__()
@@ -86,39 +90,38 @@ class Experts(nn.Module):
 
     def forward(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
         """[M, D]: the first `counts_E[0]` rows go through expert 0, and so on."""
-        if rows_MD.is_cuda and rows_MD.dtype is torch.bfloat16 and hasattr(functional, "grouped_mm"):
-            return self._grouped(rows_MD, counts_E)
-        # unbind, not indexing: the gradient of an index is a whole zero stack for every expert
-        parts = zip(
-            rows_MD.split(counts_E.tolist()),
-            self.gate.unbind(),
-            self.up.unbind(),
-            self.down.unbind(),
-            strict=True,
-        )
-        return torch.cat(
-            [
-                functional.linear(
-                    functional.silu(functional.linear(x, gate)) * functional.linear(x, up), down
-                )
-                for x, gate, up, down in parts
-            ]
-        )
+        return run_experts(rows_MD, counts_E, gate=self.gate, up=self.up, down=self.down)
 
-    def _grouped(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
+
+def run_experts(rows_MD: Tensor, counts_E: Tensor, *, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """[M, D]: rows sorted by expert through these stacks of weights, `counts_E[e]` of them through expert e."""
+    if rows_MD.is_cuda and rows_MD.dtype is torch.bfloat16 and hasattr(functional, "grouped_mm"):
         ends_E = counts_E.cumsum(0).to(torch.int32)
 
         def times(x: Tensor, weight: Tensor) -> Tensor:
             return functional.grouped_mm(x, weight.transpose(-2, -1), offs=ends_E)
 
-        return times(functional.silu(times(rows_MD, self.gate)) * times(rows_MD, self.up), self.down)
+        return times(functional.silu(times(rows_MD, gate)) * times(rows_MD, up), down)
+    # unbind, not indexing: the gradient of an index is a whole zero stack for every expert
+    parts = zip(rows_MD.split(counts_E.tolist()), gate.unbind(), up.unbind(), down.unbind(), strict=True)
+    return torch.cat(
+        [
+            functional.linear(
+                functional.silu(functional.linear(x, gate_FD)) * functional.linear(x, up_FD), down_DF
+            )
+            for x, gate_FD, up_FD, down_DF in parts
+        ]
+    )
 
 
 class MixtureOfExperts(nn.Module):
     """Routed experts, plus shared ones that see every token.
 
-    `balance_loss` is the coefficient of the auxiliary loss; see `balance` for how it joins the gradient.
+    `balance_loss` is the coefficient of the auxiliary loss; see `balance` for how it joins the gradient, and
+    `load.set_balance` for its scale and the ranks that hold other parts of the same sequences.
     """
+
+    sequence_group: distributed.ProcessGroup | None
 
     def __init__(self, model: Model, *, balance_loss: float) -> None:
         super().__init__()
@@ -129,6 +132,7 @@ class MixtureOfExperts(nn.Module):
         self.shared = FeedForward(model.hidden, spec.shared_hidden) if spec.shared_hidden else None
         self.balance_loss = balance_loss
         self.loss_scale = 1.0
+        self.sequence_group = None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D]."""
@@ -140,15 +144,22 @@ class MixtureOfExperts(nn.Module):
             if self.training:
                 self.router.load_E += counts_E
         if self.training and self.balance_loss:
-            weights_NC = attach_balance_loss(
-                weights_NC, scores_NE, counts_E, scale=self.balance_loss * self.loss_scale
-            )
+            loss = self._balance_loss(scores_NE.unflatten(0, x_BTD.shape[:2]), experts_NC)
+            weights_NC = attach_loss(weights_NC, loss * (self.balance_loss * self.loss_scale))
         rows_MD = _Spread.apply(x_ND, order_M, experts_NC.shape[1])
         rows_MD = self.experts(rows_MD, counts_E)
         chosen_NCD = _Unsort.apply(rows_MD, order_M).unflatten(0, experts_NC.shape)
         out_ND = (chosen_NCD * weights_NC.to(x_ND.dtype).unsqueeze(-1)).sum(dim=1)
         out_BTD = out_ND.view_as(x_BTD)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
+
+    def _balance_loss(self, scores_BTE: Tensor, experts_NC: Tensor) -> Tensor:
+        experts_BX = experts_NC.view(len(scores_BTE), -1)
+        counts_BE = experts_BX.new_zeros(len(scores_BTE), scores_BTE.shape[-1])
+        counts_BE.scatter_add_(1, experts_BX, torch.ones_like(experts_BX))
+        if self.sequence_group is not None:
+            distributed.all_reduce(counts_BE, group=self.sequence_group)
+        return balance_loss(scores_BTE, counts_BE)
 
 
 class _Spread(torch.autograd.Function):
@@ -163,7 +174,7 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (order_M,) = ctx.saved_tensors
-        return _unsort(grads[0], order_M).unflatten(0, (-1, ctx.top_k)).sum(dim=1), None, None
+        return unsort(grads[0], order_M).unflatten(0, (-1, ctx.top_k)).sum(dim=1), None, None
 
 
 class _Unsort(torch.autograd.Function):
@@ -172,7 +183,7 @@ class _Unsort(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_MD: Tensor, order_M: Tensor) -> Tensor:
         ctx.save_for_backward(order_M)
-        return _unsort(rows_MD, order_M)
+        return unsort(rows_MD, order_M)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -180,7 +191,8 @@ class _Unsort(torch.autograd.Function):
         return grads[0][order_M], None
 
 
-def _unsort(rows_MD: Tensor, order_M: Tensor) -> Tensor:
+def unsort(rows_MD: Tensor, order_M: Tensor) -> Tensor:
+    """The rows of which `rows_MD` is the `order_M`."""
     out_MD = torch.empty_like(rows_MD)
     out_MD[order_M] = rows_MD
     return out_MD

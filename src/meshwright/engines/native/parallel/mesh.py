@@ -57,10 +57,6 @@ class Place:
         """Processes that see the same tokens."""
         return self.num_ranks // (self.plan.data * self.plan.context)
 
-    def data_group(self) -> dist.ProcessGroup | None:
-        """The processes that differ from this one only in the tokens they see; None when it is alone."""
-        return self._group(self._ranks().permute(0, 4, 1, 2, 3).flatten(2).flatten(0, 1))
-
     @cached_property
     def context_mesh(self) -> DeviceMesh | None:
         """The processes that hold the other parts of this one's sequences; None when it holds them whole.
@@ -71,6 +67,16 @@ class Place:
             return None
         group = self._group(self._ranks().transpose(3, 4).flatten(0, 3))
         return DeviceMesh.from_group(group, self.device.type)
+
+    def sequence_group(self) -> dist.ProcessGroup | None:
+        """The processes that share out the tokens of the same sequences: context and tensor ranks."""
+        width = self.plan.context * self.plan.tensor
+        return None if width == 1 else self._group(torch.arange(self.num_ranks).view(-1, width))
+
+    def expert_group(self) -> dist.ProcessGroup | None:
+        """The neighbours that share out the experts of a layer; None when every rank has all of them."""
+        width = self.plan.expert * self.plan.expert_tensor
+        return None if width == 1 else self._group(torch.arange(self.num_ranks).view(-1, width))
 
     def _ranks(self) -> torch.Tensor:
         """Every process's rank by pipeline, data_replicate, data_shard, context, tensor."""

@@ -10,6 +10,9 @@ Context ranks share the states like data ranks: what is called data here is both
     parameters   replicate x shard                  shards: each layer is gathered twice (ZeRO-3; HSDP when
                                                     replicate > 1)
 
+Experts have a mesh of their own where they are divided otherwise than dense layers (`expert`): ranks that hold the
+same ones share their states, in groups of FSDP within those of the layers.
+
 Gradients are summed, never averaged: the loss of a micro-batch is already divided by the tokens of the global batch,
 which differ between ranks when answers are masked. Sum also is what gloo has.
 
@@ -24,11 +27,19 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from meshwright.engines.native.parallel.expert import ExpertPlace, experts_of
 from meshwright.engines.native.parallel.mesh import REPLICATE, SHARD, Place, state_axes
 from meshwright.specs.plan import Sharding
 
 
-def shard(module: nn.Module, *, layers: Iterable[nn.Module], place: Place, compute: torch.dtype) -> nn.Module:
+def shard(
+    module: nn.Module,
+    *,
+    layers: Iterable[nn.Module],
+    place: Place,
+    compute: torch.dtype,
+    experts: ExpertPlace | None = None,
+) -> nn.Module:
     """Divide `module` in place, layer by layer so that one layer's exchange hides behind another's work.
 
     The shards are fp32 (the optimizer's masters), what computes is `compute`, gradients are reduced in fp32.
@@ -36,14 +47,17 @@ def shard(module: nn.Module, *, layers: Iterable[nn.Module], place: Place, compu
     replicas, _ = state_axes(place.plan)
     mesh = place.axes(REPLICATE, SHARD) if replicas > 1 else place.axes(SHARD)
     options = {
-        "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32),
         # A pipeline runs a layer many times a step; gathering it each time would cost more than it frees.
         "reshard_after_forward": place.plan.sharding is Sharding.PARAMETERS and place.plan.pipeline == 1,
     }
     for layer in layers:
-        fully_shard(layer, **options)
-    fully_shard(module, **options)
+        if experts is not None:
+            own = {"mesh": experts.state_mesh(), "shard_placement_fn": experts.shard_dim}
+            for stacks in experts_of(layer):
+                fully_shard(stacks, **own, **options)
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(module, mesh=mesh, **options)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)

@@ -2,6 +2,7 @@
 
     query key value gate up   by columns: each rank has some heads, some feed-forward widths
     output down               by rows: partial sums are added up
+    router                    not divided: each rank scores its own tokens, and experts are `expert`'s business
     embedding head            by rows of the vocabulary; the loss is taken without gathering logits (`vocabulary`)
 
 With sequence parallelism norms and residuals hold T / tensor tokens: inputs are gathered before the columns and sums
@@ -19,9 +20,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -32,6 +40,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from meshwright.engines.native.models import Block, Transformer
+from meshwright.engines.native.models.experts import MixtureOfExperts, TopKRouter
 from meshwright.engines.native.parallel.vocabulary import divide_vocabulary
 
 TOKENS = Shard(1)  # T of B T D
@@ -39,11 +48,18 @@ HEADS = 2  # dimension H of B T H K
 
 
 def divide(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    """Divide the matrices of a dense, grouped-attention `model` (or a stage of one) over `mesh`, in place."""
+    """Divide the matrices of a grouped-attention `model` (or a stage of one) over `mesh`, in place."""
     residual = TOKENS if sequence_parallel else Replicate()
     for layer in model.layers.values():
         assert isinstance(layer, Block)
         parallelize_module(layer, mesh, _layer_plan(layer, residual))
+        feed_forward = layer.ffn
+        if isinstance(feed_forward, MixtureOfExperts):
+            parallelize_module(feed_forward.router, mesh, _OnOwnTokens())
+            feed_forward = feed_forward.shared
+        if feed_forward is not None:
+            parallelize_module(feed_forward, mesh, _gathered(residual, num_inputs=1))
+            parallelize_module(feed_forward, mesh, _feed_forward_plan(residual))
     if model.embedding is not None:
         style = RowwiseParallel(input_layouts=Replicate(), output_layouts=residual)
         parallelize_module(model.embedding, mesh, style)
@@ -62,15 +78,19 @@ def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, Parallel
         "attention.value": ColwiseParallel(),
         "attention.output": RowwiseParallel(output_layouts=residual),
         "ffn_norm": _norm(residual),
-        "ffn": _gathered(residual, num_inputs=1),
-        "ffn.gate": ColwiseParallel(),
-        "ffn.up": ColwiseParallel(),
-        "ffn.down": RowwiseParallel(output_layouts=residual),
     }
     for name in ("query_norm", "key_norm"):
         if isinstance(getattr(layer.attention, name), nn.RMSNorm):
             plan[f"attention.{name}"] = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
     return plan
+
+
+def _feed_forward_plan(residual: Shard | Replicate) -> dict[str, ParallelStyle]:
+    return {
+        "gate": ColwiseParallel(),
+        "up": ColwiseParallel(),
+        "down": RowwiseParallel(output_layouts=residual),
+    }
 
 
 def _gathered(residual: Shard | Replicate, *, num_inputs: int) -> ParallelStyle:
@@ -86,6 +106,22 @@ def _gathered(residual: Shard | Replicate, *, num_inputs: int) -> ParallelStyle:
 
 def _norm(residual: Shard | Replicate) -> ParallelStyle:
     return SequenceParallel(use_local_output=True) if residual == TOKENS else _Whole()
+
+
+class _OnOwnTokens(ParallelStyle):
+    """A router that is whole on every rank and scores the rank's own tokens: its gradient is a sum over ranks."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, TopKRouter)
+        whole = distribute_tensor(module.weight.detach(), device_mesh, [Replicate()], src_data_rank=None)
+        module.weight = nn.Parameter(whole)
+
+        def plain_weight() -> Tensor:
+            assert isinstance(module.weight, DTensor)
+            return module.weight.to_local(grad_placements=[Partial()])
+
+        module.plain_weight = plain_weight
+        return module
 
 
 class _Whole(ParallelStyle):

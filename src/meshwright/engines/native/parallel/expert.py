@@ -1,0 +1,206 @@
+"""Expert parallelism: each rank of a group holds some experts, and tokens travel to the experts they chose.
+
+The ranks of a pipeline stage are looked at a second time. Dense layers see data x context x tensor; experts see
+
+    rank of the stage = ((expert_replicate * S + expert_shard) * E + expert) * F + expert_tensor
+
+so `expert * expert_tensor` neighbours make a group that shares out the experts, and the ranks at the same place of
+different groups hold copies or shards of the same ones. `expert_tensor` cuts the width F of each expert.
+
+    rows sorted by expert  --all-to-all-->  rows of all ranks  --one permutation-->  each expert's rows together
+                                                                                           |  experts
+    rows sorted by expert  <--all-to-all--  rows of all ranks  <--the same, back---  rows ----+
+
+Nothing is dropped and nothing padded: counts are exchanged first, and rows in uneven portions. A layer waits for the
+device once, for the number of rows from and to each rank (2 numbers a rank). The way back is the transpose of the way
+there, so each is the other's backward pass. With `expert_tensor` a row goes to every rank that holds a part of its
+expert, and the partial sums that come back are added.
+
+Every rank of a stage must hold different tokens (with tensor parallelism: sequence parallelism). Gradients of experts
+are then sums over all tokens of a group already, and are only added over groups.
+
+Source: GShard (Lepikhin et al. 2020), section 3.2; Megatron-Core (Liu et al. 2025, "MoE parallel folding"), section 3.
+
+M rows of this rank, R rows received, D hidden, F expert width, E experts, G ranks of the group, L experts of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from meshwright.engines.native.models.experts import Experts, run_experts, unsort
+from meshwright.engines.native.parallel.mesh import PIPELINE, Place, state_axes
+from meshwright.specs.plan import Plan, Sharding
+
+REPLICATE, SHARD, EXPERT, TENSOR = "expert_replicate", "expert_shard", "expert", "expert_tensor"
+WIDTH = {"gate": Shard(1), "up": Shard(1), "down": Shard(2)}
+"""Where a stack [E, out, in] has its F."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExpertPlace:
+    """The ranks as experts see them: their mesh, and the group that shares out the experts of this process."""
+
+    mesh: DeviceMesh
+    group: dist.ProcessGroup | None  # None: every rank has all experts
+    num_copies: int  # ranks that hold a part of the same expert: expert_tensor
+
+    def state_mesh(self) -> DeviceMesh:
+        """The part of the mesh over which states of the same experts are copied and sharded."""
+        return self.mesh[REPLICATE, SHARD] if self.mesh[REPLICATE].size() > 1 else self.mesh[SHARD]
+
+    def shard_dim(self, stack: nn.Parameter) -> Shard | None:
+        """Along which dimension a stack is sharded: one that leaves no rank without a shard. None: FSDP's choice."""
+        num_shards = self.mesh[SHARD].size()
+        return next((Shard(i) for i, n in enumerate(_local(stack).shape) if n % num_shards == 0), None)
+
+
+def expert_axes(plan: Plan) -> tuple[int, int]:
+    """(replicas, shards) of the experts' states over the groups. Shards stay within a replica where groups do.
+
+    >>> expert_axes(Plan(data_replicate=2, data_shard=4, tensor=2, expert=4))
+    (2, 2)
+    """
+    if plan.sharding is Sharding.NONE:
+        return plan.expert_data, 1
+    replicas, shards = state_axes(plan)
+    in_replica, width = shards * plan.tensor, plan.expert * plan.expert_tensor
+    return (1, plan.expert_data) if in_replica % width else (replicas, in_replica // width)
+
+
+def place_experts(place: Place) -> ExpertPlace | None:
+    """How experts see the ranks; None where they are divided like all other layers. All processes call it."""
+    plan = place.plan
+    if place.mesh is None or plan.expert * plan.expert_tensor * plan.tensor == 1:
+        return None
+    mesh = init_device_mesh(
+        place.device.type,
+        (plan.pipeline, *expert_axes(plan), plan.expert, plan.expert_tensor),
+        mesh_dim_names=(PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR),
+    )
+    return ExpertPlace(mesh=mesh, group=place.expert_group(), num_copies=plan.expert_tensor)
+
+
+def divide_experts(model: nn.Module, *, experts: ExpertPlace) -> None:
+    """Leave this rank its experts of every layer of `model`, in place, and send rows to where their experts are."""
+    if experts.group is None:
+        return
+    mesh = experts.mesh[EXPERT, TENSOR] if experts.num_copies > 1 else experts.mesh[EXPERT]
+    for module in experts_of(model):
+        for name, stack in list(module.named_parameters()):
+            placements = [Shard(0), WIDTH[name]][: mesh.ndim]
+            divided = distribute_tensor(stack.detach(), mesh, placements, src_data_rank=None)
+            setattr(module, name, nn.Parameter(divided))
+        module.forward = partial(_forward, module, group=experts.group, num_copies=experts.num_copies)
+
+
+def experts_of(module: nn.Module) -> Iterator[Experts]:
+    """The stacks of experts in `module`."""
+    return (part for part in module.modules() if isinstance(part, Experts))
+
+
+def _forward(
+    module: Experts, rows_MD: Tensor, counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int
+) -> Tensor:
+    """What `Experts.forward` gives, with the experts of all ranks of the group."""
+    route, counts_L = make_route(counts_E, group=group, num_copies=num_copies)
+    rows_RD = _There.apply(rows_MD, route)
+    stacks = {name: _local(stack) for name, stack in module.named_parameters()}
+    rows_RD = run_experts(rows_RD, counts_L, **stacks)
+    return _Back.apply(rows_RD, route)
+
+
+def _local(stack: Tensor) -> Tensor:
+    return stack.to_local() if isinstance(stack, DTensor) else stack
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Route:
+    """Which rows go where."""
+
+    group: dist.ProcessGroup
+    num_copies: int  # ranks that every row goes to
+    sent: list[int]  # rows for each rank
+    received: list[int]  # rows from each rank
+    order_R: Tensor  # brings received rows together by expert
+
+    def there(self, rows_MD: Tensor) -> Tensor:
+        """[R, D]: rows for the experts of this rank, sorted by expert."""
+        if self.num_copies > 1:
+            blocks = rows_MD.split(self.sent[:: self.num_copies])
+            rows_MD = torch.cat([block for block in blocks for _ in range(self.num_copies)])
+        return self._exchange(rows_MD, self.sent, self.received)[self.order_R]
+
+    def back(self, rows_RD: Tensor) -> Tensor:
+        """[M, D]: each row where it came from; the sum of its copies."""
+        rows_MD = self._exchange(unsort(rows_RD, self.order_R), self.received, self.sent)
+        if self.num_copies > 1:
+            blocks, num = rows_MD.split(self.sent), self.num_copies
+            rows_MD = torch.cat(
+                [torch.stack(blocks[i : i + num]).sum(dim=0) for i in range(0, len(blocks), num)]
+            )
+        return rows_MD
+
+    def _exchange(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        out = rows.new_empty(sum(received), rows.shape[1])
+        dist.all_to_all_single(out, rows.contiguous(), received, sent, group=self.group)
+        return out
+
+
+@torch.no_grad()
+def make_route(counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int) -> tuple[Route, Tensor]:
+    """The route of rows sorted by expert, `counts_E[e]` of them for expert e; and the rows of each local expert [L]."""
+    num_ranks = group.size()
+    sent_GL = counts_E.view(num_ranks // num_copies, -1).repeat_interleave(num_copies, dim=0)
+    received_GL = torch.empty_like(sent_GL)
+    dist.all_to_all_single(received_GL, sent_GL, group=group)
+    sent, received = torch.stack(
+        [sent_GL.sum(dim=1), received_GL.sum(dim=1)]
+    ).tolist()  # waits for the device
+    experts_L = torch.arange(sent_GL.shape[1], device=counts_E.device)
+    experts_R = experts_L.repeat(num_ranks).repeat_interleave(
+        received_GL.flatten(), output_size=sum(received)
+    )
+    route = Route(
+        group=group,
+        num_copies=num_copies,
+        sent=sent,
+        received=received,
+        order_R=experts_R.argsort(stable=True),
+    )
+    return route, received_GL.sum(dim=0)
+
+
+class _There(torch.autograd.Function):
+    """`Route.there`; gradients go back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_MD: Tensor, route: Route) -> Tensor:
+        ctx.route = route
+        return route.there(rows_MD)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.route.back(grads[0]), None
+
+
+class _Back(torch.autograd.Function):
+    """`Route.back`; gradients go there."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_RD: Tensor, route: Route) -> Tensor:
+        ctx.route = route
+        return route.back(rows_RD)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.route.there(grads[0]), None

@@ -1,0 +1,246 @@
+"""Experts divided over ranks give the losses, gradients and weights of one process; checkpoints fit any division."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+from meshwright import runfile  # noqa: E402
+from meshwright.engines.base import TrainOptions  # noqa: E402
+from meshwright.engines.native import checkpoint, engine  # noqa: E402
+from meshwright.engines.native.assembly import assemble  # noqa: E402
+from meshwright.engines.native.check import check, check_plan  # noqa: E402
+from meshwright.engines.native.feed import open_feed  # noqa: E402
+from meshwright.engines.native.optimize import MOMENTS  # noqa: E402
+from meshwright.engines.native.parallel.expert import expert_axes  # noqa: E402
+from meshwright.engines.native.parallel.mesh import Place, place_process  # noqa: E402
+from meshwright.engines.native.processes import run_ranks  # noqa: E402
+from meshwright.engines.native.rehearsal import compare_each  # noqa: E402
+from meshwright.specs.model import Attention, AttentionKind, Router  # noqa: E402
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
+from meshwright.specs.run import Checkpoint  # noqa: E402
+
+TEXT = """
+model:
+  name: tiny
+  hidden: 32
+  num_layers: 4
+  vocab: 64
+  ffn_hidden: 0
+  attention: {num_heads: 4, num_kv_heads: 2}
+  experts: {num_experts: 4, top_k: 2, ffn_hidden: 32}
+data: {source: synthetic, sequence_length: 16}
+batch: {global_sequences: 8}
+precision: fp32
+cluster: here
+optimizer: {learning_rate: 1.0e-2, gradient_clip: 0.1}
+train: {steps: 3, balance_loss: 0.1}
+"""
+FULL = Sharding.PARAMETERS
+LATENT = Attention(
+    kind=AttentionKind.MLA,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=16,
+    value_head_dim=8,
+    query_lora_rank=16,
+    kv_lora_rank=16,
+    rope_head_dim=8,
+)
+
+
+def as_mixtral():
+    return runfile.loads(TEXT)
+
+
+def as_qwen3():
+    run = as_mixtral()
+    return replace(
+        run, model=replace(run.model, attention=replace(run.model.attention, qk_norm=True, head_dim=16))
+    )
+
+
+def as_deepseek(attention=LATENT):
+    """Sigmoid router with biases and groups, a shared expert, a dense first layer; other attention where wished."""
+    run = as_mixtral()
+    experts = replace(
+        run.model.experts,
+        router=Router.SIGMOID,
+        routed_scale=2.5,
+        num_shared=1,
+        num_dense_layers=1,
+        num_groups=2,
+        groups_per_token=1,
+    )
+    model = replace(run.model, ffn_hidden=64, experts=experts, attention=attention or run.model.attention)
+    return replace(run, model=model, train=replace(run.train, balance_bias_rate=0.02))
+
+
+def assert_equal(runs):
+    for run, plan in runs:
+        assert check_plan(plan, run=run) == []
+    for found in compare_each(runs):
+        assert found.loss_error < 1e-6, found.plan
+        assert found.gradient_error < 1e-5, (found.plan, found.gradient_errors)
+        assert found.weight_error < 1e-5, (found.plan, found.weight_errors)
+        assert found.losses[-1] != found.losses[0]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.distributed
+def test_two_ranks_equal_one():
+    over_data = Plan(data_shard=2, expert=2, micro_batch=2)
+    over_tensor = Plan(tensor=2, micro_batch=4)
+    assert_equal(
+        [
+            (as_mixtral(), replace(over_data, sharding=FULL)),
+            (as_qwen3(), replace(over_data, sharding=Sharding.NONE)),
+            (as_deepseek(), replace(over_data, recompute=Recompute.FULL)),
+            (as_deepseek(None), over_tensor),
+            (as_deepseek(None), replace(over_tensor, expert=2)),
+            (as_qwen3(), replace(over_tensor, expert_tensor=2)),
+            (as_deepseek(), Plan(context=2, expert=2, micro_batch=4)),
+        ]
+    )
+
+
+@pytest.mark.distributed
+def test_four_ranks_equal_one():
+    assert_equal(
+        [
+            (as_deepseek(), Plan(data_shard=4, expert=2, sharding=FULL, micro_batch=2)),
+            (as_deepseek(None), Plan(tensor=2, data_shard=2, expert=2, sharding=FULL, micro_batch=4)),
+            (as_deepseek(), Plan(pipeline=2, data_shard=2, expert=2, micro_batch=2)),
+            (
+                as_deepseek(),
+                Plan(pipeline=2, data_shard=2, expert=2, micro_batch=1, schedule=Schedule.ZERO_BUBBLE),
+            ),
+            (as_qwen3(), Plan(data_shard=4, expert=2, expert_tensor=2, sharding=FULL, micro_batch=2)),
+        ]
+    )
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_more_combinations_equal_one():
+    two, wide = Plan(data_shard=2, expert=2, micro_batch=2), Plan(data_shard=4, expert=2, micro_batch=2)
+    assert_equal(
+        [
+            (as_mixtral(), replace(wide, expert=4)),
+            (as_mixtral(), replace(wide, sharding=Sharding.NONE)),
+            (as_deepseek(), replace(wide, sharding=Sharding.GRADIENTS, micro_batch=1)),
+            (as_deepseek(), replace(two, data_replicate=2, sharding=FULL)),
+            (as_deepseek(), replace(two, data_replicate=2, sharding=FULL, expert=4)),  # across replicas
+            (as_deepseek(None), Plan(tensor=2, data_shard=2, expert=4, micro_batch=4)),
+            (as_mixtral(), Plan(tensor=2, data_shard=2, expert=2, expert_tensor=2, sharding=FULL)),
+            (as_deepseek(None), Plan(tensor=2, pipeline=2, expert=2, sharding=FULL, micro_batch=2)),
+            (as_mixtral(), Plan(context=2, tensor=2, expert=2, expert_tensor=2, micro_batch=4)),
+            (as_deepseek(), Plan(context=2, data_shard=2, expert=4, sharding=FULL, micro_batch=2)),
+            (as_deepseek(), replace(two, pipeline=2, recompute=Recompute.FULL)),
+            (
+                as_deepseek(),
+                replace(two, pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED),
+            ),
+        ]
+    )
+
+
+def wholes(parts):
+    state = parts.state()
+    return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in state.items()}
+
+
+def save_then_load_elsewhere(rank: int, num_ranks: int, folder: Path) -> None:
+    run, cpu = as_deepseek(), torch.device("cpu")
+    plan = Plan(data_shard=4, expert=2, sharding=FULL)
+    place = place_process(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
+    parts = assemble(run, place=place)
+    parts.stepper.forward_backward(open_feed(run, place=place).batch(0), scale=0.01)
+    parts.optimizer.step(learning_rate=0.01)
+    saver = checkpoint.Saver(Checkpoint(folder=str(folder)), num_ranks=num_ranks)
+    saver.save(parts.state(), step=1, about={})
+    saver.wait()
+    saved = wholes(parts)
+    assert all(saved[f"{kind}.layers.1.ffn.experts.down"].any() for kind in ("weights", *MOMENTS))
+    for other in (replace(plan, expert=4), replace(plan, expert_tensor=2), Plan(tensor=2, data_shard=2)):
+        run = as_deepseek(None if other.tensor > 1 else LATENT)
+        place = place_process(plan=other, device=cpu, rank=rank, num_ranks=num_ranks)
+        parts = assemble(replace(run, train=replace(run.train, seed=9)), place=place)
+        names = {name for name in parts.state() if ".attention" not in name}
+        assert not all(torch.equal(tensor, saved[name]) for name, tensor in wholes(parts).items())
+        checkpoint.load(checkpoint.newest(folder), into={n: parts.state()[n] for n in names})
+        loaded = wholes(parts)
+        assert all(torch.equal(loaded[name], saved[name]) for name in names), other.describe()
+    if rank == 0:
+        torch.save(saved, folder / "saved.pt")
+
+
+@pytest.mark.distributed
+def test_a_checkpoint_loads_under_any_division_and_alone(tmp_path):
+    run_ranks(save_then_load_elsewhere, tmp_path, num_ranks=4, device_type="cpu")
+    saved = torch.load(tmp_path / "saved.pt")
+    run = as_deepseek()
+    run = replace(run, train=replace(run.train, seed=9))
+    parts = assemble(run, place=Place(plan=Plan(), device=torch.device("cpu")))
+    assert parts.state().keys() == saved.keys()
+    checkpoint.load(checkpoint.newest(tmp_path), into=parts.state())
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in parts.state().items())
+
+
+@pytest.mark.parametrize(
+    ("plan", "axes"),
+    [
+        (Plan(data_shard=8, expert=4), (1, 2)),
+        (Plan(data_shard=4, data_replicate=2, tensor=2, expert=4), (2, 2)),
+        (Plan(data_shard=2, data_replicate=4, expert=4), (1, 2)),  # a group spans two replicas
+        (Plan(data_shard=8, expert=4, sharding=Sharding.NONE), (2, 1)),
+        (Plan(context=2, data_shard=2, expert=2, expert_tensor=2, pipeline=3), (1, 1)),
+    ],
+)
+def test_states_of_experts_are_shared_by_the_ranks_that_hold_the_same_ones(plan, axes):
+    assert expert_axes(plan) == axes
+    assert axes[0] * axes[1] == plan.expert_data
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({"data_shard": 3, "expert": 3}, "parallel.expert", "3 does not divide the 4 experts"),
+        ({"data_shard": 2, "expert": 4}, "parallel.expert", "4 does not divide the 2 ranks"),
+        ({"data_shard": 3, "expert_tensor": 3}, "parallel.expert_tensor", "the 32 columns of an expert"),
+        ({"tensor": 2, "sequence_parallel": False}, "parallel.sequence_parallel", "different tokens"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(changes, key, words):
+    problems = check_plan(replace(Plan(), **changes), run=as_mixtral())
+    assert any(problem.key == key and words in problem.reason for problem in problems)
+
+
+def test_a_dense_model_has_no_experts_to_divide_or_balance():
+    run = as_mixtral()
+    dense = replace(run, model=replace(run.model, experts=None, ffn_hidden=64))
+    assert [p.key for p in check(dense) if "no experts" in p.reason] == ["train.balance_loss"]
+    assert [p.key for p in check_plan(Plan(data_shard=2, expert=2), run=dense)] == ["parallel.expert"]
+    biased = replace(run, train=replace(run.train, balance_bias_rate=0.01))
+    assert [p.key for p in check(biased)] == ["train.balance_bias_rate"]
+    assert check(as_deepseek()) == ()
+
+
+def test_steps_say_how_unbalanced_the_experts_are(tmp_path):
+    run = runfile.loads(TEXT, overrides=("parallel={data_shard: 1}",))
+    engine.train(run, options=TrainOptions(folder=tmp_path, quiet=True))
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
+    ratios = [json.loads(line)["expert_load_ratio"] for line in lines]
+    assert len(ratios) == 3
+    assert all(1 < ratio <= 4 for ratio in ratios)  # 4 experts: all tokens to one would be 4
