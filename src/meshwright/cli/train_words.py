@@ -89,6 +89,9 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
         rows.append(("loss, first to last step", f"{s['first_loss']:.3f} to {s['last_loss']:.3f}", ""))
     if s["validation_loss"] is not None:
         rows.append(("validation loss", f"{s['validation_loss']:.3f}", ""))
+    if target := s["target"]:
+        words = f"step {target['steps']:,}, {format_seconds(target['seconds'])}"
+        rows.append((f"loss {target['loss']:g} reached", words, ""))
     if s["step_s"]["n"]:
         rows += [
             ("step, median", format_seconds(s["step_s"]["median"]), expected("step")),

@@ -33,6 +33,7 @@ class Ending(StrEnum):
     """How a training ended."""
 
     DONE = "done"  # all steps taken
+    REACHED = "target"  # the validation loss came down to the target
     STOPPED = "stopped"  # asked to by a signal; the states were saved where the run says where
     DIVERGED = "diverged"  # a step's numbers cannot be right, and `train.faults` says to stop
 

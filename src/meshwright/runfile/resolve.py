@@ -22,7 +22,7 @@ from meshwright.specs import run as specs
 from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
-from meshwright.specs.precision import PRECISIONS, Precision
+from meshwright.specs.precision import MOMENT_BYTES, PRECISIONS, Precision
 
 T = TypeVar("T")
 HERE = "here"
@@ -52,7 +52,7 @@ def resolve(document: Document, file: schema.RunFile, *, name: str, here: Cluste
     model = problems.attempt("model", _model, file.model)
     lora = problems.attempt("lora", _lora, file)
     cluster = problems.attempt("cluster", _cluster, file.cluster, here)
-    precision = problems.attempt("precision", _precision, file.precision, cluster)
+    precision = problems.attempt("precision", _precision, file, cluster)
     global_batch = problems.attempt("batch", _global_batch, file.batch, file.data.sequence_length)
     stack = problems.attempt("stack.framework", _stack, file)
     train = problems.attempt("train", _train, file)
@@ -148,13 +148,16 @@ def _cluster(given: str | schema.InlineCluster, here: Cluster | None) -> Cluster
     return cluster
 
 
-def _precision(name: str, cluster: Cluster | None) -> Precision:
+def _precision(file: schema.RunFile, cluster: Cluster | None) -> Precision:
+    """The recipe that the file names, with the bytes of the optimizer states that it asks for."""
+    name = file.precision
     if name not in PRECISIONS:
         raise UnknownNameError("precision", name, known=PRECISIONS)
+    precision = replace(PRECISIONS[name], moment_bytes=MOMENT_BYTES[file.optimizer.states.value])
     if cluster is None:
-        return PRECISIONS[name]
+        return precision
     accelerator = cluster.accelerator
-    precision = _multiplied_on(accelerator, PRECISIONS[name])
+    precision = _multiplied_on(accelerator, precision)
     if precision.matmul not in accelerator.peak_flops_per_s:
         usable = (n for n, p in PRECISIONS.items() if _runs_on(accelerator, p))
         message = f"{accelerator.name} does not multiply {precision.matmul}"
@@ -224,6 +227,7 @@ def _train(file: schema.RunFile) -> specs.Train:
         seed=train.seed,
         balance_loss=train.balance_loss,
         balance_bias_rate=train.balance_bias_rate,
+        z_loss=train.z_loss,
         checkpoint=None if train.checkpoint is None else same_fields(specs.Checkpoint, train.checkpoint),
         evaluate=None if train.evaluate is None else same_fields(specs.Evaluate, train.evaluate),
         trackers=tuple(dict.fromkeys(train.trackers)),

@@ -15,7 +15,15 @@ from pydantic.fields import FieldInfo
 
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
-from meshwright.specs.run import BIAS_RATE, Engine, LearningRateSchedule, Objective, Task, Tracker
+from meshwright.specs.run import (
+    BIAS_RATE,
+    Engine,
+    LearningRateSchedule,
+    Objective,
+    StateFormat,
+    Task,
+    Tracker,
+)
 
 
 def _whole(value: object) -> object:
@@ -187,6 +195,7 @@ class OptimizerSection(Section):
     warmup_steps: CountOrZero = 0
     final_ratio: Ratio = 0.1
     decay_ratio: Ratio = 0.1
+    states: Annotated[StateFormat, _Lax] = StateFormat.FP32
 
 
 class InlineCluster(Section):
@@ -255,6 +264,7 @@ class EvaluateSection(Section):
 
     every_steps: Count = 1000
     num_batches: Count = 16
+    target_loss: Positive | None = None
 
 
 class FaultsSection(Section):
@@ -275,6 +285,7 @@ class TrainSection(Section):
     seed: CountOrZero = 0
     balance_loss: NotNegative = 0.0
     balance_bias_rate: NotNegative = BIAS_RATE
+    z_loss: Ratio = 0.0
     checkpoint: CheckpointSection | None = None
     evaluate: EvaluateSection | None = None
     trackers: Annotated[tuple[Annotated[Tracker, _Lax], ...], _Lax] = ()

@@ -33,6 +33,12 @@ def _recipe(name: str, matmul: str, **changes: float) -> Precision:
     return Precision(name=name, matmul=matmul, **changes)
 
 
+STATE_BLOCK = 256
+"""Values that share one fp32 scale where optimizer states are kept in 8 bits."""
+
+MOMENT_BYTES = {"fp32": 8.0, "bf16": 4.0, "int8": 2 * (1 + 4 / STATE_BLOCK)}
+"""Bytes of both Adam moments of a parameter, by the format they are kept in."""
+
 PRECISIONS: dict[str, Precision] = {
     p.name: p
     for p in (

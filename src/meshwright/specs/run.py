@@ -48,6 +48,14 @@ class LearningRateSchedule(StrEnum):
     CONSTANT = "constant"
 
 
+class StateFormat(StrEnum):
+    """How AdamW keeps its two moments between steps. The update itself, and the weights it moves, are fp32."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    INT8 = "int8"  # a byte each, and a scale per block
+
+
 class Tracker(StrEnum):
     """Where the steps of a training are shown besides its own folder."""
 
@@ -70,6 +78,7 @@ class Optimizer:
     warmup_steps: int = 0
     final_ratio: float = 0.1  # last learning rate over the peak one
     decay_ratio: float = 0.1  # WSD: share of the steps that decay
+    states: StateFormat = StateFormat.FP32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +106,7 @@ class Evaluate:
 
     every_steps: int = 1000
     num_batches: int = 16  # global batches per evaluation
+    target_loss: float | None = None  # training ends when the validation loss is no larger
 
 
 BIAS_RATE = 0.001
@@ -132,6 +142,7 @@ class Train:
     seed: int = 0
     balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss, of every sequence and layer
     balance_bias_rate: float = BIAS_RATE  # what routing biases of sigmoid routers move by in a step
+    z_loss: float = 0.0  # coefficient of the squared log-partition function in the gradient
     checkpoint: Checkpoint | None = None
     evaluate: Evaluate | None = None
     trackers: tuple[Tracker, ...] = ()

@@ -27,7 +27,7 @@ batch: {global_sequences: 8}
 precision: fp32
 cluster: here
 optimizer: {learning_rate: 1.0e-2}
-train: {steps: 3}
+train: {steps: 3, z_loss: 1.0e-2}
 """
 
 PLANS = {

@@ -87,6 +87,39 @@ def test_recomputation_changes_no_bit(train):
     assert last[0] == last[1]
 
 
+def test_z_loss_joins_the_gradient_and_no_loss_that_is_shown(train, tmp_path):
+    found = {}
+    for z_loss in (0.0, 0.1):
+        record = train(f"train.z_loss={z_loss}")
+        losses = [entry["loss"] for entry in steps(tmp_path)]
+        found[z_loss] = (losses[0], losses[-1], record.statistics["validation_loss"])
+    assert found[0.1][0] == found[0.0][0]  # the same weights: the same cross-entropy
+    assert found[0.1][1] != found[0.0][1]
+    assert found[0.1][2] < 3.6
+
+
+def test_training_ends_at_the_target_loss(train, tmp_path):
+    target = "train.evaluate={every_steps: 2, num_batches: 1, target_loss: 4.0}"
+    record = train(target, f"train.checkpoint={{folder: {tmp_path / 'saved'}}}")
+    assert record.ending is Ending.REACHED
+    reached = record.statistics["target"]
+    entries = steps(tmp_path)
+    assert reached["steps"] == len(entries) < 30
+    assert reached["tokens"] == reached["steps"] * 8 * 16
+    assert reached["seconds"] == pytest.approx(entries[-1]["elapsed_s"])
+    assert reached["seconds"] >= sum(entry["step_s"] for entry in entries)
+    validated = [entry["validation_loss"] for entry in entries if "validation_loss" in entry]
+    assert validated[-1] <= 4.0 < min(validated[:-1])
+    assert record.statistics["checkpoint"].endswith(f"step-{reached['steps']:08d}")  # it is saved
+    assert record.sample
+
+
+def test_a_target_that_is_not_reached_ends_as_usual(train):
+    record = train("train.evaluate.target_loss=0.5", "train.steps=4")
+    assert record.ending is Ending.DONE
+    assert record.statistics["target"] is None
+
+
 def test_what_a_run_leaves_behind(train, tmp_path):
     record = train("train.steps=10")
     folder = tmp_path / "out"

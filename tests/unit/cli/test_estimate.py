@@ -33,6 +33,20 @@ def test_the_estimate_of_a_published_run_holds_the_measured_rate(meshwright):
     assert rate["low"] < 1116 < rate["high"]  # NVIDIA DGX Cloud Benchmarking, llama3.1, v25.04
 
 
+def test_optimizer_states_take_the_bytes_they_are_kept_in(meshwright):
+    held = {}
+    for states in ("fp32", "bf16", "int8"):
+        document = meshwright("estimate", PINNED, "--set", f"optimizer.states={states}", "--json").json
+        held[states] = document["memory"]["parts_bytes"]
+    fp32, bf16, int8 = (held[s]["optimizer"] for s in held)
+    # Per parameter: an fp32 master of 4 bytes, and two moments of 4, of 2, or of 1 and their scales.
+    assert bf16 / fp32 == pytest.approx((4 + 4) / (4 + 8))
+    assert int8 / fp32 == pytest.approx((4 + 2 + 2 / 64) / (4 + 8))
+    assert {k: v for k, v in held["int8"].items() if k != "optimizer"} == {
+        k: v for k, v in held["fp32"].items() if k != "optimizer"
+    }
+
+
 def test_an_open_plan_is_the_planners_and_it_says_so(meshwright):
     outcome = meshwright("estimate", OPEN, "--json")
     assert outcome.json["chosen_by"] == "planner"

@@ -44,6 +44,17 @@ def test_the_document_is_the_record(meshwright, run_file, tmp_path):
 
 
 @needs_torch
+def test_reaching_the_target_loss_is_shown_and_exits_0(meshwright, run_file, tmp_path):
+    (tmp_path / "text.txt").write_text("ab" * 4000)
+    data = "data={source: text.txt, tokenizer: bytes, sequence_length: 16}"
+    target = "train.evaluate={every_steps: 1, num_batches: 1, target_loss: 100}"
+    outcome = meshwright("train", run_file, *(f"--set={x}" for x in (data, target, "model.vocab=257")))
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "loss 100 reached" in outcome.stdout
+    assert "step 1, " in outcome.stdout
+
+
+@needs_torch
 def test_measured_stands_beside_predicted(meshwright, run_file):
     outcome = meshwright("train", run_file)
     assert outcome.exit_code == 0, outcome.stderr

@@ -9,7 +9,7 @@ Read it in this order:
     assembly     what a process trains: model, shards, optimizer
     step         the passes of one optimizer step; `parallel.pipeline` is the other way to take it
     parallel/    mesh, fully sharded, tensor and pipeline parallelism, one a file
-    optimize     AdamW on fp32 master weights, learning rate, clipping
+    optimize     AdamW on fp32 master weights, learning rate, clipping; `moments`: its states in 16 or 8 bits
     models/, weights/, data/, feed     what is trained, and on what
     checkpoint, faults                 states on disk; signals
     device, metrics, clock, telemetry, trackers, progress, sample      what is measured, kept and shown

@@ -110,6 +110,7 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
         settings=run.optimizer,
         is_alone=place.num_ranks == 1,
         follow=None if tied is None else tied.copy_weight,
+        seed=run.train.seed,
     )
     optimizer.refresh()
     if plan.pipeline > 1:
@@ -144,7 +145,7 @@ def _stage(
     experts: ExpertPlace | None,
 ) -> Transformer:
     ends = {"is_first": index == 0, "is_last": index == len(stages) - 1}
-    options = Options(balance_loss=run.train.balance_loss)
+    options = Options(balance_loss=run.train.balance_loss, z_loss=run.train.z_loss)
     module = build_model(run.model, layers=stages[index], options=options, **ends)
     blocks = list(module.layers.values())
     if place.plan.tensor > 1:

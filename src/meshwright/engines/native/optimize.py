@@ -7,14 +7,16 @@ A master is the fp32 tensor that the optimizer moves. It is
     this process's shard             several processes: FSDP keeps the shard in fp32 and computes in bf16
 
 AdamW runs on the plain local tensors, so that it costs no dispatch of distributed tensors and the fused kernel
-serves every device. Source of the update: Loshchilov and Hutter 2019, algorithm 2.
+serves every device. Its moments are fp32, or narrower (`moments`). Source of the update: Loshchilov and Hutter 2019,
+algorithm 2.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
-from meshwright.specs.run import LearningRateSchedule
+from meshwright.engines.native.moments import NarrowAdamW
+from meshwright.specs.run import LearningRateSchedule, StateFormat
 from meshwright.specs.run import Optimizer as Settings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -73,6 +76,15 @@ class Master:
         return not isinstance(self.parameter, DTensor) and self.local.dtype != self.parameter.dtype
 
     @property
+    def copied_along(self) -> tuple[str, ...]:
+        """Axes of its mesh along which processes hold the very same shard."""
+        if not isinstance(self.parameter, DTensor):
+            return ()
+        mesh, placements = self.parameter.device_mesh, self.parameter.placements
+        names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+        return tuple(n for n, p in zip(names, placements, strict=True) if isinstance(p, Replicate))
+
+    @property
     def copies(self) -> int:
         """Processes of its mesh that hold the very same shard."""
         if not isinstance(self.parameter, DTensor):
@@ -115,6 +127,58 @@ def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
     return Master(name=name, parameter=parameter, local=local)
 
 
+class Update(Protocol):
+    """AdamW's update of some masters, with the moments it keeps."""
+
+    def step(self, *, learning_rate: float) -> None:
+        """Move every tensor that has a gradient."""
+        ...
+
+    def stored(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+        """Every tensor with both its moments, as a checkpoint stores them."""
+        ...
+
+    def restore(self, moments: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
+        """Go on from `moments` (by tensor) after `num_steps` steps."""
+        ...
+
+
+class FusedAdamW:
+    """Moments in fp32: PyTorch's own, one kernel for all tensors."""
+
+    def __init__(self, tensors: list[Tensor], *, settings: Settings, weight_decay: float) -> None:
+        self.tensors = tensors
+        self.adamw = torch.optim.AdamW(
+            tensors,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=weight_decay,
+            fused=True,
+        )
+
+    def step(self, *, learning_rate: float) -> None:
+        """See `Update`."""
+        self.adamw.param_groups[0]["lr"] = learning_rate
+        self.adamw.step()
+
+    def stored(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """See `Update`. The live ones, made here where no step has made them."""
+        for tensor in self.tensors:
+            if not self.adamw.state[tensor]:
+                self.adamw.state[tensor] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=tensor.device)
+                } | {moment: torch.zeros_like(tensor) for moment in MOMENTS}
+            first, second = (self.adamw.state[tensor][moment] for moment in MOMENTS)
+            yield tensor, first, second
+
+    def restore(self, moments: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
+        """See `Update`."""
+        for tensor, *mine in self.stored():
+            self.adamw.state[tensor]["step"].fill_(num_steps)
+            foreach_copy(mine, list(moments[tensor]))
+
+
 class AdamW:
     """The optimizer of this process's masters. `is_alone`: no other process holds parts of the model.
 
@@ -127,6 +191,7 @@ class AdamW:
         *,
         settings: Settings,
         is_alone: bool,
+        seed: int = 0,
         follow: Callable[[], None] | None = None,
     ) -> None:
         self.masters = [m for m in masters if m.local.numel()]  # a small tensor leaves some shards empty
@@ -136,19 +201,7 @@ class AdamW:
         for master in self.masters:
             if master.is_copy:
                 master.parameter.register_post_accumulate_grad_hook(_adding_to(master))
-        decayed = [m.local for m in self.masters if m.parameter.ndim > 1]
-        others = [m.local for m in self.masters if m.parameter.ndim <= 1]
-        groups = [
-            {"params": decayed, "weight_decay": settings.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        self.adamw = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            fused=True,
-        )
+        self.updates = list(_updates(self.masters, settings=settings, seed=seed))
 
     def step(self, *, learning_rate: float, accepts: Callable[[float], bool] = math.isfinite) -> float:
         """Clip, move the masters, refresh the parameters, drop the gradients. Returns the norm before clipping.
@@ -158,9 +211,8 @@ class AdamW:
         self._take_gradients()
         norm = self._clip()
         if accepts(norm):
-            for group in self.adamw.param_groups:
-                group["lr"] = learning_rate
-            self.adamw.step()
+            for update in self.updates:
+                update.step(learning_rate=learning_rate)
             self.refresh()
         for master in self.masters:
             master.local.grad = None
@@ -180,7 +232,7 @@ class AdamW:
         for master in self.masters:
             if not master.is_copy:
                 gradient = master.parameter.grad
-                master.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                master.local.grad = None if gradient is None else _local(gradient)
 
     def _clip(self) -> float:
         """The norm of all gradients of all processes; scales them down to `gradient_clip` if it is larger."""
@@ -202,30 +254,46 @@ class AdamW:
     def state(self) -> dict[str, Tensor]:
         """Every tensor a checkpoint holds, by name: `weights.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME`.
 
-        The tensors are the live ones: loading into them restores the optimizer; call `refresh` afterwards.
+        Weights are the live ones. Moments may be copies: after something was loaded into them, `restore` them.
         """
-        self._make_moments()
-        state = {}
-        for master in self.masters:
-            state[f"weights.{master.name}"] = master.like(master.local)
-            for moment in MOMENTS:
-                tensor = self.adamw.state[master.local][moment]
-                state[f"{moment}.{master.name}"] = master.like(tensor)
+        names = {m.local: m for m in self.masters}
+        state = {f"weights.{m.name}": m.like(m.local) for m in self.masters}
+        for update in self.updates:
+            for local, *moments in update.stored():
+                master = names[local]
+                for moment, tensor in zip(MOMENTS, moments, strict=True):
+                    state[f"{moment}.{master.name}"] = master.like(tensor)
         return state
 
-    def set_step(self, step: int) -> None:
-        """Say how many steps were taken, for AdamW's bias correction."""
-        self._make_moments()
-        for state in self.adamw.state.values():
-            state["step"].fill_(step)
+    def restore(self, state: Mapping[str, Tensor], *, step: int) -> None:
+        """Go on from a `state` that was loaded, after `step` steps."""
+        moments = {m.local: _pair(*(state[f"{moment}.{m.name}"] for moment in MOMENTS)) for m in self.masters}
+        for update in self.updates:
+            update.restore(moments, num_steps=step)
+        self.refresh()
 
-    def _make_moments(self) -> None:
-        """AdamW makes its moments at its first step; a checkpoint may need them before."""
-        for master in self.masters:
-            if not self.adamw.state[master.local]:
-                self.adamw.state[master.local] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=master.local.device)
-                } | {moment: torch.zeros_like(master.local) for moment in MOMENTS}
+
+def _pair(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    return _local(first), _local(second)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _updates(masters: list[Master], *, settings: Settings, seed: int) -> Iterator[Update]:
+    """Matrices decay, vectors do not. Masters with the same copies elsewhere stand together in the flat space of
+    narrow moments, so that all copies are rounded with the same noise."""
+    groups: dict[tuple[bool, tuple[str, ...]], list[Tensor]] = {}
+    for m in masters:
+        along = () if settings.states is StateFormat.FP32 else m.copied_along
+        groups.setdefault((m.parameter.ndim > 1, along), []).append(m.local)
+    for (is_matrix, _), tensors in groups.items():
+        decay = settings.weight_decay if is_matrix else 0.0
+        if settings.states is StateFormat.FP32:
+            yield FusedAdamW(tensors, settings=settings, weight_decay=decay)
+        else:
+            yield NarrowAdamW(tensors, settings=settings, weight_decay=decay, seed=seed)
 
 
 def _adding_to(master: Master):

@@ -57,6 +57,7 @@ class StepLog:
 
     def _open(self, after_step: int) -> None:
         kept = [line for line in _lines(self.path) if line["step"] <= after_step] if after_step else []
+        self.last = kept[-1] if kept else None  # the entry of `after_step`
         write_atomically(self.path, "".join(_line(entry) for entry in kept))
         self.stream: TextIO = self.path.open("a", encoding="utf-8")
 

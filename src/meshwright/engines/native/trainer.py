@@ -65,6 +65,7 @@ class Measured:
     last_loss: float | None = None
     validation_loss: float | None = None
     num_steps: int = 0  # of the whole run, those before a resume included
+    elapsed_s: float = 0.0  # since the first step, with all that lay between; that before a resume too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,7 @@ class _Loop:
                 with self.clock.during(Phase.CHECKPOINT), self.progress.phase("finishing the checkpoint"):
                     self.saver.wait()
             with self.progress.phase("writing a sample"):
-                sample = self._sample() if ending is Ending.DONE else None
+                sample = self._sample() if ending in (Ending.DONE, Ending.REACHED) else None
         except Exception:
             if self.saver is not None:
                 with suppress(Exception):  # the first error is the one to report
@@ -160,6 +161,7 @@ class _Loop:
 
     def _steps(self, done: int) -> Ending:
         step = done
+        self.begin_s = time.perf_counter() - self._elapsed_before_s()
         if done == 0 and self.guard.rolls_back:
             self._save(0, now=True)  # so that there is always a checkpoint to go back to
         while step < self.num_steps:
@@ -174,23 +176,37 @@ class _Loop:
                     return Ending.DIVERGED
                 step = goes_on_at
                 continue
-            self._note(step, taken, step_s=step_s)
+            validation_loss = self._note(step, taken, step_s=step_s)
             step += 1
-            is_last = step == self.num_steps
-            self._save(step, now=is_last or taken.is_asked_to_stop)
+            is_last, is_reached = step == self.num_steps, self._is_reached(validation_loss)
+            self._save(step, now=is_last or is_reached or taken.is_asked_to_stop)
+            if is_reached:
+                return Ending.REACHED
             if taken.is_asked_to_stop and not is_last:
                 return Ending.STOPPED
         return Ending.DONE
 
-    def _note(self, step: int, taken: Taken, *, step_s: float) -> None:
-        """Validate when it is time, and log the step."""
+    def _note(self, step: int, taken: Taken, *, step_s: float) -> float | None:
+        """Validate when it is time, and log the step; the validation loss."""
         m = self.measured
         m.num_steps, m.last_loss = step + 1, taken.loss
         m.first_loss = taken.loss if m.first_loss is None else m.first_loss
         if self.clock.phase is not Phase.PROFILING:
             m.step_s.append(step_s)
         validation_loss = self._validate(step + 1, is_last=step + 1 == self.num_steps)
+        m.elapsed_s = time.perf_counter() - self.begin_s
         self._log(step, loss=taken.loss, norm=taken.norm, step_s=step_s, validation_loss=validation_loss)
+        return validation_loss
+
+    def _is_reached(self, validation_loss: float | None) -> bool:
+        """Whether training may end: every process sums the same losses, so all of them agree."""
+        evaluate = self.job.run.train.evaluate
+        target = None if evaluate is None else evaluate.target_loss
+        return target is not None and validation_loss is not None and validation_loss <= target
+
+    def _elapsed_before_s(self) -> float:
+        """Seconds of training before a resume, as the log has them."""
+        return 0.0 if self.log is None or self.log.last is None else self.log.last["elapsed_s"]
 
     def _phase(self, step: int, done: int) -> Phase:
         if self.profiler is not None and self.profiler.covers(step + 1):
@@ -319,9 +335,9 @@ class _Loop:
 
     def _load(self, saved: checkpoint.Saved) -> dict[str, Any]:
         """Take the states of `saved`; what it says of the guard."""
-        manifest = checkpoint.load(saved, into=self.parts.state())
-        self.parts.optimizer.set_step(saved.step)
-        self.parts.optimizer.refresh()
+        state = self.parts.state()
+        manifest = checkpoint.load(saved, into=state)
+        self.parts.optimizer.restore(state, step=saved.step)
         return manifest.get("guard", {})
 
     def _log(
@@ -338,6 +354,7 @@ class _Loop:
             "learning_rate": learning_rate(run.optimizer, step=step, num_steps=self.num_steps),
             "tokens": (step + 1) * run.tokens_per_step,
             "step_s": step_s,
+            "elapsed_s": self.measured.elapsed_s,
             "tokens_per_s_per_device": yardstick.tokens_per_s_per_device(step_s),
             "mfu": yardstick.mfu(step_s),
             "memory_bytes": device.peak_memory_bytes(self.place.device),
@@ -413,6 +430,8 @@ class _Loop:
             "first_loss": m.first_loss,
             "last_loss": m.last_loss,
             "validation_loss": m.validation_loss,
+            "target": self._target(ending),
+            "elapsed_s": m.elapsed_s,
             "step_s": step_s,
             "tokens_per_s_per_device": median_s and yardstick.tokens_per_s_per_device(median_s),
             "throughput": throughput_of(step_s, by=yardstick),
@@ -448,3 +467,16 @@ class _Loop:
 
     def _tracker_notes(self) -> list[str]:
         return [] if self.trackers is None else self.trackers.notes
+
+    def _target(self, ending: Ending) -> dict[str, float | int] | None:
+        """What it took to reach the target loss; None when it was not reached, or there is none."""
+        evaluate = self.job.run.train.evaluate
+        if ending is not Ending.REACHED or evaluate is None or evaluate.target_loss is None:
+            return None
+        steps = self.measured.num_steps
+        return {
+            "loss": evaluate.target_loss,
+            "steps": steps,
+            "tokens": steps * self.job.run.tokens_per_step,
+            "seconds": self.measured.elapsed_s,
+        }

@@ -1,10 +1,11 @@
 """Next-token cross-entropy from hidden states, without ever holding the logits of all tokens.
 
-    logits = h W^T       loss = Σ_n w_n [ lse_n - logits_{n, y_n} + z lse_n² ]       lse = log Σ_v exp(logits)
+    logits = h W^T       loss = Σ_n w_n [ lse_n - logits_{n, y_n} ]       lse = log Σ_v exp(logits)
 
 The gradient is a by-product of the loss: d logits = w [(1 + 2 z lse) softmax - onehot]. So both are made chunk by
 chunk in the forward pass, which keeps d h [N, D] and d W [V, D] instead of logits [N, V], and computes nothing
-twice. z-loss: PaLM (Chowdhery et al. 2022, section 5).
+twice. The z-loss w z lse² (PaLM, Chowdhery et al. 2022, section 5) is in the gradient and not in the value: what is
+shown and compared is always the cross-entropy.
 
 N tokens, C tokens of a chunk, D hidden, V vocabulary.
 """
@@ -35,7 +36,7 @@ def linear_cross_entropy(
     """The loss summed over tokens whose label is not `IGNORE`, each times its weight (1 unless given): fp32 scalar.
 
     A sum, because the number of tokens of a step is known only over all micro-batches and ranks. Divide it, or
-    give weights that do.
+    give weights that do. `z_loss` is the coefficient of the term that only the gradient has.
     """
     num_rows = max(1, min(len(h_ND), chunk_logits // weight_VD.shape[0]))
     return _LinearCrossEntropy.apply(h_ND, weight_VD, labels_N, weights_N, z_loss, num_rows)
@@ -101,7 +102,7 @@ def _chunk(
     weights_C1 = weights_C.unsqueeze(1)
     label_C1 = labels_C.clamp(min=0).unsqueeze(1)  # an ignored label is negative, and its weight is 0
     lse_C1 = logits_CV.logsumexp(dim=1, keepdim=True)
-    loss_C1 = lse_C1 - logits_CV.gather(1, label_C1) + z_loss * lse_C1.square()
+    loss_C1 = lse_C1 - logits_CV.gather(1, label_C1)
     loss = (loss_C1 * weights_C1).sum()
     if not with_grad:
         return loss, None

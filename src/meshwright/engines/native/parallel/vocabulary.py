@@ -2,7 +2,7 @@
 
     logits_local = h W_local^T           each rank has V / tensor rows of W
     lse   = log Σ_ranks Σ_v exp          largest logit and sum of exponentials are reduced, not logits
-    loss  = Σ_n w_n [ lse_n - logit of y_n + z lse_n² ]
+    loss  = Σ_n w_n [ lse_n - logit of y_n ]           z-loss: in the gradient only, as in `models.loss`
     d h   = Σ_ranks d logits_local W_local      partial on each rank; reduced with the gather's backward
 
 Chunked over tokens like the loss of one process (`models.loss`), and equal to it up to the order of sums.
@@ -134,7 +134,7 @@ def _chunk(
     )
     dist.all_reduce(sums_2C1, group=group)
     lse_C1 = largest_C1 + sums_2C1[0].log()
-    loss_C1 = lse_C1 - sums_2C1[1] + z_loss * lse_C1.square()
+    loss_C1 = lse_C1 - sums_2C1[1]
     loss = (weights_C * loss_C1.squeeze(1)).sum()
 
     grad_CV = logits_CV.sub_(lse_C1).exp_()
