@@ -100,6 +100,31 @@ def test_the_engine_can_run_every_toy(run, plan, num_processes):
     build_model(toy.run.model)
 
 
+EXPERT_PLANS = {
+    "EP32": (Plan(data_shard=64, expert=32), 4, {"expert": 2}, ()),  # two groups, as there are several
+    "EP64": (Plan(data_shard=64, expert=64), 4, {"expert": 4}, ()),
+    "EP8 in tensor ranks": (
+        Plan(tensor=4, pipeline=8, data_shard=4, expert=8), 4, {"expert": 2}, ("DP",),
+    ),
+    "no room": (Plan(pipeline=8, data_shard=8, expert=8), 2, {}, ("DP", "EP")),
+    "cut experts": (Plan(tensor=4, data_shard=8, expert=4, expert_tensor=4), 4,
+                    {"expert": 2, "expert_tensor": 2}, ()),
+    "as it is": (Plan(data_shard=6, expert=3), 8, {"expert": 3}, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPERT_PLANS)
+def test_experts_are_shared_out_while_there_is_room(run, name):
+    plan, num_processes, degrees, left_out = EXPERT_PLANS[name]
+    experts = replace(catalog.model("qwen3-30b-a3b").experts, num_shared=1)
+    model = replace(catalog.model("qwen3-30b-a3b"), experts=experts)
+    toy = shrink(replace(run, model=model), plan, num_processes=num_processes)
+    found = {axis: getattr(toy.plan, axis) for axis in ("expert", "expert_tensor")}
+    assert {axis: degree for axis, degree in found.items() if degree > 1} == degrees
+    assert toy.left_out == left_out
+    assert check_plan(toy.plan, run=toy.run) == []
+
+
 def test_the_toy_has_the_layers_of_its_model(run):
     deepseek = replace(catalog.model("deepseek-v3"), num_mtp_layers=0)
     model = shrink(replace(run, model=deepseek), Plan(data_shard=64), num_processes=4).run.model

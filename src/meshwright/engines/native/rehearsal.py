@@ -17,10 +17,12 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -106,6 +108,7 @@ def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
     kinds of layers, grouped heads, experts, tied embeddings.
     """
     degrees = _degrees(plan, num_processes=num_processes)
+    degrees |= _expert_degrees(plan, num_ranks=math.prod(degrees.values()) // degrees["pipeline"])
     virtual = min(plan.virtual_pipeline, 2) if degrees["pipeline"] > 1 else 1
     stages = degrees["pipeline"] * virtual
     is_uneven = run.model.num_layers % (plan.pipeline * plan.virtual_pipeline) or (
@@ -129,9 +132,7 @@ def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
     num_layers = max(4, stages) + (1 if is_uneven and stages > 1 else 0)
     toy = replace(
         run,
-        model=_toy_model(
-            run.model, num_layers=num_layers, tensor=small.tensor, window=length // 2, of=plan.tensor
-        ),
+        model=_toy_model(run.model, num_layers=num_layers, small=small, window=length // 2, of=plan.tensor),
         sequence_length=length,
         global_batch=small.micro_batch * small.data * num_micro,
         micro_batch=small.micro_batch,
@@ -143,7 +144,7 @@ def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
         # Narrow states are rounded by chance, and differently in shards.
         optimizer=replace(run.optimizer, states=StateFormat.FP32),
     )
-    words = AXES | {"virtual_pipeline": "VPP"}
+    words = AXES | {"expert": "EP", "expert_tensor": "ETP", "virtual_pipeline": "VPP"}
     changed = [
         (words[a], getattr(plan, a), getattr(small, a))
         for a in words
@@ -170,11 +171,25 @@ def _degrees(plan: Plan, *, num_processes: int) -> dict[str, int]:
     return degrees
 
 
-def _toy_model(model: Model, *, num_layers: int, tensor: int, window: int, of: int) -> Model:
-    """`model` with the same kinds of layers at toy width. `of` is how many ranks its heads were divided over."""
-    attention, windowed = model.attention, model.attention.num_windowed_layers
+def _expert_degrees(plan: Plan, *, num_ranks: int) -> dict[str, int]:
+    """How the `num_ranks` of a stage share out experts: as many as the plan, copies or shards of them if it has any."""
+
+    def worth(pair: tuple[int, int]) -> tuple[int, ...]:
+        expert, width = pair
+        groups = num_ranks // (expert * width)
+        return (expert > 1, width > 1, groups > 1 and plan.expert_data > 1, expert, width)
+
+    pairs = product(range(1, plan.expert + 1), range(1, plan.expert_tensor + 1))
+    expert, width = max((p for p in pairs if num_ranks % math.prod(p) == 0), key=worth)
+    return {"expert": expert, "expert_tensor": width}
+
+
+def _toy_model(model: Model, *, num_layers: int, small: Plan, window: int, of: int) -> Model:
+    """`model` with the same kinds of layers at toy width, for the plan `small`. `of` is how many ranks its heads were
+    divided over."""
+    attention, windowed, tensor = model.attention, model.attention.num_windowed_layers, small.tensor
     toy_windowed = num_layers if windowed >= model.num_layers else min(windowed, num_layers // 2)
-    small = _toy_attention(attention, tensor=tensor, of=of)
+    toy_attention = _toy_attention(attention, tensor=tensor, of=of)
     return replace(
         model,
         name=f"{model.name} at toy width",
@@ -182,8 +197,8 @@ def _toy_model(model: Model, *, num_layers: int, tensor: int, window: int, of: i
         num_layers=num_layers,
         vocab=64 * tensor,
         ffn_hidden=64 * tensor if model.ffn_hidden else 0,
-        attention=replace(small, window=window if windowed else 0, num_windowed_layers=toy_windowed),
-        experts=model.experts and _toy_experts(model.experts),
+        attention=replace(toy_attention, window=window if windowed else 0, num_windowed_layers=toy_windowed),
+        experts=model.experts and _toy_experts(model.experts, small=small),
     )
 
 
@@ -199,14 +214,14 @@ def _toy_attention(a: Attention, *, tensor: int, of: int) -> Attention:
     )
 
 
-def _toy_experts(x: Experts) -> Experts:
+def _toy_experts(x: Experts, *, small: Plan) -> Experts:
     return replace(
         x,
-        num_experts=8,
+        num_experts=math.lcm(8, small.expert),
         top_k=min(x.top_k, 2),
-        ffn_hidden=32,
+        ffn_hidden=32 * small.expert_tensor,
         num_shared=min(x.num_shared, 1),
-        shared_ffn_hidden=32 if x.shared_hidden else None,
+        shared_ffn_hidden=32 * small.tensor if x.shared_hidden else None,
         num_dense_layers=min(x.num_dense_layers, 1),
         num_groups=min(x.num_groups, 2),
         groups_per_token=min(x.groups_per_token, 1),
