@@ -222,11 +222,11 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        name="vocabulary",  # Megatron pads the table, DTensor shards it unevenly, XLA does neither
+        name="vocabulary",  # Megatron pads the table, torchtitan shards it unevenly, the others do neither
         scope=Scope.SHAPE,
         holds=lambda s, p: _divides(p.tensor, s.model.vocab),
         says=lambda s, p: f"tensor {p.tensor} does not divide the vocabulary of {s.model.vocab}",
-        engines=_only(Engine.MAXTEXT),
+        engines=_only(Engine.NATIVE, Engine.MAXTEXT),
     ),
     Rule(
         name="experts",

@@ -59,11 +59,20 @@ def shard_experts(built, mesh):
             setattr(experts, name, torch.nn.Parameter(sharded))
 
 
+def shard_widths(built, mesh):
+    """As FSDP does within `parallel.expert`: what a rank holds stays one slice of a stack."""
+    for layer in built.layers.values():
+        fully_shard(layer.ffn.experts, mesh=mesh["data"], shard_placement_fn=lambda _: Shard(1))
+    shard_fully(built, mesh)
+
+
 LAYOUTS = {
     "fully sharded": (DENSE, [shard_fully]),
     "tensors divided": (DENSE, [shard_tensors]),
     "tensors divided, then fully sharded": (DENSE, [shard_tensors, shard_fully]),
     "experts divided": (MIXTURE, [shard_experts]),
+    "experts divided, then fully sharded": (MIXTURE, [shard_experts, shard_fully]),
+    "experts divided, their widths sharded": (MIXTURE, [shard_experts, shard_widths]),
     "experts fully sharded": (MIXTURE, [shard_fully]),
 }
 

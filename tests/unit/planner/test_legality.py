@@ -1,4 +1,6 @@
 from dataclasses import replace
+from math import prod
+from random import Random
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from meshwright import catalog
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
 from meshwright.cost.tables import SCHEDULES, PlanTable, plan_from_row, plan_row
+from meshwright.engines.native.check import check_plan
 from meshwright.planner.legality import broken_rules, legal_mask, setting_for, violations
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.rules import RULES, Setting, Severity
@@ -26,6 +29,34 @@ def setting(model="llama3-8b", cluster="h100-8x8", engine=Engine.NATIVE, seq_len
 
 def rules(plan: Plan, **where) -> set[str]:
     return {v.rule for v in violations(plan, setting=setting(**where))}
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_what_is_legal_for_native_its_engine_runs(model):
+    run = from_options(model=model, cluster="h100-8x4", global_batch=256, sequence_length=4096)
+    where, draw = setting_for(request_for(run)), Random(0).choice
+    num_legal = 0
+    for _ in range(2000):
+        degrees = {
+            "tensor": draw((1, 2, 4, 8)),
+            "context": draw((1, 1, 2, 4)),
+            "pipeline": draw((1, 1, 2, 4)),
+            "data_replicate": draw((1, 1, 2)),
+        }
+        plan = Plan(
+            **degrees,
+            data_shard=max(1, 32 // prod(degrees.values())),
+            virtual_pipeline=draw((1, 1, 2)),
+            expert=draw((1, 2, 4, 8, 16)),
+            expert_tensor=draw((1, 1, 2, 4)),
+            sequence_parallel=draw((True, True, False)),
+            sharding=draw(tuple(Sharding)),
+            schedule=draw(tuple(Schedule)),
+        )
+        if not [v for v in violations(plan, setting=where) if v.severity is Severity.REFUSED]:
+            num_legal += 1
+            assert check_plan(plan, run=run) == [], plan.describe()
+    assert num_legal > 50
 
 
 def test_a_usual_plan_breaks_no_rule():

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from meshwright.engines.native.models.experts import Experts
 from meshwright.engines.native.models.lora import adapted
@@ -45,7 +46,8 @@ def init_weights(model: Transformer, *, seed: int, std: float = STD) -> None:
         else:
             spread = std / math.sqrt(2 * model.model.num_layers) if name.endswith(RESIDUAL_WRITERS) else std
             is_stack = any(name.startswith(prefix) for prefix in stacked)
-            _fill(parameter, name, partial(Tensor.normal_, std=spread), seed=seed, stacked=is_stack)
+            fill = _fill_stack if is_stack else _fill
+            fill(parameter, name, partial(Tensor.normal_, std=spread), seed=seed)
     reset_buffers(model)
 
 
@@ -65,27 +67,51 @@ def reset_buffers(model: nn.Module) -> None:
         buffer.zero_()
 
 
-def _fill(
-    parameter: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int, stacked: bool = False
-) -> None:
+def _fill(parameter: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int) -> None:
+    """Draws the whole tensor and keeps this rank's part."""
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     whole = torch.empty(parameter.shape, dtype=torch.float32, device=local.device)
-    for key, part in _parts(name, whole, stacked=stacked):
-        generator = torch.Generator(device=part.device).manual_seed(_stream(seed, key))
-        draw(part, generator=generator)
-    if isinstance(parameter, DTensor):
-        # src_data_rank None: every rank has drawn the same whole, nothing is sent
-        whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        whole = whole.to_local()
-    local.copy_(whole)
+    draw(whole, generator=_generator(seed, name, local.device))
+    _keep(whole, parameter)
 
 
-def _parts(name: str, whole: Tensor, *, stacked: bool) -> Iterator[tuple[str, Tensor]]:
-    if not stacked:
-        yield name, whole
+def _fill_stack(stack: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int) -> None:
+    """Draws the experts of this rank one by one: no second stack is ever held where the part is one slice."""
+    local = stack.to_local() if isinstance(stack, DTensor) else stack
+    where = local_part(stack)
+    if where is None:
+        whole = torch.empty(stack.shape, dtype=torch.float32, device=local.device)
+        for index, expert in enumerate(whole):
+            draw(expert, generator=_generator(seed, f"{name}.{index}", local.device))
+        return _keep(whole, stack)
+    expert = torch.empty(stack.shape[1:], dtype=torch.float32, device=local.device)
+    for index, target in enumerate(local, start=where[0].start):
+        draw(expert, generator=_generator(seed, f"{name}.{index}", local.device))
+        target.copy_(expert[where[1:]])
+
+
+def _keep(whole: Tensor, parameter: Tensor) -> None:
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(whole)
         return
-    for index, part in enumerate(whole.unbind()):
-        yield f"{name}.{index}", part
+    # src_data_rank None: every rank has drawn the same whole, nothing is sent
+    mesh, placements = parameter.device_mesh, parameter.placements
+    parameter.to_local().copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local())
+
+
+def local_part(tensor: Tensor) -> tuple[slice, ...] | None:
+    """The slice of the whole that this rank holds; None where it is not one slice."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    # type(), not isinstance: a strided shard is a Shard too, and not one slice
+    if any(type(p) not in (Shard, Replicate) for p in tensor.placements):
+        return None
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(o, o + size) for o, size in zip(offset, shape, strict=True))
+
+
+def _generator(seed: int, key: str, device: torch.device) -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(_stream(seed, key))
 
 
 def _stream(seed: int, key: str) -> int:

@@ -59,9 +59,17 @@ class ExpertPlace:
         return self.mesh[REPLICATE, SHARD] if self.mesh[REPLICATE].size() > 1 else self.mesh[SHARD]
 
     def shard_dim(self, stack: nn.Parameter) -> Shard | None:
-        """Along which dimension a stack is sharded: one that leaves no rank without a shard. None: FSDP's choice."""
-        num_shards = self.mesh[SHARD].size()
-        return next((Shard(i) for i, n in enumerate(_local(stack).shape) if n % num_shards == 0), None)
+        """Along which dimension FSDP divides a stack; None: as it likes.
+
+        One that no other axis divides, so that what a rank holds is one slice of the stack; and one that divides
+        evenly, so that no rank is without a part.
+        """
+        divided = (
+            [p.dim for p in stack.placements if isinstance(p, Shard)] if isinstance(stack, DTensor) else []
+        )
+        shape, num_shards = _local(stack).shape, self.mesh[SHARD].size()
+        dims = sorted(range(len(shape)), key=divided.count)
+        return next((Shard(dim) for dim in dims if shape[dim] % num_shards == 0), None)
 
 
 def expert_axes(plan: Plan) -> tuple[int, int]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from meshwright.engines.native.models import Transformer, build_model
+from meshwright.engines.native.models.initialize import local_part
 from meshwright.engines.native.weights.names import family_of, file_names, without_ignored
 from meshwright.engines.native.weights.tensors import Folder
 from meshwright.errors import InputError
@@ -95,7 +95,7 @@ def fill(tensor: Tensor, files: Folder, name: str) -> None:
     if not isinstance(tensor, DTensor):
         tensor.copy_(files.read(name))
         return
-    where = _local_part(tensor)
+    where = local_part(tensor)
     if where is None:
         _distribute(tensor, files.read(name))
     elif tensor.to_local().numel():
@@ -108,21 +108,12 @@ def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
         for target, name in zip(tensor, names, strict=True):
             target.copy_(files.read(name))
         return
-    where = _local_part(tensor)
+    where = local_part(tensor)
     if where is None:
         _distribute(tensor, torch.stack([files.read(name) for name in names]))
     elif tensor.to_local().numel():
         for target, name in zip(tensor.to_local(), names[where[0]], strict=True):
             target.copy_(files.read(name, where=where[1:]))
-
-
-def _local_part(tensor: DTensor) -> tuple[slice, ...] | None:
-    """The slice of the whole that this rank holds; None where it is not one slice."""
-    # type(), not isinstance: a strided shard is a Shard too, and not one slice
-    if any(type(p) not in (Shard, Replicate) for p in tensor.placements):
-        return None
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(slice(o, o + size) for o, size in zip(offset, shape, strict=True))
 
 
 def _distribute(tensor: DTensor, whole: Tensor) -> None:
