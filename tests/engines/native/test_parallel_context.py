@@ -9,13 +9,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshwright import runfile  # noqa: E402
+from meshwright.engines.base import TrainOptions  # noqa: E402
+from meshwright.engines.native import engine  # noqa: E402
 from meshwright.engines.native.check import check_plan  # noqa: E402
 from meshwright.engines.native.models import build_model, init_weights  # noqa: E402
 from meshwright.engines.native.models.layout import Chunks, see  # noqa: E402
 from meshwright.engines.native.rehearsal import compare_each  # noqa: E402
 from meshwright.specs.model import Attention, AttentionKind, Model  # noqa: E402
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
-from meshwright.specs.run import Data  # noqa: E402
+from meshwright.specs.run import Data, Evaluate, Train  # noqa: E402
 
 TEXT = """
 model:
@@ -56,7 +58,7 @@ def text(run, tmp_path, monkeypatch):
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "text"
     folder.mkdir()
-    for n in range(40):
+    for n in range(120):
         (folder / f"{n:02d}.txt").write_text(f"{n} and {n * n}, " * (1 + n % 3))
     return replace(run, data=Data(source=str(folder), tokenizer="bytes"))
 
@@ -119,6 +121,29 @@ def test_more_combinations_equal_one(run, monkeypatch):
             (run, Plan(context=2, pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED)),
         ]
     )
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"context": 2},
+        pytest.param({"context": 2, "tensor": 2}, marks=pytest.mark.slow),
+        pytest.param({"pipeline": 2, "tensor": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_divided_model_validates_and_writes_as_a_whole_one(text, tmp_path, monkeypatch, degrees):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    text = replace(text, train=Train(steps=3, evaluate=Evaluate(num_batches=1)))
+    options = TrainOptions(folder=tmp_path / "out", quiet=True)
+    whole, divided = (
+        engine.train(replace(text, plan=plan), options=options)
+        for plan in (Plan(micro_batch=4), Plan(micro_batch=4, **degrees))
+    )
+    assert divided.sample == whole.sample
+    assert whole.sample
+    loss = whole.statistics["validation_loss"]
+    assert divided.statistics["validation_loss"] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])

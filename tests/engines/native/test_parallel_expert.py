@@ -143,6 +143,7 @@ def test_more_combinations_equal_one():
             (as_deepseek(), replace(two, data_replicate=2, sharding=FULL)),
             (as_deepseek(), replace(two, data_replicate=2, sharding=FULL, expert=4)),  # across replicas
             (as_deepseek(None), Plan(tensor=2, data_shard=2, expert=4, micro_batch=4)),
+            (as_deepseek(), Plan(tensor=2, context=2, expert=4, micro_batch=4)),
             (as_mixtral(), Plan(tensor=2, data_shard=2, expert=2, expert_tensor=2, sharding=FULL)),
             (as_deepseek(None), Plan(tensor=2, pipeline=2, expert=2, sharding=FULL, micro_batch=2)),
             (as_mixtral(), Plan(context=2, tensor=2, expert=2, expert_tensor=2, micro_batch=4)),

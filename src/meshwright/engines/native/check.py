@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from meshwright.cost.pipeline.schedules import schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Unsupported
-from meshwright.specs.model import AttentionKind, Model, Router
+from meshwright.specs.model import Model, Router
 from meshwright.specs.plan import Offload, Plan, Recompute, Schedule
 from meshwright.specs.run import BIAS_RATE, Run, Task
 
@@ -108,10 +108,6 @@ def _tensor(plan: Plan, run: Run) -> Iterator[Unsupported]:
     if plan.tensor == 1:
         return
     key, model, width = "parallel.tensor", run.model, plan.tensor
-    if model.attention.kind is AttentionKind.MLA:
-        yield Unsupported(key=key, reason="latent attention is not divided by this version: must be 1")
-    if model.tied_embeddings:
-        yield Unsupported(key=key, reason="tied embeddings are not divided by this version: must be 1")
     for what, count in (
         ("query heads", model.attention.num_heads),
         ("key/value heads", model.attention.num_kv_heads),

@@ -16,6 +16,7 @@ from meshwright.engines.native.parallel.mesh import Place
 from meshwright.specs.run import Run
 
 NUM_WORKERS = 1  # reading a batch is copying from memory-mapped files: far less than a step
+PROMPT_TOKENS = 8
 
 
 class Feed:
@@ -48,6 +49,10 @@ class Feed:
     def validation_batch(self, index: int) -> dict[str, Tensor]:
         """This process's part of validation batch `index`: the same samples in every evaluation."""
         return self._on_device((self.validation or self.batches).at(index))
+
+    def prompt(self) -> list[int]:
+        """The first tokens of the validation data, for the model to go on from."""
+        return (self.validation or self.batches).at(0).tokens_BT[0, :PROMPT_TOKENS].tolist()
 
     def _on_device(self, batch: Batch) -> dict[str, Tensor]:
         is_one_document = bool((batch.documents_BT == batch.documents_BT[:, :1]).all())

@@ -206,7 +206,7 @@ def _toy_attention(a: Attention, *, tensor: int, of: int) -> Attention:
     if a.kind is AttentionKind.MLA:
         ranks = {"query_lora_rank": 16 if a.query_lora_rank else 0, "kv_lora_rank": 16}
         widths = {"head_dim": 16, "rope_head_dim": 8, "value_head_dim": 8}
-        return replace(a, num_heads=4, num_kv_heads=4, **ranks, **widths)
+        return replace(a, num_heads=2 * tensor, num_kv_heads=2 * tensor, **ranks, **widths)
     num_kv_heads = tensor * min(2, max(1, a.num_kv_heads // of))  # one a rank stays one a rank
     group = min(2, a.num_heads // a.num_kv_heads)
     return replace(

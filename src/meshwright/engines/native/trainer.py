@@ -374,18 +374,17 @@ class _Loop:
         self.progress.step(entry, left_s=usual_s * (self.num_steps - step - 1))
 
     def _sample(self) -> str | None:
-        """Text that the model writes now. None under tensor parallelism, which divides whole sequences."""
-        if self.feed.tokenizer is None or self.place.plan.tensor > 1:
+        """Text that the model writes now."""
+        if self.feed.tokenizer is None:
             return None
-        prompt = self.feed.validation_batch(0)["tokens_BT"][0, :8].tolist()
         self.parts.evaluating()
         tokens = write_sample(
             self.parts.stepper.logits,
-            prompt=prompt,
+            place=self.place,
+            prompt=self.feed.prompt(),
             num_tokens=SAMPLE_TOKENS,
             context=self.job.run.sequence_length,
             seed=self.job.run.train.seed,
-            device=self.place.device,
         )
         return self.feed.tokenizer.decode(tokens)
 

@@ -104,6 +104,7 @@ class LatentAttention(nn.Module):
             self.query = nn.Linear(model.hidden, width, bias=False)
         self.kv_down = nn.Linear(model.hidden, a.kv_lora_rank + a.rope_head_dim, bias=a.bias)
         self.kv_norm = nn.RMSNorm(a.kv_lora_rank, eps=1e-6)
+        self.rotary_key = nn.Identity()  # tensor parallelism hands every rank the one key here
         self.kv_up = nn.Linear(a.kv_lora_rank, a.num_heads * (self.plain_dim + a.v_dim), bias=False)
         scale = a.head_dim**-0.5 * score_scale(model.rope)
         self.core = CoreAttention(scale=scale, windowed=windowed)
@@ -119,7 +120,7 @@ class LatentAttention(nn.Module):
         latent_BTL, k_rotary_BTR = self.kv_down(x_BTD).split([self.latent_dim, self.rotary_dim], dim=-1)
         kv_BTHX = self.kv_up(self.kv_norm(latent_BTL)).unflatten(-1, (-1, self.plain_dim + self.value_dim))
         k_plain, v_BTHV = kv_BTHX.split([self.plain_dim, self.value_dim], dim=-1)
-        k_rotary_BT1R = rotate_interleaved(k_rotary_BTR.unsqueeze(2), cos, sin)
+        k_rotary_BT1R = rotate_interleaved(self.rotary_key(k_rotary_BTR).unsqueeze(2), cos, sin)
         k_BTHK = torch.cat([k_plain, k_rotary_BT1R.expand(-1, -1, k_plain.shape[2], -1)], dim=-1)
         return self.output(self.core(q_BTHK, k_BTHK, v_BTHV, layout).flatten(-2))
 

@@ -105,12 +105,16 @@ class Pipeline:
         """Logits [B, T, V] of the whole model for any B and T, on every rank: stage after stage, nothing overlaps."""
         plan, x = self.place.plan, tokens_BT
         ranks = {index: rank for rank in range(plan.pipeline) for index in stages_of_rank(plan, rank)}
+        batch, num_tokens = tokens_BT.shape
+        between = (batch, num_tokens // (plan.tensor if plan.sequence_parallel else 1), self.model.hidden)
         for index in range(len(ranks)):
-            width = self.model.vocab if index == len(ranks) - 1 else self.model.hidden
+            shape = (batch, num_tokens, self.model.vocab) if index == len(ranks) - 1 else between
             if index in self.modules:
-                x = self.modules[index](x).contiguous()
+                module = self.modules[index]
+                positions_T = module.chunks.order(num_tokens, device=x.device)  # of more than x has, perhaps
+                x = module(x, positions_T.expand(batch, -1)).contiguous()
             else:
-                x = torch.empty(*tokens_BT.shape, width, dtype=self.compute, device=tokens_BT.device)
+                x = torch.empty(shape, dtype=self.compute, device=tokens_BT.device)
             dist.broadcast(x, group=self.group, group_src=ranks[index])
         return x
 

@@ -3,7 +3,10 @@
     query key value gate up   by columns: each rank has some heads, some feed-forward widths
     output down               by rows: partial sums are added up
     router                    not divided: each rank scores its own tokens, and experts are `expert`'s business
-    embedding head            by rows of the vocabulary; the loss is taken without gathering logits (`vocabulary`)
+    embedding head            by rows of the vocabulary; the loss is taken without gathering logits (`vocabulary`);
+                              tied ones are one matrix here too
+    latent attention          matrices that grow heads out of latents by columns; those that make latents are whole,
+                              and it is the narrow latents that are gathered
 
 With sequence parallelism norms and residuals hold T / tensor tokens: inputs are gathered before the columns and sums
 scattered after the rows, which moves what an all-reduce moves and keeps a fraction of the activations.
@@ -40,6 +43,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from meshwright.engines.native.models import Block, Transformer
+from meshwright.engines.native.models.attention import LatentAttention
 from meshwright.engines.native.models.experts import MixtureOfExperts, TopKRouter
 from meshwright.engines.native.parallel.vocabulary import divide_vocabulary
 
@@ -48,7 +52,7 @@ HEADS = 2  # dimension H of B T H K
 
 
 def divide(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    """Divide the matrices of a grouped-attention `model` (or a stage of one) over `mesh`, in place."""
+    """Divide the matrices of `model` (or a stage of one) over `mesh`, in place, all but those of routed experts."""
     residual = TOKENS if sequence_parallel else Replicate()
     for layer in model.layers.values():
         assert isinstance(layer, Block)
@@ -67,21 +71,45 @@ def divide(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> 
         parallelize_module(model.norm, mesh, _norm(residual))
     if model.head is not None:
         divide_vocabulary(model.head, mesh=mesh, residual=residual)
+    model.tie()
 
 
 def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
-    plan: dict[str, ParallelStyle] = {
+    of_attention = _latent_plan if isinstance(layer.attention, LatentAttention) else _grouped_plan
+    return of_attention(layer.attention, residual) | {
         "attention_norm": _norm(residual),
+        "attention.output": RowwiseParallel(output_layouts=residual),
+        "ffn_norm": _norm(residual),
+    }
+
+
+def _grouped_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {
         "attention": _gathered(residual, num_inputs=2),
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
         "attention.value": ColwiseParallel(),
-        "attention.output": RowwiseParallel(output_layouts=residual),
-        "ffn_norm": _norm(residual),
     }
     for name in ("query_norm", "key_norm"):
-        if isinstance(getattr(layer.attention, name), nn.RMSNorm):
+        if isinstance(attention.get_submodule(name), nn.RMSNorm):
             plan[f"attention.{name}"] = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+    return plan
+
+
+def _latent_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
+    """Everything before the heads runs on the residual's tokens."""
+    layouts = (residual, None)
+    plan: dict[str, ParallelStyle] = {
+        "attention": PrepareModuleInput(
+            input_layouts=layouts, desired_input_layouts=layouts, use_local_output=False
+        ),
+        "attention.rotary_key": _Shared(),
+    }
+    for name, _ in attention.named_children():
+        if name in ("query_down", "query_norm", "kv_down", "kv_norm"):
+            plan[f"attention.{name}"] = _Whole()
+        elif name in ("query", "query_up", "kv_up"):
+            plan[f"attention.{name}"] = ColwiseParallel(input_layouts=residual)
     return plan
 
 
@@ -105,7 +133,7 @@ def _gathered(residual: Shard | Replicate, *, num_inputs: int) -> ParallelStyle:
 
 
 def _norm(residual: Shard | Replicate) -> ParallelStyle:
-    return SequenceParallel(use_local_output=True) if residual == TOKENS else _Whole()
+    return SequenceParallel(use_local_output=True) if residual == TOKENS else _Everywhere()
 
 
 class _OnOwnTokens(ParallelStyle):
@@ -125,13 +153,31 @@ class _OnOwnTokens(ParallelStyle):
 
 
 class _Whole(ParallelStyle):
+    """A module whose weights every rank has; it takes and gives distributed tensors as they come."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh)
+
+
+class _Everywhere(_Whole):
     """A module that every rank runs on the same input."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def distributed(module: nn.Module, inputs: Any) -> tuple[DTensor]:
             return (DTensor.from_local(inputs[0], device_mesh, [Replicate()], run_check=False),)
 
-        distribute_module(module, device_mesh)
+        super()._apply(module, device_mesh)
         module.register_forward_pre_hook(distributed)
         module.register_forward_hook(lambda module, inputs, output: output.to_local())
+        return module
+
+
+class _Shared(ParallelStyle):
+    """What all heads read: whole on every rank; its gradient is the sum over the ranks' heads."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def local(module: nn.Module, inputs: Any, output: DTensor) -> Tensor:
+            return output.redistribute(device_mesh, [Replicate()]).to_local(grad_placements=[Partial()])
+
+        module.register_forward_hook(local)
         return module
