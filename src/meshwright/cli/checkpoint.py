@@ -24,7 +24,8 @@ RUN_SUFFIXES = (".yaml", ".yml")
     examples=[
         "meshwright checkpoint show run.yaml",
         "meshwright checkpoint verify checkpoints/llama",
-        "meshwright checkpoint to-hf run.yaml exported/llama --step 1000 --dtype bf16",
+        "meshwright checkpoint to-hf checkpoints/llama exported/llama --step 1000 --dtype bf16",
+        "meshwright checkpoint to-hf checkpoints/tuned exported/tuned --merge",
         "meshwright checkpoint from-hf run.yaml downloads/llama",
     ],
 )
@@ -34,24 +35,35 @@ RUN_SUFFIXES = (".yaml", ".yml")
 @click.option(
     "--step", type=click.IntRange(min=0), metavar="N", help="Which checkpoint.  [default: the newest]"
 )
-@click.option("--dtype", type=click.Choice(["bf16", "fp32"]), help="Number format of to-hf.  [default: bf16]")
+@click.option(
+    "--dtype", type=click.Choice(["bf16", "fp32"]),
+    help="Number format of to-hf.  [default: bf16; of adapters fp32]",
+)  # fmt: skip
+@click.option("--merge", is_flag=True, help="to-hf of adapters: write the base's weights with them added.")
 @json_option
 def command(
-    kind: str, where: Path, weights: Path | None, step: int | None, dtype: str | None, as_json: bool
+    kind: str,
+    where: Path,
+    weights: Path | None,
+    step: int | None,
+    dtype: str | None,
+    merge: bool,
+    as_json: bool,
 ) -> None:
     """Look at checkpoints, check them, and exchange weights with Hugging Face.
 
     \b
     show WHERE              step, tokens, plan, model, size and date of every checkpoint
     verify WHERE            read every file again; exit 1 if one is damaged, the last good one named
-    to-hf RUN.yaml DIR      write the weights of a checkpoint as safetensors with a config.json
-    from-hf RUN.yaml DIR    put the weights of DIR under step 0, for `meshwright train RUN.yaml --resume`
+    to-hf WHERE DIR         write the weights of a checkpoint as safetensors with a config.json, and adapters as
+                            PEFT has them; with --merge the base's weights with the adapters added
+    from-hf RUN.yaml DIR    put the weights (or adapters) of DIR under step 0, for `meshwright train RUN.yaml --resume`
 
-    WHERE is a run file, or a folder of checkpoints.
+    WHERE is a run file, a folder of checkpoints, or one of them.
     """
     from meshwright.cli.output import emit_json
 
-    _require_options(kind, weights=weights, step=step, dtype=dtype)
+    _require_options(kind, weights=weights, step=step, dtype=dtype, merge=merge)
     run = _run_at(where) if where.suffix in RUN_SUFFIXES else None
     folder = where if run is None else _folder_of(run)
     require_torch("a checkpoint")
@@ -61,12 +73,13 @@ def command(
         document = _verify(_chosen(folder, step), folder=folder)
     else:
         assert weights is not None
-        if run is None:
-            raise InputError(
-                f"{kind} needs the run file, which says the model", got=str(where), allowed="RUN.yaml"
-            )
         if kind == "to-hf":
-            document = _to_hf(run, _chosen(folder, step)[-1], weights, dtype=dtype or "bf16")
+            saved = _chosen(folder, step)[-1]
+            document = _to_hf(run, saved, weights, dtype=dtype, merge=merge, where=where)
+        elif run is None:
+            raise InputError(
+                "from-hf needs the run file, which says the model", got=str(where), allowed="RUN.yaml"
+            )
         else:
             document = _from_hf(run, folder, weights)
     if as_json:
@@ -77,14 +90,18 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _require_options(kind: str, *, weights: Path | None, step: int | None, dtype: str | None) -> None:
+def _require_options(
+    kind: str, *, weights: Path | None, step: int | None, dtype: str | None, merge: bool
+) -> None:
     if kind in ("to-hf", "from-hf"):
         if weights is None:
-            raise InputError(f"{kind} needs two places", hint=f"meshwright checkpoint {kind} RUN.yaml DIR")
+            raise InputError(f"{kind} needs two places", hint=f"meshwright checkpoint {kind} WHERE DIR")
     elif weights is not None:
         raise InputError(f"{kind} takes one place", got=str(weights))
     if dtype is not None and kind != "to-hf":
         raise InputError("--dtype is about to-hf", got=kind)
+    if merge and kind != "to-hf":
+        raise InputError("--merge is about to-hf", got=kind)
     if step is not None and kind == "from-hf":
         raise InputError("from-hf always writes step 0", got=f"--step {step}")
 
@@ -168,25 +185,38 @@ def _verify(found: list[Saved], *, folder: Path) -> Document:
 # --- Hugging Face ---
 
 
-def _to_hf(run: Run, saved: Saved, out: Path, *, dtype: str) -> Document:
-    from meshwright.engines.native import checkpoint
-    from meshwright.engines.native.assembly import COMPUTE
-    from meshwright.engines.native.models import build_model
-    from meshwright.engines.native.weights import save_weights
+def _to_hf(
+    run: Run | None, saved: Saved, out: Path, *, dtype: str | None, merge: bool, where: Path
+) -> Document:
+    from meshwright.engines.native import checkpoint, exchange
 
     _require_whole(saved)
-    module = build_model(run.model, device="cpu")
-    kept = module.state_dict().keys()
-    state = {f"weights.{name}": p.detach() for name, p in module.named_parameters()}
-    state |= {f"buffers.{name}": buffer for name, buffer in module.named_buffers() if name in kept}
-    checkpoint.load(saved, into=state)
-    save_weights(module, out, dtype=COMPUTE[dtype])
+    held = checkpoint.content_of(checkpoint.read_manifest(saved.path))
+    held = held or (run and checkpoint.content(run, weights=None))
+    if held is None:
+        raise InputError(
+            "this checkpoint does not say its model's shapes: to-hf needs the run file", got=str(where),
+            allowed="RUN.yaml",
+        )  # fmt: skip
+    if merge and held.lora is None:
+        raise InputError(
+            "--merge is about adapters; this checkpoint holds whole weights", got=str(saved.path)
+        )
+    kind = "weights" if held.lora is None else "merged weights" if merge else "adapter"
+    dtype = dtype or ("fp32" if kind == "adapter" else "bf16")
+    if held.lora is None:
+        exchange.export_weights(saved, held, out, dtype=dtype)
+    elif merge:
+        exchange.export_merged(saved, held, out, dtype=dtype, base=run and run.weights)
+    else:
+        exchange.export_adapters(saved, held, out, dtype=dtype)
     return {
         "checkpoint": saved.path,
         "step": saved.step,
         "weights": out,
+        "kind": kind,
         "dtype": dtype,
-        "model": run.model.name,
+        "model": held.shapes.name,
     }
 
 
@@ -201,26 +231,15 @@ def _require_whole(saved: Saved) -> None:
 
 
 def _from_hf(run: Run, folder: Path, weights: Path) -> Document:
-    """Step 0 of the run: these weights, and optimizer states that have seen nothing."""
-    from meshwright.engines.native import checkpoint
-    from meshwright.engines.native.assembly import COMPUTE
-    from meshwright.engines.native.models import build_model
-    from meshwright.engines.native.optimize import AdamW, masters_of
-    from meshwright.engines.native.weights import load_weights
+    """Step 0 of the run."""
+    from meshwright.engines.native import checkpoint, exchange
 
     if found := checkpoint.checkpoints(folder):
         raise InputError(
             f"{folder} already holds checkpoints, the newest after step {found[-1].step}",
             hint="name another folder in train.checkpoint.folder",
         )
-    module = build_model(run.model, device="cpu")
-    load_weights(module, weights)
-    masters = masters_of([module], compute=COMPUTE["fp32"])
-    state = AdamW(masters, settings=run.optimizer, is_alone=True).state()
-    kept = module.state_dict().keys()
-    state |= {f"buffers.{name}": buffer for name, buffer in module.named_buffers() if name in kept}
-    about = {"run": run.name, "model": run.model.name, "plan": None, "tokens": 0, "weights": str(weights)}
-    path = checkpoint.save(state, folder=folder, step=0, about=about, keep=None)
+    path = exchange.import_weights(run, weights, folder=folder)
     return {"checkpoint": path, "step": 0, "weights": weights, "model": run.model.name}
 
 
@@ -263,7 +282,8 @@ def _print_to_hf(document: Document) -> None:
     from meshwright.cli.output import print_line
 
     print_line(
-        f"Wrote {document['model']} after step {document['step']:,} as {document['dtype']}: {document['weights']}"
+        f"Wrote the {document['kind']} of {document['model']} after step {document['step']:,} as {document['dtype']}: "
+        f"{document['weights']}"
     )
 
 

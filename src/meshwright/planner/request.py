@@ -9,7 +9,7 @@ from functools import cached_property
 from meshwright.cost.tables import BatchTable, ModelTable, PrecisionTable, model_row, precision_row
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Cluster, Stack
-from meshwright.specs.model import Lora, Model
+from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import Engine, Run
@@ -80,6 +80,11 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         raise InputError(
             "the planner needs a known cluster", got=run.cluster_name,
             hint="name one of the catalogue, as in `cluster: h100-8x4`",
+        )  # fmt: skip
+    if run.lora is not None and run.lora.base_format is not BaseFormat.FULL:
+        raise InputError(
+            "a quantised base is not estimated", got=f"lora.base_format: {run.lora.base_format}",
+            hint="estimate it in 16 bits with --set lora.base_format=full",
         )  # fmt: skip
     fixed = {} if run.micro_batch is None else {"micro_batch": run.micro_batch}
     request = PlanRequest(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic.fields import FieldInfo
 
-from meshwright.specs.model import AttentionKind, RopeScaling, Router
+from meshwright.specs.model import AttentionKind, BaseFormat, RopeScaling, Router
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
 from meshwright.specs.run import (
     BIAS_RATE,
@@ -158,6 +158,7 @@ class InlineLora(Section):
         "value",
         "output",
     )
+    base_format: Annotated[BaseFormat, _Lax] = BaseFormat.FULL
 
 
 class DataSection(Section):

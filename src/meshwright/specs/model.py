@@ -102,6 +102,14 @@ class Experts:
         return self.num_shared * self.ffn_hidden
 
 
+class BaseFormat(StrEnum):
+    """How the frozen matrices of the layers are held while adapters are trained."""
+
+    FULL = "full"  # as the run's precision has it: 16 or 32 bits
+    INT8 = "int8"  # a scale per row
+    NF4 = "nf4"  # 4-bit normal float, a scale per 64 elements (QLoRA, Dettmers et al. 2023)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lora:
     """Low-rank adapters on a frozen base (task: lora)."""
@@ -110,6 +118,7 @@ class Lora:
     alpha: float = 32.0
     dropout: float = 0.0
     targets: tuple[str, ...] = ("query", "key", "value", "output")  # of: query key value output gate up down
+    base_format: BaseFormat = BaseFormat.FULL
 
 
 @dataclass(frozen=True, kw_only=True)

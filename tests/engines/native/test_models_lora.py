@@ -16,6 +16,7 @@ from meshwright.engines.native.models import (  # noqa: E402
     merge_adapters,
 )
 from meshwright.engines.native.weights import (  # noqa: E402
+    adapters_of,
     load_adapters,
     load_weights,
     read_lora,
@@ -54,6 +55,15 @@ LATENT = replace(
     ),
 )
 
+PEFT = {
+    "attention.query": "q_proj",
+    "attention.key": "k_proj",
+    "attention.value": "v_proj",
+    "attention.output": "o_proj",
+    "ffn.gate": "gate_proj",
+    "ffn.up": "up_proj",
+    "ffn.down": "down_proj",
+}
 CASES = [(DENSE, ALL), (MIXTURE, ALL[:4]), (LATENT, ALL[:4])]
 
 
@@ -146,7 +156,7 @@ def test_targets_that_no_layer_has_are_refused(model, targets, message):
 def test_saved_adapters_come_back(model, targets, tmp_path):
     lora = Lora(rank=4, alpha=16.0, dropout=0.1, targets=targets)
     built = adapted_model(model, lora=lora).eval()
-    save_adapters(built, tmp_path / "adapter", lora=lora, base="tiny")
+    save_adapters(adapters_of(built), tmp_path / "adapter", model=model, lora=lora, base="tiny")
     assert read_lora(tmp_path / "adapter", model=model) == lora
     again = adapted_model(model, lora=lora, trained=False).eval()
     load_adapters(again, tmp_path / "adapter")
@@ -155,7 +165,8 @@ def test_saved_adapters_come_back(model, targets, tmp_path):
 
 def test_adapters_of_other_targets_are_refused(tmp_path):
     lora = Lora(rank=4, targets=("query",))
-    save_adapters(adapted_model(lora=lora), tmp_path / "adapter", lora=lora, base="tiny")
+    adapters = adapters_of(adapted_model(lora=lora))
+    save_adapters(adapters, tmp_path / "adapter", model=DENSE, lora=lora, base="tiny")
     with pytest.raises(InputError, match="4 are missing and 4 unexpected"):
         load_adapters(adapted_model(lora=Lora(rank=4, targets=("key",))), tmp_path / "adapter")
     with pytest.raises(InputError, match="another shape"):
@@ -175,7 +186,9 @@ def test_peft_loads_what_we_save_and_we_load_what_peft_saves(model, targets, tmp
     lora = Lora(rank=4, alpha=16.0, targets=targets)
     ours = adapted_model(model, lora=lora).eval()
     save_weights(ours, tmp_path / "base", dtype=torch.float32)
-    save_adapters(ours, tmp_path / "adapter", lora=lora, base=str(tmp_path / "base"))
+    save_adapters(
+        adapters_of(ours), tmp_path / "adapter", model=model, lora=lora, base=str(tmp_path / "base")
+    )
 
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
@@ -189,3 +202,27 @@ def test_peft_loads_what_we_save_and_we_load_what_peft_saves(model, targets, tmp
     init_adapters(again, seed=1)
     load_adapters(again, tmp_path / "theirs")
     assert torch.equal(again.eval()(tokens()), ours(tokens()))
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_gradients_equal_those_of_peft(tmp_path):
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    lora = Lora(rank=4, alpha=16.0, targets=ALL)
+    ours = adapted_model(lora=lora)
+    save_weights(ours, tmp_path / "base", dtype=torch.float32)
+    save_adapters(adapters_of(ours), tmp_path / "adapter", model=DENSE, lora=lora, base="base")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
+    labels = tokens().roll(-1, dims=1)
+    labels[:, -1] = -100
+    theirs(tokens(), labels=tokens()).loss.backward()  # transformers shifts labels itself
+    (ours(tokens(), labels_BT=labels) / (labels >= 0).sum()).backward()
+    by_name = dict(theirs.named_parameters())
+    for name, parameter in adapters_of(ours).items():
+        place, part = name.removesuffix(".weight").split(".lora_")
+        index, where = place.removeprefix("layers.").split(".", 1)
+        (theirs_name,) = [
+            n for n in by_name if f"layers.{index}." in n and f"{PEFT[where]}.lora_{part.upper()}." in n
+        ]
+        torch.testing.assert_close(parameter.grad, by_name[theirs_name].grad, rtol=1e-4, atol=1e-5)

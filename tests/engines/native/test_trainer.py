@@ -156,7 +156,6 @@ def test_a_request_to_stop_ends_after_the_step(train, monkeypatch):
     [
         ("train.steps=null", "says neither steps nor tokens"),
         ("precision=fp8", "fp8 is not trained"),
-        ("task=lora", "lora is not trained"),
         ("parallel={data_shard: 1, offload: optimizer}", "parallel.offload"),
     ],
 )

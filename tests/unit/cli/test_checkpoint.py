@@ -119,7 +119,9 @@ def test_transformers_loads_what_was_written(meshwright, trained, run_file):
     [
         (("show", "nowhere"), "there is no checkpoint"),
         (("to-hf", "run.yaml"), "to-hf needs two places"),
-        (("to-hf", "saved", "hf"), "needs the run file"),
+        (("from-hf", "saved", "hf"), "needs the run file"),
+        (("to-hf", "saved", "hf", "--merge"), "--merge is about adapters"),
+        (("show", "saved", "--merge"), "--merge is about to-hf"),
         (("to-hf", "run.yaml", "hf", "--step", "3"), "no checkpoint of this step: got 3, allowed: 2, 4"),
         (("from-hf", "run.yaml", "hf"), "already holds checkpoints"),
         (("show", "saved", "hf"), "takes one place"),

@@ -18,14 +18,17 @@ from meshwright.cost.tables import model_row
 from meshwright.engines.native.models import (
     Options,
     Transformer,
+    add_adapters,
     build_model,
+    init_adapters,
     init_weights,
     materialize,
     set_balance,
+    stream,
     take_load,
     update_bias,
 )
-from meshwright.engines.native.optimize import AdamW, masters_of
+from meshwright.engines.native.optimize import AdamW, Master, masters_of
 from meshwright.engines.native.parallel.context import chunks_of, divide_sequences
 from meshwright.engines.native.parallel.expert import ExpertPlace, divide_experts, place_experts
 from meshwright.engines.native.parallel.mesh import TENSOR, Place
@@ -47,11 +50,19 @@ class Assembly:
     """What one process trains. `modules` are its pipeline stages, one without a pipeline."""
 
     modules: list[Transformer]
+    masters: list[Master]  # all of them; the optimizer has no use for empty ones
     optimizer: AdamW
     stepper: Stepper
-    num_parameters: int  # of the whole model
+    num_parameters: int  # of the whole model, adapters left out
+    num_trained: int  # of them, or of the adapters
     is_alone: bool
     bias_rate: float  # what routing biases move by in a step
+    dropout_seed: int | None  # of this process; None: nothing is dropped
+
+    def before_step(self, step: int) -> None:
+        """Begin random numbers anew, so that a resumed run drops what one that was never stopped would have."""
+        if self.dropout_seed is not None:
+            torch.manual_seed(stream(self.dropout_seed, f"step {step}"))
 
     def take_load(self) -> Tensor | None:
         """Rows of each expert of the whole model since the last call [L, E], of all processes; None without experts.
@@ -75,6 +86,10 @@ class Assembly:
             kept = module.state_dict().keys()  # leaves out buffers that count only within a step
             state |= {f"buffers.{name}": buffer for name, buffer in module.named_buffers() if name in kept}
         return state
+
+    def trained(self) -> dict[str, Tensor]:
+        """What is trained, by name, in fp32; of a divided tensor this process's part, perhaps empty."""
+        return {master.name: master.like(master.local) for master in self.masters}
 
     def training(self) -> None:
         """Set the modules to train."""
@@ -104,6 +119,9 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
     if run.train.balance_loss:
         set_balance(modules, scale=1 / run.tokens_per_step, group=place.sequence_group())
     tied = tie(modules, place=place)
+    if tied is not None and run.lora is not None:
+        tied.copy_weight()  # once: neither end is trained
+        tied = None
     masters = masters_of(modules, compute=compute)
     optimizer = AdamW(
         masters if tied is None else [m for m in masters if m.parameter is not tied.head],
@@ -124,14 +142,35 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
         )
     else:
         stepper = Accumulation(modules[0], plan=plan)
+    num_parameters = int(count_parameters(model_row(run.model)).total)
+    is_frozen = run.lora is not None
     return Assembly(
         modules=modules,
+        masters=masters,
         optimizer=optimizer,
         stepper=stepper,
-        num_parameters=int(count_parameters(model_row(run.model)).total),
+        num_parameters=num_parameters,
+        num_trained=_num_adapted(run) if is_frozen else num_parameters,
         is_alone=place.num_ranks == 1,
-        bias_rate=run.train.balance_bias_rate,
+        bias_rate=0.0 if is_frozen else run.train.balance_bias_rate,
+        dropout_seed=_dropout_seed(run, place),
     )
+
+
+def _num_adapted(run: Run) -> int:
+    """Parameters of all adapters."""
+    whole = build_model(run.model)
+    assert run.lora is not None
+    add_adapters(whole, run.lora)
+    return sum(p.numel() for p in whole.parameters() if p.requires_grad)
+
+
+def _dropout_seed(run: Run, place: Place) -> int | None:
+    """Processes that see other tokens or layers drop others; those that divide matrices drop the same."""
+    if run.lora is None or not run.lora.dropout:
+        return None
+    where = f"{place.pipeline_rank} {place.data_rank} {place.context_rank}"
+    return stream(run.train.seed, f"dropout {where}")
 
 
 def _stage(
@@ -146,7 +185,11 @@ def _stage(
 ) -> Transformer:
     ends = {"is_first": index == 0, "is_last": index == len(stages) - 1}
     options = Options(balance_loss=run.train.balance_loss, z_loss=run.train.z_loss)
-    module = build_model(run.model, layers=stages[index], options=options, **ends)
+    # What is frozen is held as it multiplies; what is trained comes in fp32, from which masters are made.
+    dtype = torch.float32 if run.lora is None else compute
+    module = build_model(run.model, dtype=dtype, layers=stages[index], options=options, **ends)
+    if run.lora is not None:
+        add_adapters(module, run.lora)
     blocks = list(module.layers.values())
     if place.plan.tensor > 1:
         divide(module, mesh=place.axes(TENSOR), sequence_parallel=place.plan.sequence_parallel)
@@ -161,5 +204,6 @@ def _stage(
     if weights is None:
         init_weights(module, seed=run.train.seed)
     else:
+        init_adapters(module, seed=run.train.seed)
         load_weights(module, weights)
     return module

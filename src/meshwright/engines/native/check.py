@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from meshwright.cost.pipeline.schedules import schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Unsupported
-from meshwright.specs.model import Model, Router
-from meshwright.specs.plan import Offload, Plan, Recompute, Schedule
-from meshwright.specs.run import BIAS_RATE, Run, Task
+from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model, Router
+from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
+from meshwright.specs.run import BIAS_RATE, Run
 
 PRECISIONS = ("fp32", "bf16")
 
@@ -26,8 +26,6 @@ def check(run: Run) -> tuple[Unsupported, ...]:
 
 
 def _settings(run: Run) -> Iterator[Unsupported]:
-    if run.task is not Task.PRETRAIN:
-        yield Unsupported(key="task", reason=f"{run.task.value} is not trained by this version")
     if run.precision.name not in PRECISIONS:
         yield Unsupported(
             key="precision",
@@ -42,6 +40,26 @@ def _settings(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="train.evaluate", reason="random tokens have nothing to validate on")
     yield from _balance(run)
     yield from _model(run.model)
+    if run.lora is not None:
+        yield from _lora(run.lora, run)
+
+
+def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
+    if run.model.experts is not None and (dense := set(lora.targets) & {"gate", "up", "down"}):
+        yield Unsupported(
+            key="lora.targets",
+            reason=f"in a mixture of experts only attention is adapted, not {', '.join(sorted(dense))}",
+            hint="allowed: query, key, value, output",
+        )
+    if run.train.balance_bias_rate not in (BIAS_RATE, 0.0):
+        yield Unsupported(key="train.balance_bias_rate", reason="routing biases are frozen with the base")
+    if lora.base_format is BaseFormat.FULL:
+        return
+    key = "lora.base_format"
+    if run.weights is None:
+        yield Unsupported(key=key, reason="there is nothing to quantise: the run names no weights")
+    if run.model.experts is not None:
+        yield Unsupported(key=key, reason="experts are not quantised: must be full")
 
 
 def _balance(run: Run) -> Iterator[Unsupported]:
@@ -73,6 +91,7 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
         *_context(plan, run),
         *_tensor(plan, run),
         *_experts(plan, run),
+        *_frozen(plan, run),
         *_pipeline(plan, run),
     ]
 
@@ -143,6 +162,30 @@ def _experts(plan: Plan, run: Run) -> Iterator[Unsupported]:
     ):
         if count % divisor:
             yield Unsupported(key=f"parallel.{key}", reason=f"{divisor} does not divide the {count} {what}")
+
+
+def _frozen(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    """A stage needs adapters to train. A quantised matrix cannot be cut: every process holds its layers whole."""
+    if run.lora is None:
+        return
+    if 0 in (plan.layers_per_stage or ()):
+        yield Unsupported(
+            key="parallel.layers_per_stage", reason="a stage without layers has no adapters to train"
+        )
+    if plan.tensor > 1 and run.lora.dropout and run.model.attention.kind is AttentionKind.MLA:
+        yield Unsupported(
+            key="lora.dropout", reason="latents are not dropped alike by tensor ranks: must be 0"
+        )
+    if run.lora.base_format is BaseFormat.FULL:
+        return
+    if plan.tensor > 1:
+        yield Unsupported(key="parallel.tensor", reason="a quantised base is not divided: must be 1")
+    if plan.sharding is Sharding.PARAMETERS and plan.data_shard > 1:
+        yield Unsupported(
+            key="parallel.sharding",
+            reason="a quantised base is not sharded",
+            hint="allowed: none, optimizer, gradients",
+        )
 
 
 def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:

@@ -69,7 +69,9 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     refuse("native", check_plan(plan, run=run))
     _require_devices(plan, device)
     weights = None if run.weights is None else find_weights(run.weights)
-    notes = [] if weights is None else differences(weights, run.model)
+    notes = [] if weights is None else differences(weights.folder, run.model)
+    if run.lora is not None and weights is None:
+        notes.append("adapters are trained on random weights: name those to start from with `weights:`")
     predicted = predict(run, cluster=cluster, plan=plan)
     if predicted is None:
         notes.append("the planner has no model of this device, so nothing was predicted")

@@ -39,7 +39,7 @@ from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process
 from meshwright.engines.native.processes import WorkerLostError, run_ranks
 from meshwright.errors import InfeasibleError
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model
+from meshwright.specs.model import Attention, AttentionKind, BaseFormat, Experts, Lora, Model
 from meshwright.specs.plan import Plan, Schedule
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Data, Run, StateFormat
@@ -140,6 +140,8 @@ def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
         cluster=None,
         precision=PRECISIONS["fp32"],
         data=Data(),
+        weights=None,
+        lora=run.lora and _toy_lora(run.lora),
         train=replace(run.train, steps=NUM_STEPS, tokens=None, checkpoint=None, evaluate=None),
         # Narrow states are rounded by chance, and differently in shards.
         optimizer=replace(run.optimizer, states=StateFormat.FP32),
@@ -212,6 +214,11 @@ def _toy_attention(a: Attention, *, tensor: int, of: int) -> Attention:
     return replace(
         a, num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads, head_dim=8, value_head_dim=None
     )
+
+
+def _toy_lora(lora: Lora) -> Lora:
+    """Without dropout, whose numbers are others on other processes."""
+    return replace(lora, rank=min(lora.rank, 4), dropout=0.0, base_format=BaseFormat.FULL)
 
 
 def _toy_experts(x: Experts, *, small: Plan) -> Experts:

@@ -5,6 +5,7 @@ FOLDER/resolved.json  every value the run was made of, the plan included
 FOLDER/steps.jsonl    one JSON object a step (see `StepLog`)
 FOLDER/events.jsonl   one JSON object a fault, in the order in which they came
 FOLDER/record.json    run, device, software, commit, command, statistics; written at the end, atomically
+FOLDER/adapter/       with `task: lora`: the adapters in PEFT's format
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ for each step:   read the batch of this step (a pure function of seed and step)
 from __future__ import annotations
 
 import math
+import shutil
 import statistics
 import time
 from contextlib import nullcontext, suppress
@@ -36,8 +37,11 @@ from meshwright.engines.native.sample import SAMPLE_TOKENS, write_sample
 from meshwright.engines.native.signals import StopRequest, stop_on_sigterm
 from meshwright.engines.native.step import Batch
 from meshwright.engines.native.trackers import Opening, Trackers
+from meshwright.engines.native.weights import Origin, save_adapters
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import FaultAction, Run
+
+ADAPTER = "adapter"  # folder of what LoRA trained, below the results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,7 @@ class Job:
     device_name: str  # as its driver has it
     accelerator: str | None = None  # as the catalogue has it; None: it knows no such device
     notes: tuple[str, ...] = ()
-    weights: Path | None = None  # folder of the weights that training starts from; None: random ones
+    weights: Origin | None = None  # where training starts; None: random ones
     is_restart: bool = False  # after a process was lost: go on from the newest checkpoint, if there is one
 
 
@@ -87,7 +91,7 @@ def train_rank(rank: int, num_ranks: int, job: Job) -> None:
             plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
         )
         with progress.phase("building the model"):
-            parts = assemble(job.run, place=place, weights=job.weights)
+            parts = assemble(job.run, place=place, weights=job.weights and job.weights.folder)
         with progress.phase("opening the data"):
             feed = open_feed(job.run, place=place, report=reading(progress))
         with stop_on_sigterm() as request:
@@ -144,6 +148,8 @@ class _Loop:
                     self.saver.wait()
             with self.progress.phase("writing a sample"):
                 sample = self._sample() if ending in (Ending.DONE, Ending.REACHED) else None
+            if ending in (Ending.DONE, Ending.REACHED):
+                self._save_adapters()
         except Exception:
             if self.saver is not None:
                 with suppress(Exception):  # the first error is the one to report
@@ -214,6 +220,7 @@ class _Loop:
         return Phase.WARM_UP if step < done + WARM_UP_STEPS else Phase.TRAINING
 
     def _step(self, step: int) -> Taken:
+        self.parts.before_step(step)
         batch = self.feed.batch(self.guard.batch_of(step))
         local_loss = self.parts.stepper.forward_backward(batch, scale=self._scale(batch))
         has_failed = self.saver is not None and self.saver.has_failed
@@ -311,9 +318,21 @@ class _Loop:
             "model": run.model.name,
             "plan": plan.describe(),
             "guard": self.guard.state(),
+            **checkpoint.as_manifest(checkpoint.content(run, weights=self.job.weights)),
         }
         with self.clock.during(Phase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
             self.saver.save(self.parts.state(), step=taken, about=about)
+
+    def _save_adapters(self) -> None:
+        """What low-rank training is for: the adapters, in the folder of results."""
+        run, folder = self.job.run, self.job.options.folder / ADAPTER
+        if run.lora is None:
+            return
+        if self.place.is_main:
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was resumed
+        base = self.job.weights and self.job.weights.name
+        save_adapters(self.parts.trained(), folder, model=run.model, lora=run.lora, base=base)
+        self.progress.say(f"wrote the adapter to {folder}")
 
     def _has_checkpoint(self) -> bool:
         """Whether a run that lost a process can go on."""
@@ -328,6 +347,8 @@ class _Loop:
         settings = self.job.run.train.checkpoint
         assert settings is not None  # the engine refuses to resume without
         saved = checkpoint.newest(Path(settings.folder))
+        manifest = checkpoint.read_manifest(saved.path)
+        checkpoint.refuse_others(manifest, self.job.run, weights=self.job.weights)
         with self.progress.phase(f"reading {saved.path}"):
             self.guard.load(self._load(saved))
         self.progress.say(f"resumed from {saved.path} after step {saved.step}")
@@ -441,6 +462,7 @@ class _Loop:
             "peak_memory_bytes": int(max(ranks["peak_memory_bytes"])),
             "num_devices": self.place.num_ranks,
             "parameters": self.parts.num_parameters,
+            "trained_parameters": self.parts.num_trained,
             "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
             "num_checkpoints": 0 if saver is None else saver.num_saved,
             "checkpoint_stall_s": None if saver is None else sum(saver.stall_s),

@@ -6,6 +6,7 @@
     FOLDER/.partial-step-00000120/   being written, or left by a killed process: never read, removed by the next save
     FOLDER/.removed-step-00000080/   being removed
 
+content   which model a checkpoint is of
 files     which checkpoints there are, and whether their files are what their manifests say
 peers     the processes that save together: what one meets, all hear of
 writing   `save`
@@ -13,6 +14,13 @@ reading   `load`
 saver     saving in the background of a training
 """
 
+from meshwright.engines.native.checkpoint.content import (
+    Content,
+    as_manifest,
+    content,
+    content_of,
+    refuse_others,
+)
 from meshwright.engines.native.checkpoint.files import (
     MANIFEST,
     NAME,
@@ -30,13 +38,18 @@ from meshwright.engines.native.checkpoint.writing import save
 __all__ = [
     "MANIFEST",
     "NAME",
+    "Content",
     "Saved",
     "Saver",
+    "as_manifest",
     "checkpoints",
+    "content",
+    "content_of",
     "damage_of",
     "load",
     "newest",
     "newest_good",
     "read_manifest",
+    "refuse_others",
     "save",
 ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from meshwright.engines.native.models.build import build_model, materialize
 from meshwright.engines.native.models.families import FAMILIES, check_model
-from meshwright.engines.native.models.initialize import init_adapters, init_weights, reset_buffers
+from meshwright.engines.native.models.initialize import init_adapters, init_weights, reset_buffers, stream
 from meshwright.engines.native.models.load import load_ratio, set_balance, take_load, update_bias
 from meshwright.engines.native.models.lora import LoraLinear, adapted, add_adapters, merge_adapters
 from meshwright.engines.native.models.loss import IGNORE, linear_cross_entropy
@@ -38,6 +38,7 @@ __all__ = [
     "merge_adapters",
     "reset_buffers",
     "set_balance",
+    "stream",
     "take_load",
     "update_bias",
 ]

@@ -111,10 +111,10 @@ def local_part(tensor: Tensor) -> tuple[slice, ...] | None:
 
 
 def _generator(seed: int, key: str, device: torch.device) -> torch.Generator:
-    return torch.Generator(device=device).manual_seed(_stream(seed, key))
+    return torch.Generator(device=device).manual_seed(stream(seed, key))
 
 
-def _stream(seed: int, key: str) -> int:
-    """A seed of 63 bits; Python's own `hash` differs between processes."""
+def stream(seed: int, key: str) -> int:
+    """Where the random numbers called `key` begin, 63 bits; Python's own `hash` differs between processes."""
     digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from meshwright.engines.native.models.quantized import QuantizedWeight
 from meshwright.engines.native.models.transformer import Transformer
 from meshwright.errors import InputError
-from meshwright.specs.model import AttentionKind, Lora
+from meshwright.specs.model import AttentionKind, BaseFormat, Lora
 
 GROUPED_TARGETS = {
     "query": ("attention.query",),
@@ -37,12 +38,34 @@ LATENT_TARGETS = GROUPED_TARGETS | {
 """The same for latent attention, where keys and values share their matrices."""
 
 
-class LoraLinear(nn.Linear):
-    """A linear layer with an adapter. `weight` and `bias` are those of the layer it replaces, frozen."""
+class FrozenLinear(nn.Linear):
+    """A linear layer that is not trained: `weight` and `bias` are those of the layer it replaces.
 
-    def __init__(self, base: nn.Linear, lora: Lora, *, dtype: torch.dtype) -> None:
+    In 8 or 4 bits it has `quantized` in place of its weight.
+    """
+
+    def __init__(self, base: nn.Linear, *, base_format: BaseFormat) -> None:
         super().__init__(base.in_features, base.out_features, bias=base.bias is not None, device="meta")
         self.weight, self.bias = base.weight, base.bias
+        self.quantized = None
+        if base_format is not BaseFormat.FULL:
+            del self.weight
+            with base.weight.device:
+                self.quantized = QuantizedWeight(base.out_features, base.in_features, kind=base_format)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The frozen product."""
+        if self.quantized is None:
+            return functional.linear(input, self.weight, self.bias)
+        product = self.quantized(input)
+        return product if self.bias is None else product + self.bias
+
+
+class LoraLinear(FrozenLinear):
+    """A frozen linear layer with an adapter."""
+
+    def __init__(self, base: nn.Linear, lora: Lora, *, dtype: torch.dtype) -> None:
+        super().__init__(base, base_format=lora.base_format)
         device = base.weight.device
         self.scale = lora.alpha / lora.rank
         self.dropout = nn.Dropout(lora.dropout)
@@ -51,7 +74,7 @@ class LoraLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Adapters multiply in their own dtype, which may be wider than the frozen weight's."""
-        base = functional.linear(input, self.weight, self.bias)
+        base = super().forward(input)
         narrow = self.lora_a(self.dropout(input).to(self.lora_a.weight.dtype))
         return base + (self.lora_b(narrow) * self.scale).to(base.dtype)
 
@@ -60,7 +83,7 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
     """Freeze `built` and give the matrices that `lora` targets an adapter, in place.
 
     Do it before sharding and `materialize`; then `init_weights` or `init_adapters` fills them. Raises InputError for
-    a target that the model does not have.
+    a target that the model does not have. With a quantised base the other linear layers of the blocks are too.
     """
     built.requires_grad_(False)
     latent = built.model.attention.kind is AttentionKind.MLA
@@ -82,6 +105,16 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
                 assert isinstance(base, nn.Linear)
                 if not isinstance(base, LoraLinear):
                     layer.set_submodule(place, LoraLinear(base, lora, dtype=dtype))
+        if lora.base_format is not BaseFormat.FULL:
+            _freeze_others(layer, lora.base_format)
+
+
+def _freeze_others(layer: nn.Module, base_format: BaseFormat) -> None:
+    """Quantise what has no adapter."""
+    adapters = {f"{name}.{part}" for name, _ in adapted(layer) for part in ("lora_a", "lora_b")}
+    for name, module in list(layer.named_modules()):
+        if isinstance(module, nn.Linear) and not isinstance(module, FrozenLinear) and name not in adapters:
+            layer.set_submodule(name, FrozenLinear(module, base_format=base_format))
 
 
 def _has_linear(layer: nn.Module, place: str) -> bool:
@@ -89,6 +122,13 @@ def _has_linear(layer: nn.Module, place: str) -> bool:
         return isinstance(layer.get_submodule(place), nn.Linear)
     except AttributeError:
         return False
+
+
+def quantized_weights(built: nn.Module) -> Iterator[tuple[str, QuantizedWeight]]:
+    """Matrices in 8 or 4 bits, by the names of the weights they stand for."""
+    for name, module in built.named_modules():
+        if isinstance(module, FrozenLinear) and module.quantized is not None:
+            yield f"{name}.weight", module.quantized
 
 
 def adapted(built: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
@@ -102,6 +142,7 @@ def adapted(built: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 def merge_adapters(built: Transformer) -> None:
     """Add every adapter to its matrix, in fp32, and take it away. Not for sharded models."""
     for name, layer in list(adapted(built)):
+        assert layer.quantized is None, "merge into the weights as they were before they were rounded"
         product = layer.lora_b.weight.float() @ layer.lora_a.weight.float() * layer.scale
         layer.weight.copy_(layer.weight.float() + product)
         plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")

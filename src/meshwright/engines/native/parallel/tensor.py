@@ -3,6 +3,7 @@
     query key value gate up   by columns: each rank has some heads, some feed-forward widths
     output down               by rows: partial sums are added up
     router                    not divided: each rank scores its own tokens, and experts are `expert`'s business
+    an adapter's matrices     the wide side like the matrix it belongs to, the narrow one whole (`adapters`)
     embedding head            by rows of the vocabulary; the loss is taken without gathering logits (`vocabulary`);
                               tied ones are one matrix here too
     latent attention          matrices that grow heads out of latents by columns; those that make latents are whole,
@@ -42,9 +43,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from meshwright.engines.native.models import Block, Transformer
+from meshwright.engines.native.models import Block, LoraLinear, Transformer
 from meshwright.engines.native.models.attention import LatentAttention
 from meshwright.engines.native.models.experts import MixtureOfExperts, TopKRouter
+from meshwright.engines.native.parallel.adapters import AdaptedColumns, AdaptedRows
 from meshwright.engines.native.parallel.vocabulary import divide_vocabulary
 
 TOKENS = Shard(1)  # T of B T D
@@ -54,6 +56,7 @@ HEADS = 2  # dimension H of B T H K
 def divide(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Divide the matrices of `model` (or a stage of one) over `mesh`, in place, all but those of routed experts."""
     residual = TOKENS if sequence_parallel else Replicate()
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for layer in model.layers.values():
         assert isinstance(layer, Block)
         parallelize_module(layer, mesh, _layer_plan(layer, residual))
@@ -63,7 +66,7 @@ def divide(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> 
             feed_forward = feed_forward.shared
         if feed_forward is not None:
             parallelize_module(feed_forward, mesh, _gathered(residual, num_inputs=1))
-            parallelize_module(feed_forward, mesh, _feed_forward_plan(residual))
+            parallelize_module(feed_forward, mesh, _feed_forward_plan(feed_forward, residual))
     if model.embedding is not None:
         style = RowwiseParallel(input_layouts=Replicate(), output_layouts=residual)
         parallelize_module(model.embedding, mesh, style)
@@ -72,13 +75,15 @@ def divide(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> 
     if model.head is not None:
         divide_vocabulary(model.head, mesh=mesh, residual=residual)
     model.tie()
+    for name, parameter in model.named_parameters():  # PyTorch's styles take some for trained
+        parameter.requires_grad_(name in trained)
 
 
 def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
     of_attention = _latent_plan if isinstance(layer.attention, LatentAttention) else _grouped_plan
     return of_attention(layer.attention, residual) | {
         "attention_norm": _norm(residual),
-        "attention.output": RowwiseParallel(output_layouts=residual),
+        "attention.output": _rows(layer.attention.output, residual),
         "ffn_norm": _norm(residual),
     }
 
@@ -86,10 +91,9 @@ def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, Parallel
 def _grouped_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         "attention": _gathered(residual, num_inputs=2),
-        "attention.query": ColwiseParallel(),
-        "attention.key": ColwiseParallel(),
-        "attention.value": ColwiseParallel(),
     }
+    for name in ("query", "key", "value"):
+        plan[f"attention.{name}"] = _columns(attention.get_submodule(name))
     for name in ("query_norm", "key_norm"):
         if isinstance(attention.get_submodule(name), nn.RMSNorm):
             plan[f"attention.{name}"] = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
@@ -105,20 +109,32 @@ def _latent_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str,
         ),
         "attention.rotary_key": _Shared(),
     }
-    for name, _ in attention.named_children():
+    for name, module in attention.named_children():
         if name in ("query_down", "query_norm", "kv_down", "kv_norm"):
             plan[f"attention.{name}"] = _Whole()
         elif name in ("query", "query_up", "kv_up"):
-            plan[f"attention.{name}"] = ColwiseParallel(input_layouts=residual)
+            plan[f"attention.{name}"] = _columns(module, input_layouts=residual)
     return plan
 
 
-def _feed_forward_plan(residual: Shard | Replicate) -> dict[str, ParallelStyle]:
+def _feed_forward_plan(layer: nn.Module, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
     return {
-        "gate": ColwiseParallel(),
-        "up": ColwiseParallel(),
-        "down": RowwiseParallel(output_layouts=residual),
+        "gate": _columns(layer.gate),
+        "up": _columns(layer.up),
+        "down": _rows(layer.down, residual),
     }
+
+
+def _columns(linear: nn.Module, *, input_layouts: Shard | Replicate | None = None) -> ParallelStyle:
+    """`input_layouts`: of an input that must be gathered."""
+    adapted = isinstance(linear, LoraLinear)
+    return AdaptedColumns() if adapted else ColwiseParallel(input_layouts=input_layouts)
+
+
+def _rows(linear: nn.Module, residual: Shard | Replicate) -> ParallelStyle:
+    return (
+        AdaptedRows(residual) if isinstance(linear, LoraLinear) else RowwiseParallel(output_layouts=residual)
+    )
 
 
 def _gathered(residual: Shard | Replicate, *, num_inputs: int) -> ParallelStyle:

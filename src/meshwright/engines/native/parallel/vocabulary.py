@@ -28,7 +28,7 @@ from meshwright.engines.native.models.transformer import Head
 def divide_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicate) -> None:
     """Divide `head` by rows of its weight, in place; its input arrives as `residual` says."""
     weight = distribute_tensor(head.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
-    head.weight = nn.Parameter(weight)
+    head.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
 
     def forward(h_BTD: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None) -> Tensor:
         whole = DTensor.from_local(h_BTD, mesh, [residual], run_check=False).redistribute(mesh, [Replicate()])
@@ -81,10 +81,11 @@ class _DividedCrossEntropy(torch.autograd.Function):
         z_loss: float,
         num_rows: int,
     ) -> Tensor:
+        wants_weight = ctx.needs_input_grad[1]
         first_row = dist.get_rank(group) * weight_VD.shape[0]
         weights_N = (labels_N != IGNORE).float() * (1.0 if weights_N is None else weights_N)
         grad_h_ND = torch.empty_like(h_ND)
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_weight else None
         total = torch.zeros((), dtype=torch.float32, device=h_ND.device)
         for start in range(0, len(h_ND), num_rows):
             rows = slice(start, start + num_rows)
@@ -95,8 +96,10 @@ class _DividedCrossEntropy(torch.autograd.Function):
             total += loss
             grad_CV = grad_CV.to(h_ND.dtype)
             grad_h_ND[rows] = grad_CV @ weight_VD
-            grad_weight_VD += grad_CV.T @ h_ND[rows]
-        ctx.save_for_backward(grad_h_ND, grad_weight_VD.to(weight_VD.dtype))
+            if grad_weight_VD is not None:
+                grad_weight_VD += grad_CV.T @ h_ND[rows]
+        grad_weight_VD = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+        ctx.save_for_backward(grad_h_ND, grad_weight_VD)
         return total
 
     @staticmethod
@@ -105,7 +108,7 @@ class _DividedCrossEntropy(torch.autograd.Function):
         scale = grads[0]
         return (
             grad_h_ND * scale.to(grad_h_ND.dtype),
-            grad_weight_VD * scale.to(grad_weight_VD.dtype),
+            None if grad_weight_VD is None else grad_weight_VD * scale.to(grad_weight_VD.dtype),
             *[None] * 5,
         )
 

@@ -12,14 +12,16 @@ adapters  LoRA adapters in PEFT's format
 
 from __future__ import annotations
 
-from meshwright.engines.native.weights.adapters import load_adapters, read_lora, save_adapters
+from meshwright.engines.native.weights.adapters import adapters_of, load_adapters, read_lora, save_adapters
 from meshwright.engines.native.weights.config import config_of
 from meshwright.engines.native.weights.names import family_of, file_names
-from meshwright.engines.native.weights.origin import differences, find_weights, fingerprint
+from meshwright.engines.native.weights.origin import Origin, differences, find_weights, fingerprint
 from meshwright.engines.native.weights.reading import load_weights
 from meshwright.engines.native.weights.writing import save_weights
 
 __all__ = [
+    "Origin",
+    "adapters_of",
     "config_of",
     "differences",
     "family_of",

@@ -7,16 +7,18 @@ adapter_model.safetensors      base_model.model.<name in the family's files>.lor
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshwright.engines.native.models import Transformer
-from meshwright.engines.native.models.lora import GROUPED_TARGETS, LATENT_TARGETS, adapted
+from meshwright.engines.native.models.lora import GROUPED_TARGETS, LATENT_TARGETS
 from meshwright.engines.native.weights.folder import is_writer, new_folder
 from meshwright.engines.native.weights.names import family_of, file_names
 from meshwright.engines.native.weights.reading import fill
@@ -38,24 +40,28 @@ _CHANGED_MEANING = (
 """Keys of PEFT's config under which an adapter is not what this module thinks it is."""
 
 
+def adapters_of(built: Transformer) -> dict[str, Tensor]:
+    """The adapters of `built` by their names in it."""
+    return {name: p for name, p in built.named_parameters() if ".lora_" in name}
+
+
 @torch.no_grad()
 def save_adapters(
-    built: Transformer, folder: str | Path, *, lora: Lora, base: str, dtype: torch.dtype = torch.float32
+    tensors: Mapping[str, Tensor], folder: str | Path, *, model: Model, lora: Lora, base: str | None
 ) -> None:
-    """Write the adapters of `built`. `base` names the frozen model: a folder or a Hugging Face repository.
+    """Write adapters, named as `adapters_of` names them. `base` is the frozen model: a folder or a name on the hub.
 
-    Every rank of a sharded model must call this. Raises InputError when the folder is not empty.
+    Tensors may be sharded, and those of other stages may be on other processes: every process must call this, the
+    first writes. Raises InputError when the folder is not empty.
     """
-    tensors = _adapter_tensors(built)
+    whole = _gathered({name: _whole(tensor).cpu() for name, tensor in tensors.items()})
     if not is_writer():
-        for tensor in tensors.values():
-            _whole(tensor)
         return
     entries = [
-        Entry(name=name, shape=tuple(tensor.shape), dtype=dtype, make=partial(_whole, tensor))
-        for name, tensor in tensors.items()
+        Entry(name=_peft_name(model, name), shape=tuple(t.shape), dtype=t.dtype, make=partial(_same, t))
+        for name, t in whole.items()
     ]
-    config = _config(built, lora=lora, base=base)
+    config = _config(entries, lora=lora, base=base)
     with new_folder(Path(folder)) as partial_folder:
         write_file(partial_folder / WEIGHTS, entries)
         (partial_folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -65,7 +71,7 @@ def save_adapters(
 def load_adapters(built: Transformer, folder: str | Path) -> None:
     """Fill the adapters of `built`, which has those of `read_lora(folder)`. Raises InputError where it has not."""
     files = Folder(Path(folder), single=WEIGHTS)
-    tensors = _adapter_tensors(built)
+    tensors = {_peft_name(built.model, name): tensor for name, tensor in adapters_of(built).items()}
     missing, unexpected = tensors.keys() - files.files.keys(), files.files.keys() - tensors.keys()
     if missing or unexpected:
         raise InputError(
@@ -124,22 +130,27 @@ def _targets(names: list[str], model: Model) -> tuple[str, ...]:
     return targets
 
 
-def _adapter_tensors(built: Transformer) -> dict[str, Tensor]:
-    """Adapters by their names in PEFT's file."""
-    tensors = {}
-    for name, layer in adapted(built):
-        prefix = _file_name(built.model, name)
-        tensors[f"base_model.model.{prefix}.lora_A.weight"] = layer.lora_a.weight
-        tensors[f"base_model.model.{prefix}.lora_B.weight"] = layer.lora_b.weight
-    return tensors
+def _gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the first process those of all; of each tensor one copy is sent, by the first process that has it."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return tensors
+    names: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(names, list(tensors))
+    before = {name for held in names[: dist.get_rank()] for name in held}
+    parts: list[dict[str, Tensor]] | None = [{}] * len(names) if is_writer() else None
+    dist.gather_object({n: t for n, t in tensors.items() if n not in before}, parts)
+    return {name: tensor for part in parts or [] for name, tensor in part.items()}
 
 
-def _file_name(model: Model, name: str) -> str:
-    return file_names(model, f"{name}.weight", family=family_of(model))[0].removesuffix(".weight")
+def _peft_name(model: Model, name: str) -> str:
+    """`layers.0.attention.query.lora_a.weight` in PEFT's file."""
+    place, part = name.split(".lora_")
+    (in_file,) = file_names(model, f"{place}.weight", family=family_of(model))
+    return f"base_model.model.{in_file.removesuffix('.weight')}.lora_{part[0].upper()}.weight"
 
 
-def _config(built: Transformer, *, lora: Lora, base: str) -> dict[str, Any]:
-    targets = {_file_name(built.model, name).rsplit(".", 1)[-1] for name, _ in adapted(built)}
+def _config(entries: Sequence[Entry], *, lora: Lora, base: str | None) -> dict[str, Any]:
+    targets = {entry.name.rsplit(".", 3)[1] for entry in entries}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -152,6 +163,10 @@ def _config(built: Transformer, *, lora: Lora, base: str) -> dict[str, Any]:
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -217,6 +217,8 @@ def file_names(model: Model, name: str, *, family: Family) -> tuple[str, ...]:
     >>> file_names(mixtral, "layers.3.ffn.experts.up", family=family_of(mixtral))[:2]
     ('model.layers.3.block_sparse_moe.experts.0.w3.weight', 'model.layers.3.block_sparse_moe.experts.1.w3.weight')
     """
+    if name == "head.weight" and model.tied_embeddings:  # of the last stage, which has its own
+        name = "embedding.weight"
     if name in OUTSIDE_LAYERS:
         return (OUTSIDE_LAYERS[name],)
     _, index, place = name.split(".", 2)

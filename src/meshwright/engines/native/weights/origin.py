@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
@@ -23,15 +24,25 @@ ROUTING = tuple(
 """What shapes do not show: with another value the same weights compute something else."""
 
 
-def find_weights(given: str) -> Path:
-    """The local folder of `given`: a folder, or a name on the Hugging Face hub, downloaded once into its cache.
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The weights that training starts from."""
+
+    name: str  # a folder, its path whole, or OWNER/NAME on the hub
+    folder: Path
+    fingerprint: str
+
+
+def find_weights(given: str) -> Origin:
+    """What `given` means: a folder, or a name on the Hugging Face hub, downloaded once into its cache.
 
     Raises InputError when there is no such folder, or the hub cannot give it; MissingDependencyError without
     `huggingface_hub`.
     """
     folder = Path(given)
     if folder.is_dir():
-        return folder.resolve()
+        folder = folder.resolve()
+        return Origin(name=str(folder), folder=folder, fingerprint=fingerprint(folder))
     if folder.exists() or not HUB_NAME.fullmatch(given):
         raise InputError(
             "weights are a folder of safetensors, or OWNER/NAME on the Hugging Face hub", got=given,
@@ -44,13 +55,14 @@ def find_weights(given: str) -> Path:
             f"the weights {given} are on the Hugging Face hub", hint="pip install huggingface_hub"
         ) from error
     try:
-        return Path(snapshot_download(given, allow_patterns=HUB_FILES)).resolve()
+        folder = Path(snapshot_download(given, allow_patterns=HUB_FILES))
     except Exception as error:  # connection, unknown or gated name, full disk: the library raises all kinds
         words = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InputError(
             f"the Hugging Face hub does not give these weights: {words}", got=given,
             hint="without a connection, download the repository elsewhere and give the path of its folder",
         ) from error  # fmt: skip
+    return Origin(name=given, folder=folder, fingerprint=fingerprint(folder))
 
 
 def differences(folder: Path, model: Model) -> list[str]:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from meshwright.engines.native.models import Transformer, build_model
 from meshwright.engines.native.models.initialize import local_part
+from meshwright.engines.native.models.lora import quantized_weights
 from meshwright.engines.native.weights.names import family_of, file_names, without_ignored
 from meshwright.engines.native.weights.tensors import Folder
 from meshwright.errors import InputError
@@ -22,6 +23,7 @@ _SHOWN = 5
 def load_weights(built: Transformer, folder: str | Path) -> None:
     """Fill the parameters and routing biases of `built` from a Hugging Face folder, casting to their dtype.
 
+    Adapters stay as they are; quantised matrices are rounded one by one.
     `built` may be a stage, and its parameters may be DTensors; it must not be on the meta device. Raises InputError
     that names what is missing, unexpected or of another shape, before anything is read.
     """
@@ -34,10 +36,13 @@ def load_weights(built: Transformer, folder: str | Path) -> None:
             fill(tensor, files, names[0])
         else:
             _fill_stack(tensor, files, names)
+    for name, weight in quantized_weights(built):
+        (file_name,) = file_names(built.model, name, family=family)
+        weight.take(files.read(file_name))
 
 
 def tensors_of(built: Transformer) -> dict[str, Tensor]:
-    """Parameters and routing biases, in the order of the model, without adapters.
+    """Parameters and routing biases, in the order of the model, without adapters and quantised matrices.
 
     Tied weights are there once, under the embedding's name.
     """

@@ -1,0 +1,332 @@
+"""LoRA runs: the same under every plan, resumed bit for bit, loadable by peft, and small in memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+import torch.distributed as dist  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+from meshwright import runfile  # noqa: E402
+from meshwright.engines.native.assembly import assemble  # noqa: E402
+from meshwright.engines.native.check import check  # noqa: E402
+from meshwright.engines.native.feed import num_labels, open_feed  # noqa: E402
+from meshwright.engines.native.models import build_model, init_weights  # noqa: E402
+from meshwright.engines.native.parallel.mesh import Place, place_process  # noqa: E402
+from meshwright.engines.native.weights import load_adapters, save_weights  # noqa: E402
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
+
+CPU = torch.device("cpu")
+TEXT = """
+model: {name: tiny, hidden: 32, num_layers: 4, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}
+task: lora
+lora: {rank: 3, targets: [query, value, output, up, down]}
+data: {source: synthetic, sequence_length: 16}
+batch: {global_sequences: 8, micro: 4}
+optimizer: {learning_rate: 1.0e-2, epsilon: 1.0e-3, schedule: constant}
+precision: fp32
+cluster: here
+train: {steps: 6}
+"""
+DROPOUT = ("lora.dropout=0.3",)
+EVERYTHING = ("lora.targets=[query, key, value, output, gate, up, down]",)
+
+LATENT = (
+    "model.attention={kind: mla, num_heads: 4, num_kv_heads: 4, head_dim: 16, value_head_dim: 8,"
+    " query_lora_rank: 16, kv_lora_rank: 16, rope_head_dim: 8}",
+    "model.family=DeepseekV3ForCausalLM",
+    "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, num_dense_layers: 1, router: sigmoid}",
+    "lora.targets=[query, key, output]",
+    "weights=null",
+)
+
+CASES: dict[str, tuple[Plan, tuple[str, ...]]] = {
+    "ddp": (Plan(data_shard=2, sharding=Sharding.NONE, micro_batch=2), EVERYTHING),
+    "fsdp": (
+        Plan(data_shard=2, sharding=Sharding.PARAMETERS, recompute=Recompute.FULL, micro_batch=2),
+        EVERYTHING,
+    ),
+    "tensor": (Plan(tensor=2, micro_batch=4), EVERYTHING),
+    "tensor, whole residuals": (Plan(tensor=2, sequence_parallel=False, micro_batch=4), ()),
+    "tensor, dropout": (Plan(tensor=2, recompute=Recompute.FULL, micro_batch=4), DROPOUT),
+    "tensor, latent": (Plan(tensor=2, micro_batch=4), LATENT),
+    "context": (Plan(context=2, micro_batch=4), ()),
+    "pipeline": (Plan(pipeline=2, micro_batch=2), ()),
+    "zero bubble": (Plan(pipeline=2, schedule=Schedule.ZERO_BUBBLE, micro_batch=2), ()),
+    "pipeline, tied": (Plan(pipeline=2, micro_batch=2), ("model.tied_embeddings=true",)),
+    "8-bit base, zero1": (Plan(data_shard=2, micro_batch=2), ("lora.base_format=int8",)),
+    "4-bit base, pipeline": (Plan(pipeline=2, micro_batch=2), ("lora.base_format=nf4",)),
+}
+
+
+def lora_run(*overrides: str):
+    return runfile.loads(TEXT, overrides=overrides)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """Weights to start from."""
+    return write_base(tmp_path_factory.mktemp("weights") / "base")
+
+
+def write_base(folder: Path) -> Path:
+    torch.set_num_threads(1)
+    built = build_model(lora_run().model, device="cpu")
+    init_weights(built, seed=5, std=0.2)
+    save_weights(built, folder, dtype=torch.float32)
+    return folder
+
+
+def steps(run, place: Place, base: Path | None, *, num: int = 3):
+    """Losses, and the adapters afterwards, of a few steps."""
+    parts = assemble(run, place=place, weights=base)
+    feed = open_feed(run, place=place)
+    losses = []
+    for index in range(num):
+        parts.before_step(index)
+        batch = feed.batch(index)
+        count = num_labels(batch)
+        if place.num_ranks > 1:
+            dist.all_reduce(count)
+        loss = parts.stepper.forward_backward(batch, scale=place.num_copies / count.item())
+        loss = loss / place.plan.tensor
+        if place.num_ranks > 1:
+            dist.all_reduce(loss)
+        losses.append(loss.item())
+        parts.optimizer.step(learning_rate=1e-2)
+    trained = {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in parts.trained().items()}
+    return losses, trained
+
+
+def check_plans(rank: int, meeting: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}/meeting", rank=rank, world_size=2)
+    base = Path(meeting) / "base"
+    for name, (plan, overrides) in CASES.items():
+        run = lora_run(f"weights={base}", *overrides)
+        alone = Place(plan=Plan(micro_batch=plan.micro_batch), device=CPU)
+        folder = None if run.weights is None else base
+        expected_losses, expected = steps(run, alone, folder)
+        place = place_process(plan=plan, device=CPU, rank=rank, num_ranks=2)
+        losses, trained = steps(run, place, folder)
+        assert losses == pytest.approx(expected_losses, rel=1e-5), name
+        assert losses[2] != losses[0]
+        assert trained, name
+        for key, tensor in trained.items():
+            torch.testing.assert_close(tensor, expected[key], rtol=1e-3, atol=1e-5, msg=f"{name}: {key}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+def test_a_plan_equals_one_process(tmp_path):
+    write_base(tmp_path / "base")
+    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "meshwright.engines.native.assembly"])
+    torch.multiprocessing.start_processes(
+        check_plans, args=(str(tmp_path),), nprocs=2, start_method="forkserver"
+    )
+
+
+def test_dropout_is_dropped():
+    losses = [
+        steps(lora_run(*more), Place(plan=Plan(micro_batch=4), device=CPU), None)[0] for more in ((), DROPOUT)
+    ]
+    assert losses[0][0] == losses[1][0]  # an adapter begins at zero
+    assert losses[0][2] != losses[1][2]
+
+
+@pytest.mark.parametrize("base_format", ["full", "int8", "nf4"])
+def test_only_adapters_have_masters_states_and_gradients(base, base_format):
+    run = lora_run("precision=bf16", f"weights={base}", f"lora.base_format={base_format}")
+    parts = assemble(run, place=Place(plan=Plan(micro_batch=4), device=CPU), weights=base)
+    feed = open_feed(run, place=Place(plan=Plan(micro_batch=4), device=CPU))
+    parts.stepper.forward_backward(feed.batch(0), scale=1e-2)
+    (module,) = parts.modules
+    assert all((p.grad is None) for p in module.parameters())  # bf16 gradients move into fp32 sums at once
+    assert all(m.local.grad is not None for m in parts.masters)
+    parts.optimizer.step(learning_rate=1e-2)
+    frozen = [p for n, p in module.named_parameters() if ".lora_" not in n]
+    assert {p.dtype for p in frozen} == {torch.bfloat16}
+    assert not any(p.requires_grad for p in frozen)
+    assert {m.local.dtype for m in parts.masters} == {torch.float32}
+    moments = [t for name, t in parts.optimizer.state().items() if name.startswith("exp_avg")]
+    assert sum(m.numel() for m in moments) == 2 * parts.num_trained
+    assert parts.num_trained == sum(p.numel() for n, p in module.named_parameters() if ".lora_" in n)
+    assert all(".lora_" in name for name in parts.state())
+    held = sum(t.nbytes for t in [*frozen, *module.buffers()])
+    everything = 2 * sum(p.numel() for p in build_model(run.model).parameters())
+    share = {"full": 1.0, "int8": 0.62, "nf4": 0.42}[base_format]  # embedding, head and norms stay in 16 bits
+    assert held <= share * everything
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}",), "lora.targets"),
+        (("lora.base_format=int8",), "lora.base_format"),
+        (("lora.base_format=nf4", "weights=w", "parallel={data_shard: 1, tensor: 2}"), "parallel.tensor"),
+        (("parallel={data_shard: 1, pipeline: 2, layers_per_stage: [0, 4]}",), "parallel.layers_per_stage"),
+        (
+            ("lora.base_format=nf4", "weights=w", "parallel={data_shard: 2, sharding: parameters}"),
+            "parallel.sharding",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(overrides, key):
+    assert key in [problem.key for problem in check(lora_run(*overrides))]
+
+
+# --- through the command line ---
+
+
+@pytest.fixture
+def tuned(meshwright, tmp_path, monkeypatch, base):
+    """`tuned("a", "train.steps=3")`: a run in this folder with results in a/out and checkpoints in a/saved."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(TEXT)
+
+    def train(name: str, *overrides: str, more: tuple[str, ...] = ()):
+        checkpoints = f"train.checkpoint={{folder: {name}/saved, every_steps: 3}}"
+        sets = [a for o in (f"weights={base}", checkpoints, *overrides) for a in ("--set", o)]
+        outcome = meshwright("train", "run.yaml", "--out", f"{name}/out", "--json", *sets, *more)
+        assert outcome.exit_code == 0, outcome.stderr
+        return outcome.json
+
+    return train
+
+
+def adapter(name: str) -> dict[str, torch.Tensor]:
+    return load_file(Path(name) / "out" / "adapter" / "adapter_model.safetensors")
+
+
+def test_a_resumed_run_drops_what_one_that_was_never_stopped_drops(tuned):
+    options = ("lora.dropout=0.3", "precision=bf16", "parallel={data_shard: 1, recompute: full}")
+    tuned("whole", *options)
+    tuned("parts", *options, "train.steps=3")
+    tuned("parts", *options, more=("--resume",))
+    expected, found = adapter("whole"), adapter("parts")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_run, wait_for):
+    lora = {"task": "lora", "lora": "{rank: 4, dropout: 0.2}"}
+    train = "{steps: 60, checkpoint: {folder: saved, every_steps: 10}}"
+    whole, killed = (tiny_run(tmp_path / name, train=train, **lora) for name in ("whole", "killed"))
+    whole.train()
+    process = killed.start()
+    wait_for(killed.checkpoints, process)
+    killed.kill(process)
+    assert process.returncode == -signal.SIGKILL
+    assert len(killed.losses()) < 60
+    killed.train("--resume")
+    assert killed.losses() == whole.losses()
+
+
+def test_other_adapters_or_other_weights_are_not_resumed(tuned, meshwright, tmp_path, base):
+    tuned("a", "train.steps=3")
+    resumed = (
+        "train",
+        "run.yaml",
+        "--resume",
+        "--out",
+        "a/out",
+        "--set",
+        "train.checkpoint={folder: a/saved}",
+    )
+    outcome = meshwright(*resumed, "--set", f"weights={base}", "--set", "lora.alpha=1.0")
+    assert outcome.exit_code == 2
+    assert "the checkpoint's adapters are others" in outcome.stderr
+    outcome = meshwright(*resumed)
+    assert outcome.exit_code == 2
+    assert "belong to other weights: got 'random ones'" in outcome.stderr
+    outcome = meshwright(*resumed, "--set", "task=pretrain", "--set", "lora=null")
+    assert "the checkpoint holds adapters" in outcome.stderr
+
+
+def test_adapters_of_random_weights_are_noted_and_not_merged(tuned, meshwright):
+    record = tuned("a", "weights=null", "train.steps=1")
+    assert any("adapters are trained on random weights" in note for note in record["notes"])
+    outcome = meshwright("checkpoint", "to-hf", "a/saved", "hf", "--merge")
+    assert outcome.exit_code == 2
+    assert "adapters of random weights cannot be merged" in outcome.stderr
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing:FutureWarning",  # peft 0.21 with transformers 5.23
+)
+def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base):
+    """peft on the base, the merged weights, and our own model give the same logits."""
+    record = tuned("a", "model.family=LlamaForCausalLM")
+    assert record["statistics"]["trained_parameters"] == 4 * 3 * (64 + 48 + 64 + 96 + 96)
+    tokens = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(3))
+    run = lora_run()
+    parts = assemble(run, place=Place(plan=Plan(), device=CPU), weights=base)
+    load_adapters(parts.modules[0], "a/out/adapter")
+    parts.evaluating()
+    expected = parts.modules[0](tokens).detach()
+
+    outcome = meshwright("checkpoint", "to-hf", "a/saved", "exported", "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.json["kind"] == "adapter"
+    exported = load_file("exported/adapter_model.safetensors")
+    assert all(torch.equal(tensor, exported[name]) for name, tensor in adapter("a").items())
+    outcome = meshwright("checkpoint", "to-hf", "a/saved", "merged", "--merge", "--dtype", "fp32")
+    assert outcome.exit_code == 0, outcome.stderr
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    merged = transformers.AutoModelForCausalLM.from_pretrained("merged", dtype=torch.float32)
+    torch.testing.assert_close(merged(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    untuned = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    assert not torch.allclose(untuned(tokens).logits, expected, rtol=1e-3, atol=1e-3)
+    theirs = peft.PeftModel.from_pretrained(untuned, "a/out/adapter").eval()
+    torch.testing.assert_close(theirs(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_merging_wants_the_weights_that_were_trained_on(tuned, meshwright, tmp_path, base):
+    copy = tmp_path / "copy"
+    shutil.copytree(base, copy)
+    tuned("a", f"weights={copy}", "train.steps=1")
+    file = copy / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    outcome = meshwright("checkpoint", "to-hf", "a/saved", "merged", "--merge")
+    assert outcome.exit_code == 2
+    assert "the adapters belong to other weights" in outcome.stderr
+    again = TEXT + f"weights: {base}\n"
+    (tmp_path / "moved.yaml").write_text(again.replace("steps: 6", "steps: 6, checkpoint: {folder: a/saved}"))
+    outcome = meshwright("checkpoint", "to-hf", "moved.yaml", "merged", "--merge")
+    assert outcome.exit_code == 0, outcome.stderr
+
+
+def test_training_goes_on_from_an_adapter(tuned, meshwright, tmp_path, base):
+    tuned("a", "train.steps=3")
+    text = TEXT.replace("steps: 6", "steps: 6, checkpoint: {folder: b/saved}") + f"weights: {base}\n"
+    (tmp_path / "again.yaml").write_text(text)
+    outcome = meshwright("checkpoint", "from-hf", "again.yaml", "a/out/adapter")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert meshwright("checkpoint", "to-hf", "b/saved", "back").exit_code == 0
+    back = load_file("back/adapter_model.safetensors")
+    assert all(torch.equal(tensor, back[name]) for name, tensor in adapter("a").items())
+    outcome = meshwright("train", "again.yaml", "--resume", "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+
+
+@pytest.mark.distributed
+def test_stages_write_one_adapter(tuned):
+    tuned("alone", "train.steps=1")
+    tuned("stages", "train.steps=1", "batch.micro=2", "parallel={data_shard: 1, pipeline: 2}")
+    expected, found = adapter("alone"), adapter("stages")
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5)
