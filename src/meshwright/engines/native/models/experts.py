@@ -95,7 +95,8 @@ class Experts(nn.Module):
 
 def run_experts(rows_MD: Tensor, counts_E: Tensor, *, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """[M, D]: rows sorted by expert through these stacks of weights, `counts_E[e]` of them through expert e."""
-    if rows_MD.is_cuda and rows_MD.dtype is torch.bfloat16 and hasattr(functional, "grouped_mm"):
+    is_grouped = rows_MD.is_cuda and rows_MD.dtype is torch.bfloat16 and hasattr(functional, "grouped_mm")
+    if is_grouped and len(rows_MD):  # under expert parallelism a rank may have no rows at all
         ends_E = counts_E.cumsum(0).to(torch.int32)
 
         def times(x: Tensor, weight: Tensor) -> Tensor:
