@@ -31,7 +31,9 @@ def rules(plan: Plan, **where) -> set[str]:
     return {v.rule for v in violations(plan, setting=setting(**where))}
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize(
+    "model", ["llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "qwen3-0.6b"]
+)
 def test_what_is_legal_for_native_its_engine_runs(model):
     run = from_options(model=model, cluster="h100-8x4", global_batch=256, sequence_length=4096)
     where, draw = setting_for(request_for(run)), Random(0).choice
