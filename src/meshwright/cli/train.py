@@ -100,7 +100,8 @@ def command(
         return
     record = engine.train(run, options=options, announce=_announce if _is_reporter() else None)
     if _is_reporter():
-        show_record(record, folder=folder, as_json=as_json)
+        page = _write_page(folder)
+        show_record(record, folder=folder, page=page, as_json=as_json)
     _leave(record, folder=folder)
 
 
@@ -120,6 +121,23 @@ def _default_folder(name: str, *, resume: bool) -> Path:
     candidates = [RESULTS / safe, *(RESULTS / f"{safe}-{i}" for i in range(2, 10_000))]
     first_free = next(i for i, path in enumerate(candidates) if not path.exists())
     return candidates[max(0, first_free - 1) if resume else first_free]
+
+
+def _write_page(folder: Path) -> Path | None:
+    """Draw the report of the training in `folder`. A training that is done does not fail for want of a page."""
+    from meshwright.cli.output import note, progress
+    from meshwright.report.html import write_page
+    from meshwright.report.training_page import training_page
+    from meshwright.report.training_run import read_training
+
+    path = folder / "report.html"
+    try:
+        with progress("drawing the report"):
+            write_page(training_page(read_training(folder)), path=path)
+    except InputError as error:
+        note(f"there is no report: {error.message}")
+        return None
+    return path
 
 
 def _steps(words: str | None) -> ProfileSteps | None:

@@ -53,7 +53,7 @@ def show_plan(job: Job, *, as_json: bool) -> None:
         note(words)
 
 
-def show_record(record: Record, *, folder: Path, as_json: bool) -> None:
+def show_record(record: Record, *, folder: Path, page: Path | None, as_json: bool) -> None:
     """What a training measured, beside what was predicted."""
     if as_json:
         emit_json(record)
@@ -73,7 +73,7 @@ def show_record(record: Record, *, folder: Path, as_json: bool) -> None:
         print_line("The model writes:", style="bold")
         print_line(record.sample)
     print_line()
-    print_line(f"Results: {folder}")
+    print_line(f"Results: {folder}" + (f", for people: {page}" if page else ""))
     for words in record.notes:
         note(words)
 

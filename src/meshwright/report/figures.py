@@ -108,18 +108,19 @@ def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> st
     return svg(chart, title="Memory of the fullest pipeline stage by part")
 
 
-def shares_svg(shares: Mapping[str, float], *, title: str) -> str:
-    """Bars of shares that add up to one, largest first."""
+def shares_svg(shares: Mapping[str, float], *, title: str, words: Mapping[str, str] | None = None) -> str:
+    """Bars of shares that add up to one, in the order given; `words` stand beside them, else percentages."""
     import altair as alt
 
-    rows = [{"name": n, "share": s, "text": percent(s)} for n, s in shares.items()]
+    words = words or {name: percent(share) for name, share in shares.items()}
+    rows = [{"name": n, "share": s, "text": words[n]} for n, s in shares.items()]
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("name:N", sort=[r["name"] for r in rows], title=None),
         x=alt.X("share:Q", axis=alt.Axis(format="%"), title=None, scale=alt.Scale(domain=[0, 1])),
     )
     bars = base.mark_bar(color="#3f78b5", height={"band": 0.7})
-    words = base.mark_text(align="left", dx=5, color=INK).encode(text="text:N")
-    return svg((bars + words).properties(width=WIDTH, height={"step": 22}), title=title)
+    texts = base.mark_text(align="left", dx=5, color=INK).encode(text="text:N")
+    return svg((bars + texts).properties(width=WIDTH, height={"step": 22}), title=title)
 
 
 def _color(field: str, colors: Mapping[str, str], present: set[str]) -> Any:

@@ -7,6 +7,7 @@ write_page(text, path=...)                               the whole file appears 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -39,6 +40,7 @@ p {{ max-width: 44rem }}
 .tiles {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(9.2rem, 1fr)); gap: .8rem }}
 .tile {{ background: var(--tile); border-radius: .5rem; padding: .8rem 1rem }}
 .tile b {{ display: block; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums }}
+.tiles + p {{ margin-top: 1.2rem }}
 .tile span {{ display: block; color: var(--soft); font-size: .8rem }}
 figure {{ margin: 1rem 0 }}
 svg {{ max-width: 100%; height: auto; overflow: visible }}
@@ -71,6 +73,10 @@ footer {{ margin-top: 3rem; color: var(--soft); font-size: .8rem }}
 """
 
 
+LINK = re.compile(r"(?P<url>https?://[^\s<>,;)\]]+[^\s<>,;.)\]])|\bgithub:(?P<repository>[\w.-]+/[\w.-]*\w)")
+"""What a source may name: a page, or a repository in the short form of the catalogue."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """A heading and what stands under it, as HTML."""
@@ -92,8 +98,24 @@ class Endnotes:
 
     def html(self) -> str:
         """All notes that were named."""
-        items = (f'<li id="note-{n}">{escape(source)}</li>' for source, n in self._numbers.items())
+        items = (f'<li id="note-{n}">{linked(source)}</li>' for source, n in self._numbers.items())
         return f'<ol class="notes">{"".join(items)}</ol>'
+
+
+def linked(source: str) -> str:
+    """A source as HTML, with a link where it names a page or a repository.
+
+    >>> linked("github:NVIDIA/NeMo docs/x.md, 2025")
+    '<a href="https://github.com/NVIDIA/NeMo">github:NVIDIA/NeMo</a> docs/x.md, 2025'
+    >>> linked("a < b, see https://example.org/x, page 2")
+    'a &lt; b, see <a href="https://example.org/x">https://example.org/x</a>, page 2'
+    """
+
+    def link(found: re.Match[str]) -> str:
+        target = found["url"] or f"https://github.com/{found['repository']}"
+        return f'<a href="{target}">{found[0]}</a>'
+
+    return LINK.sub(link, escape(source))
 
 
 def document(*, title: str, lead: str, sections: Iterable[Section], footer: str) -> str:

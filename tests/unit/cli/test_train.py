@@ -55,12 +55,15 @@ def test_reaching_the_target_loss_is_shown_and_exits_0(meshwright, run_file, tmp
 
 
 @needs_torch
-def test_measured_stands_beside_predicted(meshwright, run_file):
+def test_measured_stands_beside_predicted(meshwright, run_file, tmp_path):
     outcome = meshwright("train", run_file)
     assert outcome.exit_code == 0, outcome.stderr
     for words in ("measured", "predicted (80 % interval)", "tokens/s/device", "MFU", "Results: runs/tiny"):
         assert words in outcome.stdout
     assert "loss" in outcome.stderr
+    page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
+    assert "Predicted and measured" in page
+    assert "runs/tiny/report.html" in outcome.stdout
 
 
 @needs_torch
@@ -79,7 +82,7 @@ def test_a_dry_run_writes_nothing(meshwright, run_file, tmp_path):
 
 
 @needs_torch
-def test_divergence_is_a_no(meshwright, run_file):
+def test_divergence_is_a_no(meshwright, run_file, tmp_path):
     overrides = (
         "--set",
         "optimizer.learning_rate=1e12",
@@ -90,6 +93,7 @@ def test_divergence_is_a_no(meshwright, run_file):
     )
     outcome = meshwright("train", run_file, *overrides)
     assert outcome.exit_code == 1
+    assert (tmp_path / "runs" / "tiny" / "report.html").is_file()
     assert "is not a number" in outcome.stderr
 
 

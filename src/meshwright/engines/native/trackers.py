@@ -117,7 +117,7 @@ class Wandb:
 
     def finish(self, record: Record) -> None:
         self.run.summary.update(_summary(record))
-        self.run.finish(exit_code=0 if record.ending is Ending.DONE else 1)
+        self.run.finish(exit_code=1 if record.ending is Ending.DIVERGED else 0)
 
 
 class MLflow:

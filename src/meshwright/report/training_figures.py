@@ -1,0 +1,253 @@
+"""Figures of one training, as inline SVG. A long run is drawn in portions of steps: median, lowest and highest of
+each, so that an outlier is seen however many steps there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshwright.report.figures import INK, WIDTH, svg
+from meshwright.report.training_run import WARM_UP_STEPS, Beside
+from meshwright.specs.estimate import Estimate
+
+BLUE, ORANGE, RED, GREEN, PURPLE = "#3f78b5", "#d98a35", "#b5525c", "#4c9a6a", "#8b6bb1"
+MAX_POINTS = 300
+OUTLIER_RATIO = 1.5
+"""A step that takes this many times the median is drawn as a point of its own."""
+
+STEPS_WIDTH, HEIGHT, LOW_HEIGHT = 760, 240, 110
+LEFT = 48
+"""Pixels of the left axis, the same in all figures over steps, so that a step stands at one place on the page."""
+
+STEP_LEGEND = {"step time": BLUE, "warming up": ORANGE, "under the profiler": PURPLE, "outlier": RED}
+WHERE_COLORS = {"inside": GREEN, "outside": RED, "no interval": PURPLE}
+LOSS_LEGEND = {"training": BLUE, "validation": ORANGE}
+
+
+def beside_svg(rows: Sequence[Beside]) -> str:
+    """Measured over predicted, one line a quantity: the interval as a band, the measured value as a point on it."""
+    import altair as alt
+
+    known = [row for row in rows if row.predicted is not None]
+    data = [_relative(row) for row in known]
+    ends = [value for row in data for value in (row["low"], row["high"], row["measured"])]
+    scale = alt.Scale(
+        type="log", domain=[min([*ends, 0.8]) / 1.15, max([*ends, 1.25]) * 1.15], nice=False, clamp=True
+    )
+    base = alt.Chart(alt.Data(values=data)).encode(
+        y=alt.Y("name:N", sort=[row["name"] for row in data], title=None)
+    )
+    ticks = [
+        t for t in (0.1, 0.2, 0.25, 0.33, 0.5, 0.67, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 10) if _within(t, scale)
+    ]
+    x = alt.X(
+        "low:Q",
+        scale=scale,
+        title="measured over predicted",
+        axis=alt.Axis(values=ticks, format="~r", grid=True),
+    )
+    band = base.mark_bar(color=BLUE, opacity=0.28, height={"band": 0.55}).encode(x=x, x2="high:Q")
+    exact = (
+        alt.Chart(alt.Data(values=[{"x": 1}]))
+        .mark_rule(color=INK, strokeWidth=1.5)
+        .encode(x=alt.X("x:Q", scale=scale))
+    )
+    color = alt.Color(
+        "where:N",
+        scale=alt.Scale(domain=list(WHERE_COLORS), range=list(WHERE_COLORS.values())),
+        legend=None,
+    )
+    points = base.mark_point(filled=True, size=110, opacity=1).encode(
+        x=alt.X("measured:Q", scale=scale), color=color
+    )
+    words = base.mark_text(align="left", dx=10, color=INK).encode(
+        x=alt.X("measured:Q", scale=scale), text="text:N"
+    )
+    chart = alt.layer(band, exact, points, words).properties(width=WIDTH, height={"step": 38})
+    return svg(chart, title="Measured over predicted, with the 80 % interval of the prediction")
+
+
+def beside_legend(rows: Sequence[Beside]) -> list[tuple[str, str]]:
+    """(name, colour) of what `beside_svg` shows."""
+    wheres = [_where(row) for row in rows if row.predicted is not None]
+    measured = [(f"measured, {w}", WHERE_COLORS[w]) for w in WHERE_COLORS if w in wheres]
+    return [("80 % interval of the prediction", "#c5d6e8"), *measured]
+
+
+def _where(row: Beside) -> str:
+    return {True: "inside", False: "outside", None: "no interval"}[row.is_inside]
+
+
+def _within(tick: float, scale: Any) -> bool:
+    low, high = scale.domain
+    return low <= tick <= high
+
+
+def _relative(row: Beside) -> dict[str, Any]:
+    assert row.predicted is not None
+    value, measured = row.predicted.value, row.measured / row.predicted.value
+    return {
+        "name": row.name, "low": row.predicted.low / value, "high": row.predicted.high / value,
+        "measured": measured, "where": _where(row), "text": f"{measured:.2f}",
+    }  # fmt: skip
+
+
+def loss_svg(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Training loss of every step and the validation loss where it was taken."""
+    import altair as alt
+
+    axis = alt.Axis(minExtent=LEFT, maxExtent=LEFT, grid=True, tickCount=6)
+    x = _step_axis(steps)
+    y = alt.Y("median:Q", title="loss, nats per token", scale=alt.Scale(zero=False), axis=axis)
+    base = alt.Chart(alt.Data(values=portions(steps, "loss")))
+    layers = [
+        base.mark_area(color=BLUE, opacity=0.22, aria=False).encode(x=x, y=alt.Y("low:Q"), y2="high:Q"),
+        base.mark_line(color=BLUE, strokeWidth=1.8, aria=False).encode(x=x, y=y),
+    ]
+    validated = [
+        {"step": s["step"], "median": s["validation_loss"]} for s in steps if _is_number(s, "validation_loss")
+    ]
+    if validated:
+        held = alt.Chart(alt.Data(values=validated)).encode(x=x, y=y)
+        layers += [
+            held.mark_line(color=ORANGE, strokeWidth=1.5, aria=False),
+            held.mark_point(color=ORANGE, filled=True, size=60, opacity=1, aria=False),
+        ]
+    chart = alt.layer(*layers).properties(width=STEPS_WIDTH, height=HEIGHT)
+    return svg(chart, title="Loss over steps")
+
+
+def step_time_svg(steps: Sequence[Mapping[str, Any]], *, predicted: Estimate | None) -> str:
+    """Step time over steps on a logarithmic axis, the predicted interval behind it, and outliers as points."""
+    import altair as alt
+
+    told = [dict(s, kind=_kind(s)) for s in steps]
+    usual = [s for s in told if s["kind"] == "step time"]
+    median_s = float(np.median([s["step_s"] for s in usual or told]))
+    for s in usual:
+        if s["step_s"] > OUTLIER_RATIO * median_s:
+            s["kind"] = "outlier"
+    x = _step_axis(steps)
+    times = [s["step_s"] for s in told] + ([predicted.low, predicted.high] if predicted else [])
+    scale = alt.Scale(type="log", domain=[min(times) / 1.2, max(times) * 1.2], nice=False)
+    axis = alt.Axis(format="~r", values=_ticks(times), grid=True, minExtent=LEFT, maxExtent=LEFT)
+    y = alt.Y("median:Q", title="seconds a step", scale=scale, axis=axis)
+    layers = []
+    if predicted is not None:
+        band = {"low": predicted.low, "high": predicted.high, "value": predicted.value}
+        interval = alt.Chart(alt.Data(values=[band]))
+        layers += [
+            interval.mark_rect(color=BLUE, opacity=0.14, aria=False).encode(
+                y=alt.Y("low:Q", scale=scale), y2="high:Q"
+            ),
+            interval.mark_rule(color=BLUE, strokeDash=[5, 4], aria=False).encode(
+                y=alt.Y("value:Q", scale=scale)
+            ),
+        ]
+    if usual:
+        base = alt.Chart(alt.Data(values=portions(usual, "step_s")))
+        layers.append(base.mark_line(color=BLUE, strokeWidth=1.6, aria=False).encode(x=x, y=y))
+    marked = [{"step": s["step"], "median": s["step_s"], "kind": s["kind"]} for s in told]
+    marked = [m for m in marked if m["kind"] != "step time" or len(told) <= MAX_POINTS]
+    colors = alt.Scale(domain=list(STEP_LEGEND), range=list(STEP_LEGEND.values()))
+    points = alt.Chart(alt.Data(values=marked)).mark_point(filled=True, size=34, opacity=0.9, aria=False)
+    layers.append(points.encode(x=x, y=y, color=alt.Color("kind:N", scale=colors, legend=None)))
+    chart = alt.layer(*layers).properties(width=STEPS_WIDTH, height=HEIGHT)
+    return svg(chart, title="Step time over steps")
+
+
+def step_legend(steps: Sequence[Mapping[str, Any]], *, has_prediction: bool) -> list[tuple[str, str]]:
+    """(name, colour) of what `step_time_svg` may show."""
+    present = {_kind(s) for s in steps} | {"outlier"}
+    legend = [(name, color) for name, color in STEP_LEGEND.items() if name in present]
+    return legend + ([("predicted, 80 % interval", "#dce6f1")] if has_prediction else [])
+
+
+def line_svg(
+    steps: Sequence[Mapping[str, Any]],
+    key: str,
+    *,
+    title: str,
+    color: str = BLUE,
+    factor: float = 1.0,
+    is_logarithmic: bool = False,
+) -> str:
+    """One quantity of the step log over steps, times `factor`, as a low figure."""
+    import altair as alt
+
+    data = [{**p, **{k: p[k] * factor for k in ("low", "median", "high")}} for p in portions(steps, key)]
+    is_logarithmic = is_logarithmic and all(p["low"] > 0 for p in data)
+    ticks = (
+        _ticks([p[k] for p in data for k in ("low", "high")]) if is_logarithmic and data else alt.Undefined
+    )
+    axis = alt.Axis(values=ticks, tickCount=4, grid=True, format=",~r", minExtent=LEFT, maxExtent=LEFT)
+    scale = alt.Scale(type="log" if is_logarithmic else "linear", zero=not is_logarithmic)
+    x, y = _step_axis(steps), alt.Y("median:Q", title=title, axis=axis, scale=scale)
+    base = alt.Chart(alt.Data(values=data))
+    chart = alt.layer(
+        base.mark_area(color=color, opacity=0.22, aria=False).encode(x=x, y=alt.Y("low:Q"), y2="high:Q"),
+        base.mark_line(color=color, strokeWidth=1.6, aria=False).encode(x=x, y=y),
+    ).properties(width=STEPS_WIDTH, height=LOW_HEIGHT)
+    return svg(chart, title=f"{title} over steps")
+
+
+def portions(
+    steps: Sequence[Mapping[str, Any]], key: str, *, most: int = MAX_POINTS
+) -> list[dict[str, float]]:
+    """At most `most` portions of steps in a row: their middle step; lowest, median and highest value of `key`.
+
+    Values that are no number are left out.
+
+    >>> portions([{"step": i, "x": float(i % 2)} for i in range(1, 5)], "x", most=2)
+    [{'step': 1.5, 'low': 0.0, 'median': 0.5, 'high': 1.0}, {'step': 3.5, 'low': 0.0, 'median': 0.5, 'high': 1.0}]
+    """
+    known = [(float(s["step"]), float(s[key])) for s in steps if _is_number(s, key)]
+    if not known:
+        return []
+    parts = np.array_split(np.array(known), min(most, len(known)))
+    return [
+        {
+            "step": float(part[:, 0].mean()), "low": float(part[:, 1].min()),
+            "median": float(np.median(part[:, 1])), "high": float(part[:, 1].max()),
+        }
+        for part in parts
+    ]  # fmt: skip
+
+
+def _is_number(entry: Mapping[str, Any], key: str) -> bool:
+    value = entry.get(key)
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    if entry.get("profiled"):
+        return "under the profiler"
+    return "warming up" if entry["step"] <= WARM_UP_STEPS else "step time"
+
+
+def _step_axis(steps: Sequence[Mapping[str, Any]]) -> Any:
+    import altair as alt
+
+    first, last = steps[0]["step"] - 1, steps[-1]["step"]  # a run begins at 0, where the ticks are round
+    return alt.X(
+        "step:Q",
+        title="step",
+        scale=alt.Scale(domain=[first, last], nice=False),
+        axis=alt.Axis(format="~s" if last >= 10_000 else "d", tickMinStep=1, grid=False),
+    )
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """Round numbers between the ends of `values` on a logarithmic axis: 1, 2, 5 of each power of ten."""
+    low, high = math.log10(min(values) / 1.2), math.log10(max(values) * 1.2)
+    candidates = [m * 10.0**k for k in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 5)]
+    found = [c for c in candidates if low <= math.log10(c) <= high]
+    if len(found) >= 2:
+        return found
+    finer = [m / 10 * 10.0**k for k in range(math.floor(low), math.ceil(high) + 1) for m in range(10, 100, 2)]
+    inside = [c for c in finer if low <= math.log10(c) <= high]
+    return inside[:: max(1, len(inside) // 5)]

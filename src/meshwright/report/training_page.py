@@ -1,0 +1,374 @@
+"""The page of one training: measured beside predicted, how it went, where the time and the memory went.
+
+training_page(read_training(folder)) -> text
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from meshwright import __version__, catalog
+from meshwright.accuracy.rows import PublishedRun
+from meshwright.errors import UnknownNameError
+from meshwright.report.figures import family_legend, shares_svg, waterfall_svg
+from meshwright.report.html import Endnotes, Section, document, figure, paragraph, table, tiles
+from meshwright.report.provenance import INTERVAL_CONVENTION
+from meshwright.report.quantities import FORMATS, interval_of, percent, rate, seconds, value_of
+from meshwright.report.training_figures import (
+    GREEN,
+    LOSS_LEGEND,
+    PURPLE,
+    beside_legend,
+    beside_svg,
+    line_svg,
+    loss_svg,
+    step_legend,
+    step_time_svg,
+)
+from meshwright.report.training_run import Beside, TrainingRun
+from meshwright.units import GIB, format_bytes, format_count, format_duration, gib
+
+MAX_PUBLISHED, MAX_RANKS, MAX_KERNELS = 12, 16, 12
+ENDINGS = {
+    "done": "All steps were taken.",
+    "target": "The target loss was reached.",
+    "stopped": "It was stopped by a signal.",
+    "diverged": "It ended because a step's numbers could not be right.",
+}
+
+
+def training_page(done: TrainingRun) -> str:
+    """The whole page of `done`."""
+    notes = Endnotes()
+    lead = _lead(done)
+    sections = [
+        *_beside(done, notes),
+        *_loss(done),
+        *_speed(done),
+        *_gradients(done),
+        _memory(done),
+        *_time(done, notes),
+        *_published(done, notes),
+        *_events(done),
+        *_sample(done),
+        _conditions(done),
+    ]
+    footnotes = notes.html()
+    if "<li" in footnotes:
+        sections.append(Section(title="What is counted how, and sources", parts=[footnotes]))
+    device = done.record["device"]
+    return document(
+        title=f"{done.run['name']}: {done.run['model']['name']} on {done.statistics['num_devices']} × {device['name']}",
+        lead=lead,
+        sections=sections,
+        footer=f"Meshwright {__version__}. Measured on {done.record['started'][:10]}.",
+    )
+
+
+def _lead(done: TrainingRun) -> str:
+    s, record = done.statistics, done.record
+    run = done.run
+    words = (
+        f"{format_count(s['parameters'])} parameters, {run['precision']['name']}, {run['plan_in_words']}, "
+        f"{s['steps']:,} steps of {run['global_batch']:,} sequences of {run['sequence_length']:,} tokens; "
+        f"{format_duration(record['time_s']['total'])} in all. {ENDINGS[record['ending']]}"
+    )
+    rows = []
+    if target := s.get("target"):
+        about = f"step {target['steps']:,}, loss {target['loss']:g}"
+        rows.append((format_duration(target["seconds"]), "to the target loss", about))
+    if s["last_loss"] is not None:
+        held = "" if s["validation_loss"] is None else f", validation {s['validation_loss']:.3f}"
+        rows.append((f"{s['last_loss']:.3f}", "loss", f"from {s['first_loss']:.3f}{held}"))
+    for row in done.beside():
+        about = (
+            "not predicted" if row.predicted is None else f"predicted {_value(row.predicted.value, row.unit)}"
+        )
+        rows.append((_value(row.measured, row.unit), _tile(row), about))
+    cautions = "".join(paragraph(f"Note: {note}.", css_class="lead") for note in record["notes"])
+    return paragraph(words, css_class="lead") + tiles(rows) + cautions
+
+
+def _tile(row: Beside) -> str:
+    return "step time, median" if row.unit == "s" else row.name
+
+
+def _value(value: float, unit: str) -> str:
+    return seconds(value) if unit == "s" else FORMATS[unit](value)
+
+
+def _beside(done: TrainingRun, notes: Endnotes) -> list[Section]:
+    rows = done.beside()
+    known = [row for row in rows if row.predicted is not None]
+    if not known:
+        return []
+    inside = [row for row in known if row.is_inside is not None]
+    words = "What was measured, as a multiple of what the planner said before the first step. " + _verdict(
+        inside
+    )
+    cells = []
+    for row in rows:
+        p = row.predicted
+        has_interval = p is not None and p.low < p.high
+        spread = (
+            f"{_value(row.measured_low, row.unit)} to {_value(row.measured_high, row.unit)}"
+            if row.measured_low is not None and row.measured_high is not None
+            else ""
+        )
+        cells.append(
+            (
+                row.name, _value(row.measured, row.unit), spread,
+                "not predicted" if p is None else value_of(p),
+                interval_of(p) if p is not None and has_interval else "",
+                "" if row.ratio is None else f"{row.ratio:.2f}",
+            )
+        )  # fmt: skip
+    n = done.statistics["step_s"]["n"]
+    headings = ("", f"measured, median of {n:,}", "all steps", "predicted", "80 % interval", "ratio")
+    marks = notes.mark(INTERVAL_CONVENTION) + notes.mark(f"MFU: {done.statistics['mfu_convention']}")
+    return [
+        Section(
+            title="Predicted and measured",
+            parts=[
+                paragraph(words, marks=marks),
+                figure(beside_svg(rows), legend=beside_legend(rows)),
+                table(headings, cells),
+            ],
+        )
+    ]
+
+
+def _verdict(inside: Sequence[Beside]) -> str:
+    """Step time, rate and MFU are one measurement; the step speaks for all."""
+    step = next((row for row in inside if row.unit == "s"), None)
+    if step is None or step.predicted is None:
+        return ""
+    if step.is_inside:
+        return "The step time lies inside the interval."
+    how = "slower" if step.measured > step.predicted.high else "faster"
+    return f"The step was {how} than the interval allows."
+
+
+def _loss(done: TrainingRun) -> list[Section]:
+    if not done.steps:
+        return []
+    has_validation = any("validation_loss" in s for s in done.steps)
+    legend = [(n, c) for n, c in LOSS_LEGEND.items() if has_validation or n == "training"]
+    return [Section(title="Loss", parts=[figure(loss_svg(done.steps), legend=legend)])]
+
+
+def _speed(done: TrainingRun) -> list[Section]:
+    if not done.steps:
+        return []
+    predicted = next((row.predicted for row in done.beside() if row.unit == "s"), None)
+    s = done.statistics["step_s"]
+    words = ""
+    if s["n"]:
+        words = (
+            f"Median of {s['n']:,} steps {seconds(s['median'])}, from {seconds(s['low'])} to {seconds(s['high'])}; "
+            "steps that warm up or run under the profiler do not count."
+        )
+    parts = [
+        paragraph(words),
+        figure(
+            step_time_svg(done.steps, predicted=predicted),
+            legend=step_legend(done.steps, has_prediction=predicted is not None),
+        ),
+        figure(line_svg(done.steps, "tokens_per_s_per_device", title="tokens/s/device")),
+    ]
+    return [Section(title="Speed", parts=parts)]
+
+
+def _gradients(done: TrainingRun) -> list[Section]:
+    if not done.steps:
+        return []
+    clip = done.run["optimizer"]["gradient_clip"]
+    words = "Norm of all gradients before clipping" + (
+        f" at {clip:g}." if clip is not None else "; not clipped."
+    )
+    return [
+        Section(
+            title="Gradient norm and learning rate",
+            parts=[
+                paragraph(words),
+                figure(
+                    line_svg(
+                        done.steps, "gradient_norm", title="gradient norm", color=GREEN, is_logarithmic=True
+                    )
+                ),
+                figure(line_svg(done.steps, "learning_rate", title="learning rate", color=PURPLE)),
+            ],
+        )
+    ]
+
+
+def _memory(done: TrainingRun) -> Section:
+    s, device, ranks = done.statistics, done.record["device"], done.record["ranks"]
+    what = "allocated on the device" if device["type"] == "cuda" else "resident in the machine's memory"
+    words = (
+        f"The fullest process held {format_bytes(s['peak_memory_bytes'])} {what}, "
+        f"{percent(s['peak_memory_bytes'] / device['memory_bytes'])} of {gib(device['memory_bytes']):.1f} GiB."
+    )
+    parts = [paragraph(words)]
+    if done.steps:
+        parts.append(figure(line_svg(done.steps, "memory_bytes", title="GiB so far", factor=1 / GIB)))
+    if s["num_devices"] > 1:
+        parts.append(_ranks(ranks))
+    return Section(title="Memory" if s["num_devices"] == 1 else "Memory, and each process", parts=parts)
+
+
+def _ranks(ranks: Mapping[str, Any]) -> str:
+    rows = [
+        (rank, "" if step_s is None else seconds(step_s), format_bytes(size))
+        for rank, (step_s, size) in enumerate(zip(ranks["step_s"], ranks["peak_memory_bytes"], strict=True))
+    ]
+    left_out = len(rows) - MAX_RANKS
+    ratio = ranks["straggler_ratio"]
+    words = "" if ratio is None else f"The slowest process takes {ratio:.3f} times the median step. "
+    if left_out > 0:  # the slowest ones are those to look at
+        rows = sorted(rows, key=lambda row: -(ranks["step_s"][row[0]] or 0))[:MAX_RANKS]
+        words += f"The {MAX_RANKS} slowest of {left_out + MAX_RANKS}:"
+    return paragraph(words) + table(("process", "step, median", "peak memory"), rows)
+
+
+def _time(done: TrainingRun, notes: Endnotes) -> list[Section]:
+    time_s = dict(done.record["time_s"])
+    total_s = time_s.pop("total")
+    phases = {name.replace("_", "-"): s / total_s for name, s in time_s.items() if s > 0}
+    words = {n: f"{format_duration(share * total_s)}, {percent(share)}" for n, share in phases.items()}
+    parts = [
+        paragraph(f"Each second from the command's start, {format_duration(total_s)} in all, in one phase."),
+        figure(shares_svg(phases, title="Share of the wall time by phase", words=words)),
+    ]
+    sections = [Section(title="Where the wall time went", parts=parts)]
+    if done.record["profile"]:
+        sections.append(_profile(done.record["profile"], notes))
+    predicted = done.record["predicted"]
+    if predicted:
+        sections.append(_components(predicted["components_s"]))
+    return sections
+
+
+def _profile(profile: Mapping[str, Any], notes: Endnotes) -> Section:
+    steps = profile["steps"]
+    step_s = profile["window_s"] / len(steps)
+    shares = {name: share for name, share in profile["shares"].items() if share > 0}
+    times = {name: f"{seconds(share * step_s)}, {percent(share)}" for name, share in shares.items()}
+    kernels = [
+        (k["name"] if len(k["name"]) < 90 else f"{k['name'][:87]}...", k["category"],
+         f"{k['calls'] / len(steps):,.0f}", seconds(k["seconds"] / len(steps)))
+        for k in profile["kernels"][:MAX_KERNELS]
+    ]  # fmt: skip
+    mark = notes.mark(
+        "time by kind of kernel: each instant counts once, for the first of GEMM, attention, elementwise (norms, "
+        "softmax and copies too), optimizer, communication and other that is at work on any stream or thread; idle "
+        "is where none is. Kernels are told by their names, on a CPU operators are"
+    )
+    span = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    words = f"Measured under the profiler in {span}, {seconds(step_s)} each: it slows what it watches."
+    busy_s, exposed_s = (profile["communication"][key] for key in ("busy_s", "exposed_s"))
+    if busy_s:
+        words += f" {percent(1 - exposed_s / busy_s)} of the communication is hidden behind computation."
+    parts = [
+        paragraph(words, marks=mark),
+        figure(shares_svg(shares, title="Share of a step by kind of kernel", words=times)),
+        table(("largest", "kind", "calls a step", "own time a step"), kernels, words=("kind",)),
+    ]
+    if profile["unknown"]:
+        names = ", ".join(k["name"] for k in profile["unknown"])
+        parts.append(paragraph(f"Names that the table of kernels does not know, counted as other: {names}."))
+    return Section(title="Where a step's time went", parts=parts)
+
+
+def _components(components_s: Mapping[str, float]) -> Section:
+    whole = sum(components_s.values())
+    words = f"What the planner said of a step, {seconds(whole)}; the parts add up to it."
+    return Section(
+        title="Where the planner expected it to go",
+        parts=[
+            paragraph(words),
+            figure(waterfall_svg(components_s), legend=family_legend(components_s)),
+        ],
+    )
+
+
+def _published(done: TrainingRun, notes: Endnotes) -> list[Section]:
+    found = done.published()
+    mine = done.statistics["tokens_per_s_per_device"]
+    if not found or not mine:
+        return []
+    words = (
+        f"{len(found)} published runs of {done.run['model']['name']} have stated conditions; those on the same "
+        f"accelerator and in the same format come first. Conditions differ: compare with care. This run: {rate(mine)} "
+        f"tokens/s/device at {done.run['sequence_length']:,} tokens in {done.run['precision']['name']}."
+    )
+    headings = (
+        "accelerator", "devices", "sequence", "precision", "plan", "date", "tokens/s/device", "this run over it",
+    )  # fmt: skip
+    cells = "".join(f"<th{' class=words' if h == 'plan' else ''}>{escape(h)}</th>" for h in headings)
+    body = "".join(_published_row(run, mine, notes) for run in found[:MAX_PUBLISHED])
+    shown = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+    return [Section(title="Beside published results", parts=[paragraph(words), shown])]
+
+
+def _published_row(run: PublishedRun, mine: float, notes: Endnotes) -> str:
+    c, theirs = run.conditions, run.tokens_per_s_per_device
+    assert c is not None  # `TrainingRun.published` lists no others
+    assert theirs is not None
+    plan = f"<td class=words>{escape(c.plan.describe())}{notes.mark(run.source)}</td>"
+    before = (c.accelerator.name, c.num_devices, f"{c.seq_len:,}", c.precision)
+    after = (run.date[:7], rate(theirs), f"{mine / theirs:.2f}")
+    cells = [f"<td>{escape(str(cell))}</td>" for cell in before]
+    return f"<tr>{''.join([*cells, plan, *(f'<td>{escape(cell)}</td>' for cell in after)])}</tr>"
+
+
+def _events(done: TrainingRun) -> list[Section]:
+    events = done.record.get("events") or []
+    if not events:
+        return []
+    rows = [(e["step"], e["words"], str(e["action"]).replace("_", " "), e["time"]) for e in events]
+    return [
+        Section(title="Events", parts=[table(("step", "seen", "done", "when"), rows, words=("seen", "done"))])
+    ]
+
+
+def _sample(done: TrainingRun) -> list[Section]:
+    words = done.record["sample"]
+    if not words:
+        return []
+    return [Section(title="What the model writes", parts=[f"<pre>{escape(words)}</pre>"])]
+
+
+def _conditions(done: TrainingRun) -> Section:
+    record, device = done.record, done.record["device"]
+    rows = [
+        (
+            "device",
+            f"{device['name']}, {gib(device['memory_bytes']):.1f} GiB, {device['threads']} CPU threads",
+        ),
+        ("catalogue's name", _catalogued(device["accelerator"])),
+        ("system", device["system"]),
+        ("software", ", ".join(f"{name} {version}" for name, version in record["software"].items())),
+        ("commit", record["git_commit"] or "no repository"),
+        ("command", shlex.join(record["command"]) or "not from the command line"),
+        ("began, ended", f"{record['started']}, {record['ended']}"),
+        ("tokens", f"{done.statistics['tokens']:,}"),
+        ("checkpoint", done.statistics["checkpoint"] or "none"),
+    ]
+    return Section(
+        title="How it was run",
+        parts=[table(("what", "value"), rows, words=("value",)), f"<pre>{escape(done.text.strip())}</pre>"],
+    )
+
+
+def _catalogued(name: str | None) -> str:
+    if name is None:
+        return "none: its rates were measured here"
+    try:
+        sources = catalog.accelerator(name).sources
+    except UnknownNameError:
+        return name
+    return f"{name} ({'; '.join(dict.fromkeys(sources.values()))})"
