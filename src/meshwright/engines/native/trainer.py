@@ -90,6 +90,7 @@ def train_rank(rank: int, num_ranks: int, job: Job) -> None:
         place = place_process(
             plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
         )
+        device.keep_freed_memory(place.device)
         with progress.phase("building the model"):
             parts = assemble(job.run, place=place, weights=job.weights and job.weights.folder)
         with progress.phase("opening the data"):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
+from meshwright.engines.native.models import blockwise
 from meshwright.engines.native.models.layout import Layout
 from meshwright.engines.native.models.rope import rotate_halves, rotate_interleaved, score_scale
 from meshwright.specs.model import Model
@@ -36,6 +37,9 @@ class CoreAttention(nn.Module):
     def attend(self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, mask_B1TS: Tensor | None) -> Tensor:
         """[B, T, H, V]. Without a mask the last query sees all keys, the one before all but one."""
         q_BHTK, k_BGSK, v_BGSV = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGV))
+        if blockwise.suits(q_BHTK, k_BGSK):
+            out_BHTV = blockwise.attend(q_BHTK, k_BGSK, v_BGSV, mask_B1TS=mask_B1TS, scale=self.scale)
+            return out_BHTV.transpose(1, 2)
         repeats = q_BHTK.shape[1] // k_BGSK.shape[1]
         # On CUDA the kernel that takes a mask cannot read grouped heads: asked to, PyTorch writes out all scores.
         grouped = repeats > 1 and not (q_BHTK.is_cuda and mask_B1TS is not None)
