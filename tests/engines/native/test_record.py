@@ -42,11 +42,12 @@ def keys(value: object, above: str = "") -> set[str]:
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory, tiny_text):
-    """The folder of a run that validated and saved."""
+    """A run that shows every key there is: it has experts, validates, saves and profiles."""
     folder = tmp_path_factory.mktemp("left")
     (folder / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog. " * 600)
     overrides = (
         "model.vocab=257",
+        "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}",
         f"data={{source: {folder / 'corpus.txt'}, tokenizer: bytes, sequence_length: 16}}",
         "train.steps=14",
         "train.evaluate={every_steps: 4, num_batches: 1}",
