@@ -23,10 +23,10 @@ from meshwright.engines.native.parallel.expert import expert_axes  # noqa: E402
 from meshwright.engines.native.parallel.mesh import Place, place_process  # noqa: E402
 from meshwright.engines.native.processes import run_ranks  # noqa: E402
 from meshwright.engines.native.rehearsal import compare_each  # noqa: E402
-from meshwright.specs.model import Attention, AttentionKind, Router  # noqa: E402
+from meshwright.specs.model import Attention, AttentionKind, Lora, Router  # noqa: E402
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
 from meshwright.specs.precision import PRECISIONS  # noqa: E402
-from meshwright.specs.run import Checkpoint  # noqa: E402
+from meshwright.specs.run import Checkpoint, Task  # noqa: E402
 
 TEXT = """
 model:
@@ -84,6 +84,10 @@ def as_deepseek():
     return replace(run, model=model, train=replace(run.train, balance_bias_rate=0.02))
 
 
+def as_lora():
+    return replace(as_mixtral(), task=Task.LORA, lora=Lora(rank=4))
+
+
 def assert_equal(runs):
     for run, plan in runs:
         assert check_plan(plan, run=run) == []
@@ -112,6 +116,8 @@ def test_two_ranks_equal_one():
             (as_deepseek(), replace(over_tensor, expert=2)),
             (as_qwen3(), replace(over_tensor, expert_tensor=2)),
             (as_deepseek(), Plan(context=2, expert=2, micro_batch=4)),
+            (as_lora(), replace(over_data, sharding=FULL)),  # experts stay frozen where they are divided
+            (as_lora(), replace(over_tensor, expert=2)),
         ]
     )
 

@@ -107,7 +107,7 @@ def divide_experts(model: nn.Module, *, experts: ExpertPlace) -> None:
         for name, stack in list(module.named_parameters()):
             placements = [Shard(0), WIDTH[name]][: mesh.ndim]
             divided = distribute_tensor(stack.detach(), mesh, placements, src_data_rank=None)
-            setattr(module, name, nn.Parameter(divided))
+            setattr(module, name, nn.Parameter(divided, requires_grad=stack.requires_grad))
         module.forward = partial(_forward, module, group=experts.group, num_copies=experts.num_copies)
 
 
