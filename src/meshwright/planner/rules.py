@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.cost.tables import RECOMPUTES, SCHEDULES, Array, BatchTable, ModelTable, PlanTable
 from meshwright.planner.engines import EngineFacts
-from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
+from meshwright.specs.plan import DROPPED_MODULES, RECOMPUTE_MODULES, Recompute, Schedule, Sharding
 from meshwright.specs.run import Engine
 
 
@@ -110,8 +110,12 @@ def _selective_offered(s: Setting, plan: PlanTable) -> Array:
     other = np.not_equal(plan.recompute, RECOMPUTES.index(Recompute.SELECTIVE))
     if s.facts.selective is None:
         return other | (plan.recompute_mask > 0)
-    masks = [sum(1 << RECOMPUTE_MODULES.index(m) for m in modules) for modules in s.facts.selective]
+    masks = [_mask(*modules) for modules in s.facts.selective]
     return other | np.isin(plan.recompute_mask, masks)
+
+
+def _mask(*modules: str) -> int:
+    return sum(1 << RECOMPUTE_MODULES.index(m) for m in modules)
 
 
 def _names(mask: int) -> str:
@@ -124,8 +128,7 @@ def _modules_exist(s: Setting, plan: PlanTable) -> Array:
     absent += [] if s.model.is_mla else ["mla_up_projection"]
     absent += [] if s.model.shared_ffn else ["shared_experts"]
     absent += ["activation"] if s.facts.engine is Engine.MEGATRON and not _has_experts(s) else []
-    forbidden = sum(1 << RECOMPUTE_MODULES.index(m) for m in absent)
-    return (np.asarray(plan.recompute_mask) & forbidden) == 0
+    return (np.asarray(plan.recompute_mask) & _mask(*absent)) == 0
 
 
 def _sequence_unit(s: Setting, plan: PlanTable) -> Array:
@@ -434,5 +437,40 @@ RULES: tuple[Rule, ...] = (
         holds=lambda _, p: ~_is(p, Schedule.ZBV) | (p.recompute == RECOMPUTES.index(Recompute.NONE)),
         says=lambda _, p: "torchtitan 0.3.0 runs its zero-bubble schedules only without recomputation",
         engines=_only(Engine.TORCHTITAN),
+    ),
+    Rule(
+        name="recomputation under zero bubble",
+        scope=Scope.CHOICE,
+        holds=lambda _, p: (
+            ~(_is(p, Schedule.ZERO_BUBBLE, Schedule.ZBV) & (p.pipeline > 1))
+            | (
+                np.not_equal(p.recompute, RECOMPUTES.index(Recompute.FULL))
+                & ((np.asarray(p.recompute_mask) & ~_mask(*DROPPED_MODULES)) == 0)
+            )
+        ),
+        says=lambda _, p: (
+            f"{SCHEDULES[int(p.schedule)].value} would compute {_names(int(p.recompute_mask))} again twice, "
+            f"for gradients of inputs and of weights: it goes with {', '.join(DROPPED_MODULES)}"
+        ),
+        engines=_only(Engine.NATIVE),
+    ),
+    Rule(
+        name="recomputed norms",
+        scope=Scope.CHOICE,
+        holds=lambda _, p: (p.tensor == 1) | ((np.asarray(p.recompute_mask) & _mask("norm")) == 0),
+        says=lambda _, p: (
+            f"with tensor {p.tensor} the gathered outputs of norms are kept: to recompute them frees nothing"
+        ),
+        engines=_only(Engine.NATIVE),
+    ),
+    Rule(
+        name="alternate matrix products",
+        scope=Scope.CHOICE,
+        holds=lambda _, p: (
+            ((np.asarray(p.recompute_mask) & _mask("alternate_matmuls")) == 0)
+            | (np.asarray(p.recompute_mask) == _mask("alternate_matmuls"))
+        ),
+        says=lambda _, p: "alternate_matmuls says of all modules what is kept: it stands alone",
+        engines=_only(Engine.NATIVE),
     ),
 )

@@ -50,6 +50,9 @@ RECOMPUTE_MODULES = (
 )
 """Modules selective recomputation may name; the words of Megatron-Core where it has one."""
 
+DROPPED_MODULES = ("norm", "activation", "mla_up_projection")
+"""Those whose output is dropped after its consumers ran; of the others it is what is inside."""
+
 
 class Offload(StrEnum):
     """What is kept in host memory."""

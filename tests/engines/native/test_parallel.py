@@ -99,7 +99,6 @@ def test_states_are_divided_over_data_and_context(plan, axes):
     ("changes", "key"),
     [
         ({"expert": 2, "data_shard": 2}, "parallel.expert"),
-        ({"recompute": Recompute.SELECTIVE}, "parallel.recompute"),
         ({"tensor": 8}, "parallel.tensor"),
     ],
 )

@@ -123,8 +123,10 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
         tied.copy_weight()  # once: neither end is trained
         tied = None
     masters = masters_of(modules, compute=compute)
+    if tied is not None:
+        masters = [m for m in masters if m.parameter is not tied.head]
     optimizer = AdamW(
-        masters if tied is None else [m for m in masters if m.parameter is not tied.head],
+        masters,
         settings=run.optimizer,
         is_alone=place.num_ranks == 1,
         follow=None if tied is None else tied.copy_weight,
@@ -197,7 +199,8 @@ def _stage(
         divide_sequences(module, chunks=chunks_of(place), mesh=place.context_mesh)
     if experts is not None:
         divide_experts(module, experts=experts)
-    recompute(blocks, plan=place.plan)
+    earlier = [stages[i] for i in stages_of_rank(place.plan, place.pipeline_rank) if i < index]
+    recompute(blocks, plan=place.plan, num_before=sum(len(layers) for layers in earlier))
     if place.mesh is not None:
         shard(module, layers=blocks, place=place, compute=compute, experts=experts)
     materialize(module, device=place.device)

@@ -11,7 +11,15 @@ from meshwright.cost.pipeline.schedules import schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Unsupported
 from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model, Router
-from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
+from meshwright.specs.plan import (
+    DROPPED_MODULES,
+    RECOMPUTE_MODULES,
+    Offload,
+    Plan,
+    Recompute,
+    Schedule,
+    Sharding,
+)
 from meshwright.specs.run import BIAS_RATE, Run
 
 PRECISIONS = ("fp32", "bf16")
@@ -87,7 +95,7 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """What this engine cannot do of `plan`."""
     return [
         *_axes(plan),
-        *_recompute(plan),
+        *_recompute(plan, run),
         *_context(plan, run),
         *_tensor(plan, run),
         *_experts(plan, run),
@@ -101,13 +109,42 @@ def _axes(plan: Plan) -> Iterator[Unsupported]:
         yield Unsupported(key="parallel.offload", reason="is not done by this version: must be none")
 
 
-def _recompute(plan: Plan) -> Iterator[Unsupported]:
+def _recompute(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    key, names = "parallel.recompute", set(plan.recompute_modules)
     if plan.recompute is Recompute.SELECTIVE:
+        if not names:
+            yield Unsupported(key=key, reason="names no modules")
+        if absent := sorted(names - _modules(run.model)):
+            yield Unsupported(key=key, reason=f"{run.model.name} has no {', '.join(absent)}")
+        if "alternate_matmuls" in names and len(names) > 1:
+            yield Unsupported(
+                key=key, reason="alternate_matmuls says of all modules what is kept: name it alone"
+            )
+        if "mla_up_projection" in names and run.lora is not None and run.lora.dropout:
+            yield Unsupported(key=key, reason="mla_up_projection would draw another dropout: must be 0")
+        if "norm" in names and plan.tensor > 1:
+            yield Unsupported(
+                key=key, reason="norm frees nothing when tensor > 1: what is kept is the gathered output"
+            )
+    whole = plan.recompute is Recompute.FULL or names - set(DROPPED_MODULES)
+    if plan.pipeline > 1 and plan.schedule in (Schedule.ZERO_BUBBLE, Schedule.ZBV) and whole:
         yield Unsupported(
-            key="parallel.recompute",
-            reason="selective recomputation is not done by this version",
-            hint="allowed: none, full",
+            key=key,
+            reason=f"{plan.schedule.value} would compute it twice, for gradients of inputs and of weights",
+            hint=f"allowed with it: none, or modules of {', '.join(DROPPED_MODULES)}",
         )
+
+
+def _modules(model: Model) -> set[str]:
+    """Modules of a model that can be named."""
+    x = model.experts
+    absent = {
+        "mlp": x is not None and not model.num_dense_layers,
+        "moe": x is None,
+        "shared_experts": x is None or not x.shared_hidden,
+        "mla_up_projection": model.attention.kind is not AttentionKind.MLA,
+    }
+    return {name for name in RECOMPUTE_MODULES if not absent.get(name)}
 
 
 def _context(plan: Plan, run: Run) -> Iterator[Unsupported]:

@@ -1,27 +1,197 @@
-"""Activation recomputation: keep a layer's input, run its forward pass again in the backward pass.
+"""Activation recomputation: what a layer computes again in the backward pass instead of keeping it.
 
-Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
+    full                whole layers; only their inputs are kept                              Chen et al. 2016
+    core_attention      attention without its projections: scores, where a kernel writes them
+    norm                outputs of both norms, which projections keep as inputs
+    activation          the product inside a feed-forward, which its last matrix keeps; of experts too
+    mla_up_projection   queries, keys and values that MLA's latents grow into
+    mlp, moe            whole feed-forward blocks of dense layers, of expert layers
+    shared_experts      the block that every token goes through
+    alternate_matmuls   all but attention and every second matrix product
+
+Three ways: `checkpoint` around a module frees what is inside it; `dropping` frees an output that others keep; PyTorch's
+selective checkpoint of a layer decides by operation. What each one frees is what `cost.memory.activations` says, as
+far as tests measure it.
+
+Methods are replaced, not modules: names stay, and hooks of FSDP stay around them, so that a layer's weights are
+gathered once for its recomputation and its backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
-from torch import nn
-from torch.utils.checkpoint import checkpoint
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from meshwright.engines.native.dropping import drop, dropping
+from meshwright.engines.native.models import Block
+from meshwright.engines.native.models.attention import LatentAttention
+from meshwright.engines.native.models.experts import MixtureOfExperts
 from meshwright.specs.plan import Plan, Recompute
 
 
-def recompute(layers: Sequence[nn.Module], *, plan: Plan) -> None:
-    """Make the layers that `plan` names compute again; they keep their names.
+def recompute(layers: Sequence[nn.Module], *, plan: Plan, num_before: int = 0) -> None:
+    """Make the `layers` of a stage compute again what `plan` names.
 
-    The forward method is replaced, not the module: hooks of FSDP stay around it, so that a layer's weights are
-    gathered once for its recomputation and its backward pass.
+    `num_before` is how many layers the rank has in earlier stages.
     """
-    if plan.recompute is not Recompute.FULL:
-        return
-    count = len(layers) if plan.recompute_layers is None else plan.recompute_layers
-    for layer in layers[:count]:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    if plan.recompute is Recompute.FULL:
+        count = len(layers) if plan.recompute_layers is None else max(0, plan.recompute_layers - num_before)
+        for layer in layers[:count]:
+            layer.forward = _again(layer.forward, of=layer)
+    elif plan.recompute is Recompute.SELECTIVE:
+        for layer in layers:
+            assert isinstance(layer, Block)
+            if "alternate_matmuls" in plan.recompute_modules:
+                _alternate(layer)
+            else:
+                _selective(layer, frozenset(plan.recompute_modules))
+
+
+def _selective(layer: Block, names: frozenset[str]) -> None:
+    attention, block = layer.attention, "moe" if isinstance(layer.ffn, MixtureOfExperts) else "mlp"
+    if "core_attention" in names:
+        attention.core.forward = _again(attention.core.forward, of=layer)
+    if "mla_up_projection" in names and isinstance(attention, LatentAttention):
+        attention.expand = partial(drop, attention.expand)
+    if "norm" in names:
+        layer.attention_norm.forward = partial(drop, layer.attention_norm.forward)
+        if block not in names:
+            layer.ffn_norm.forward = partial(drop, layer.ffn_norm.forward)
+    if block in names:
+        _again_block(layer, with_norm="norm" in names)
+    elif isinstance(layer.ffn, MixtureOfExperts):
+        if "shared_experts" in names and layer.ffn.shared is not None:
+            layer.ffn.shared.forward = _again(layer.ffn.shared.forward, of=layer)
+        elif "activation" in names and layer.ffn.shared is not None:
+            layer.ffn.shared.activation = partial(drop, swiglu)
+        if "activation" in names:
+            layer.ffn.experts.activation = partial(drop, swiglu)
+    elif "activation" in names:
+        layer.ffn.activation = partial(drop, swiglu)
+    if names & {"norm", "activation", "mla_up_projection"}:
+        layer.forward = _inside_dropping(layer.forward)
+
+
+def _again_block(layer: Block, *, with_norm: bool) -> None:
+    """The feed-forward block again; with its norm, whose output would otherwise be what is kept."""
+    ffn, norm = layer.ffn.forward, layer.ffn_norm.forward
+    if with_norm:
+        layer.ffn_norm.forward = lambda x_BTD: x_BTD
+        layer.ffn.forward = _again(lambda x_BTD: ffn(norm(x_BTD)), of=layer)
+    else:
+        layer.ffn.forward = _again(ffn, of=layer)
+
+
+def _inside_dropping(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(*inputs: Any) -> Tensor:
+        with dropping():
+            return forward(*inputs)
+
+    return run
+
+
+def _again(forward: Callable[..., Tensor], *, of: nn.Module) -> Callable[..., Tensor]:
+    """`forward`, which keeps its inputs alone."""
+    return partial(
+        checkpoint, forward, use_reentrant=False, context_fn=lambda: (nullcontext(), _counted_once(of))
+    )
+
+
+@contextmanager
+def _counted_once(layer: nn.Module) -> Iterator[None]:
+    """Take back what routers count of experts' load while a layer runs again."""
+    loads = [(buffer, buffer.clone()) for name, buffer in layer.named_buffers() if name.endswith("load_E")]
+    try:
+        yield
+    finally:
+        for buffer, before in loads:
+            buffer.copy_(before)
+
+
+# --- the activation, keeping its inputs alone ---
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up; PyTorch's own product keeps silu(gate) besides."""
+    return _SwiGLU.apply(gate, up)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grads[0] * up, gate), grads[0] * functional.silu(gate)
+
+
+# --- every second matrix product ---
+
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+}
+
+
+class _EverySecond:
+    """Saves attention and the first, third, ... product of a layer; products of experts are not counted, nor saved."""
+
+    def __init__(self) -> None:
+        self.num_products = {False: 0, True: 0}  # in the forward pass, and when it is run again
+        self.in_experts = False
+
+    def __call__(self, ctx: Any, operation: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
+        if operation in ATTENTION:
+            return CheckpointPolicy.MUST_SAVE
+        if operation not in PRODUCTS or self.in_experts:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        self.num_products[ctx.is_recompute] += 1
+        is_odd = self.num_products[ctx.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if is_odd else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _alternate(layer: Block) -> None:
+    current: list[_EverySecond] = []
+
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        current[:] = [_EverySecond()]
+        forward, again = create_selective_checkpoint_contexts(current[0])
+        return forward, _both(again, _counted_once(layer))
+
+    if isinstance(layer.ffn, MixtureOfExperts):
+        layer.ffn.experts.forward = _apart(layer.ffn.experts.forward, current)
+    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
+
+
+def _apart(forward: Callable[..., Tensor], current: list[_EverySecond]) -> Callable[..., Tensor]:
+    def run(*inputs: Any) -> Tensor:
+        for policy in current:
+            policy.in_experts = True
+        try:
+            return forward(*inputs)
+        finally:
+            for policy in current:
+                policy.in_experts = False
+
+    return run
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(second)
+        stack.enter_context(first)
+        yield

@@ -116,19 +116,26 @@ class LatentAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
         """[B, T, D]."""
-        cos, sin = layout.cos_BT1J, layout.sin_BT1J
-        q_BTHK = self._query(x_BTD).unflatten(-1, (-1, self.head_dim))
+        q_source_BTX = self.query_down(x_BTD) if hasattr(self, "query_down") else x_BTD
+        latent_BTL, k_rotary_BTR = self.kv_down(x_BTD).split([self.latent_dim, self.rotary_dim], dim=-1)
+        q_BTHK, k_BTHK, v_BTHV = self.expand(
+            q_source_BTX, latent_BTL, k_rotary_BTR, layout.cos_BT1J, layout.sin_BT1J
+        )
+        return self.output(self.core(q_BTHK, k_BTHK, v_BTHV, layout).flatten(-2))
+
+    def expand(
+        self, q_source_BTX: Tensor, latent_BTL: Tensor, k_rotary_BTR: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads: X is the queries' latent, or D where they have none."""
+        if hasattr(self, "query_up"):
+            q_BTHK = self.query_up(self.query_norm(q_source_BTX)).unflatten(-1, (-1, self.head_dim))
+        else:
+            q_BTHK = self.query(q_source_BTX).unflatten(-1, (-1, self.head_dim))
         q_plain, q_rotary = q_BTHK.split([self.plain_dim, self.rotary_dim], dim=-1)
         q_BTHK = torch.cat([q_plain, rotate_interleaved(q_rotary, cos, sin)], dim=-1)
 
-        latent_BTL, k_rotary_BTR = self.kv_down(x_BTD).split([self.latent_dim, self.rotary_dim], dim=-1)
         kv_BTHX = self.kv_up(self.kv_norm(latent_BTL)).unflatten(-1, (-1, self.plain_dim + self.value_dim))
         k_plain, v_BTHV = kv_BTHX.split([self.plain_dim, self.value_dim], dim=-1)
         k_rotary_BT1R = rotate_interleaved(self.rotary_key(k_rotary_BTR).unsqueeze(2), cos, sin)
         k_BTHK = torch.cat([k_plain, k_rotary_BT1R.expand(-1, -1, k_plain.shape[2], -1)], dim=-1)
-        return self.output(self.core(q_BTHK, k_BTHK, v_BTHV, layout).flatten(-2))
-
-    def _query(self, x_BTD: Tensor) -> Tensor:
-        if hasattr(self, "query_down"):
-            return self.query_up(self.query_norm(self.query_down(x_BTD)))
-        return self.query(x_BTD)
+        return q_BTHK, k_BTHK, v_BTHV

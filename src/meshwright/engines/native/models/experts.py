@@ -11,6 +11,7 @@ Sources: Mixtral (Jiang et al. 2024, section 2.1), DeepSeek-V3 (2024, section 2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from meshwright.engines.native.models.balance import attach_loss, balance_loss
-from meshwright.engines.native.models.feed_forward import FeedForward
+from meshwright.engines.native.models.feed_forward import FeedForward, swiglu
 from meshwright.specs.model import Experts as ExpertsSpec
 from meshwright.specs.model import Model, Router
 
@@ -87,13 +88,24 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(torch.empty(spec.num_experts, spec.ffn_hidden, hidden))
         self.up = nn.Parameter(torch.empty(spec.num_experts, spec.ffn_hidden, hidden))
         self.down = nn.Parameter(torch.empty(spec.num_experts, hidden, spec.ffn_hidden))
+        self.activation = swiglu
 
     def forward(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
         """[M, D]: the first `counts_E[0]` rows go through expert 0, and so on."""
-        return run_experts(rows_MD, counts_E, gate=self.gate, up=self.up, down=self.down)
+        return run_experts(
+            rows_MD, counts_E, gate=self.gate, up=self.up, down=self.down, activation=self.activation
+        )
 
 
-def run_experts(rows_MD: Tensor, counts_E: Tensor, *, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def run_experts(
+    rows_MD: Tensor,
+    counts_E: Tensor,
+    *,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
     """[M, D]: rows sorted by expert through these stacks of weights, `counts_E[e]` of them through expert e."""
     is_grouped = rows_MD.is_cuda and rows_MD.dtype is torch.bfloat16 and hasattr(functional, "grouped_mm")
     if is_grouped and len(rows_MD):  # under expert parallelism a rank may have no rows at all
@@ -102,14 +114,12 @@ def run_experts(rows_MD: Tensor, counts_E: Tensor, *, gate: Tensor, up: Tensor, 
         def times(x: Tensor, weight: Tensor) -> Tensor:
             return functional.grouped_mm(x, weight.transpose(-2, -1), offs=ends_E)
 
-        return times(functional.silu(times(rows_MD, gate)) * times(rows_MD, up), down)
+        return times(activation(times(rows_MD, gate), times(rows_MD, up)), down)
     # unbind, not indexing: the gradient of an index is a whole zero stack for every expert
     parts = zip(rows_MD.split(counts_E.tolist()), gate.unbind(), up.unbind(), down.unbind(), strict=True)
     return torch.cat(
         [
-            functional.linear(
-                functional.silu(functional.linear(x, gate_FD)) * functional.linear(x, up_FD), down_DF
-            )
+            functional.linear(activation(functional.linear(x, gate_FD), functional.linear(x, up_FD)), down_DF)
             for x, gate_FD, up_FD, down_DF in parts
         ]
     )

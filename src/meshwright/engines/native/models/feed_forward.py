@@ -9,6 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up. Recomputation puts its own in the place of this."""
+    return functional.silu(gate) * up
+
+
 class FeedForward(nn.Module):
     """down(silu(gate x) * up x)."""
 
@@ -17,7 +22,8 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(hidden, ffn_hidden, bias=False)
         self.up = nn.Linear(hidden, ffn_hidden, bias=False)
         self.down = nn.Linear(ffn_hidden, hidden, bias=False)
+        self.activation = swiglu
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D]."""
-        return self.down(functional.silu(self.gate(x_BTD)) * self.up(x_BTD))
+        return self.down(self.activation(self.gate(x_BTD), self.up(x_BTD)))

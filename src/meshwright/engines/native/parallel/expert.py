@@ -123,7 +123,7 @@ def _forward(
     route, counts_L = make_route(counts_E, group=group, num_copies=num_copies)
     rows_RD = _There.apply(rows_MD, route)
     stacks = {name: _local(stack) for name, stack in module.named_parameters()}
-    rows_RD = run_experts(rows_RD, counts_L, **stacks)
+    rows_RD = run_experts(rows_RD, counts_L, **stacks, activation=module.activation)
     return _Back.apply(rows_RD, route)
 
 

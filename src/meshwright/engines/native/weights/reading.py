@@ -47,6 +47,8 @@ def tensors_of(built: Transformer) -> dict[str, Tensor]:
     Tied weights are there once, under the embedding's name.
     """
     parameters = {name: p for name, p in built.named_parameters() if ".lora_" not in name}
+    if built.model.tied_embeddings:
+        parameters.pop("head.weight", None)  # of a last stage: it follows the embedding on the first
     biases = {name: b for name, b in built.named_buffers() if name.endswith("router.bias_E")}
     return parameters | biases
 

@@ -1,0 +1,239 @@
+"""Recomputation changes no bit, frees what the cost model says it frees, and counts nothing twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+from meshwright import runfile  # noqa: E402
+from meshwright.cost.memory.activations import layer_bytes  # noqa: E402
+from meshwright.cost.memory.constants import memory_constants  # noqa: E402
+from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row  # noqa: E402
+from meshwright.engines.native import dropping  # noqa: E402
+from meshwright.engines.native.check import check_plan  # noqa: E402
+from meshwright.engines.native.models import build_model, init_weights  # noqa: E402
+from meshwright.engines.native.recompute import recompute  # noqa: E402
+from meshwright.engines.native.rehearsal import compare_each  # noqa: E402
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
+from meshwright.specs.precision import PRECISIONS  # noqa: E402
+
+TEXT = """
+model: {name: tiny, hidden: 64, num_layers: 2, vocab: 64, ffn_hidden: 192, attention: ATTENTION}
+data: {source: synthetic, sequence_length: 16}
+batch: {global_sequences: 8, micro: 2}
+precision: fp32
+cluster: here
+optimizer: {learning_rate: 1.0e-2}
+train: {steps: 3}
+"""
+GROUPED = "{num_heads: 4, num_kv_heads: 2}"
+# Widths of queries and values are equal: other ones have no fused kernel on a CPU, which then copies what it keeps.
+LATENT = (
+    "{kind: mla, num_heads: 4, head_dim: 32, value_head_dim: 32, "
+    "query_lora_rank: 24, kv_lora_rank: 24, rope_head_dim: 8}"
+)
+EXPERTS = ", experts: {num_experts: 4, top_k: 2, ffn_hidden: 96, num_shared: 1, router: sigmoid}"
+TEXTS = {
+    "dense": TEXT.replace("ATTENTION", GROUPED),
+    "latent": TEXT.replace("ATTENTION", LATENT),
+    "experts": TEXT.replace("ATTENTION", GROUPED + EXPERTS),
+}
+SETS = {
+    "dense": [
+        ("core_attention",),
+        ("norm",),
+        ("activation",),
+        ("norm", "activation"),
+        ("mlp",),
+        ("norm", "mlp"),
+        ("alternate_matmuls",),
+    ],
+    "latent": [("mla_up_projection",), ("norm", "activation", "mla_up_projection")],
+    "experts": [
+        ("activation",),
+        ("moe",),
+        ("norm", "moe"),
+        ("shared_experts",),
+        ("norm", "activation", "shared_experts"),
+        ("alternate_matmuls",),
+    ],
+}
+CASES = [(model, names) for model, sets in SETS.items() for names in sets]
+NUM_TOKENS = 2 * 16
+
+
+def run_of(model: str):
+    return runfile.loads(TEXTS[model])
+
+
+def selective(*names: str, **axes) -> Plan:
+    return Plan(recompute=Recompute.SELECTIVE, recompute_modules=names, **axes)
+
+
+class Kept(TorchDispatchMode):
+    """Bytes of tensors that were made while it was active and still exist."""
+
+    def __init__(self, *before):
+        super().__init__()
+        self.before = {tensor.untyped_storage()._cdata for tensor in before}
+        self.made = {}
+
+    def __torch_dispatch__(self, operation, types, inputs=(), named=None):
+        outputs = operation(*inputs, **(named or {}))
+        for tensor in tree_leaves(outputs):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.before:
+                    self.made.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        return outputs
+
+    def num_bytes(self) -> int:
+        return sum(size for storage, size in self.made.values() if not storage.expired())
+
+
+def one_layer(model: str, plan: Plan):
+    """Gradients of a layer, bytes it kept for them, and what its router counted."""
+    built = build_model(run_of(model).model, device="cpu")
+    init_weights(built, seed=1)
+    layer = built.layers["0"]
+    recompute([layer], plan=plan)
+    torch.manual_seed(0)
+    x_BTD = torch.randn(2, 16, 64, requires_grad=True)
+    layout = built.layout(torch.arange(16).expand(2, -1), None)
+    with Kept(x_BTD, layout.cos_BT1J, layout.sin_BT1J, *layer.parameters()) as kept:
+        out_BTD = layer(x_BTD, layout)
+        size = kept.num_bytes() - out_BTD.untyped_storage().nbytes()
+    out_BTD.square().sum().backward()
+    loads = [b.clone() for name, b in layer.named_buffers() if name.endswith("load_E")]
+    return [x_BTD.grad, *(p.grad for p in layer.parameters())], size, loads
+
+
+def claimed_bytes(model: str, plan: Plan) -> float:
+    """What the cost model says a layer keeps; it counts two bytes an element, these tests compute in four."""
+    run = run_of(model)
+    table = model_row(run.model)
+    batch = BatchTable(global_batch=2, seq_len=16)
+    found = layer_bytes(
+        table,
+        batch,
+        plan_row(plan),
+        precision_row(PRECISIONS["bf16"]),
+        memory_constants(run.stack),
+        np.asarray(NUM_TOKENS),
+    )
+    return 2 * float(found.moe if model == "experts" else found.dense)
+
+
+@pytest.mark.parametrize(("model", "names"), CASES)
+def test_recomputation_changes_no_bit_and_frees_what_is_claimed(model, names):
+    plan = selective(*names)
+    expected, before, loads = one_layer(model, Plan())
+    gradients, after, loads_again = one_layer(model, plan)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(loads_again, loads, strict=True))
+    claimed = claimed_bytes(model, Plan()) - claimed_bytes(model, plan)
+    # More than claimed, never less: PyTorch's own product keeps silu(gate) too, its norm a copy, gathers their indices.
+    assert claimed <= before - after
+    assert before - after <= 2 * claimed + 16 * NUM_TOKENS
+
+
+def test_a_dropped_norm_is_all_that_is_claimed_and_nothing_else():
+    _, before, _ = one_layer("dense", Plan())
+    _, after, _ = one_layer("dense", selective("norm"))
+    assert before - after == 2 * NUM_TOKENS * 64 * 4  # two outputs of 64 widths in fp32
+
+
+def test_full_keeps_the_input_alone():
+    _, before, loads = one_layer("experts", Plan())
+    _, after, loads_again = one_layer("experts", Plan(recompute=Recompute.FULL))
+    assert after < before / 5
+    assert torch.equal(loads_again[0], loads[0])
+
+
+def test_layers_of_a_rank_are_counted_over_its_stages():
+    built = build_model(replace(run_of("dense").model, num_layers=4))
+    layers = list(built.layers.values())
+    plan = Plan(pipeline=2, virtual_pipeline=2, recompute=Recompute.FULL, recompute_layers=3)
+    recompute(layers[:2], plan=plan)
+    recompute(layers[2:], plan=plan, num_before=2)
+    assert ["forward" in vars(layer) for layer in layers] == [True, True, True, False]
+
+
+def test_an_output_is_made_again_once_for_all_its_consumers():
+    calls = []
+
+    def function(x):
+        calls.append(1)
+        return x * 2
+
+    x, weight = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
+    with dropping.dropping():
+        y = dropping.drop(function, x)
+        z = y @ weight + (y.T @ weight) * (y @ weight)
+    del y
+    z.sum().backward()
+    assert len(calls) == 2
+    assert torch.equal(weight.grad, torch.full((3, 3), 78.0))
+
+
+def test_outside_of_a_layer_nothing_is_dropped():
+    x = torch.ones(3, requires_grad=True)
+    with dropping.dropping():
+        y = dropping.drop(torch.exp, x)
+    assert not dropping._dropped
+    (y * y).sum().backward()
+    assert torch.allclose(x.grad, 2 * (2 * x).exp())
+
+
+FSDP = {"data_shard": 2, "sharding": Sharding.PARAMETERS, "micro_batch": 2}
+ZB = {"pipeline": 2, "schedule": Schedule.ZERO_BUBBLE, "micro_batch": 2}
+PLANS = [(model, selective(*names, **FSDP)) for model, names in CASES]
+PLANS += [
+    ("dense", selective(name, tensor=2))
+    for name in ("core_attention", "activation", "mlp", "alternate_matmuls")
+]
+PLANS += [
+    ("latent", selective("norm", "activation", "mla_up_projection", **ZB)),
+    ("experts", selective("norm", **ZB)),
+]
+IN_SHORT = [
+    ("experts", selective("norm", "activation", "shared_experts", **FSDP)),
+    ("dense", selective("norm", "mlp", **FSDP)),
+]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "plans", [IN_SHORT, pytest.param(PLANS, marks=pytest.mark.slow)], ids=["short", "all"]
+)
+def test_recomputation_composes(plans, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    runs = [(run_of(model), plan) for model, plan in plans]
+    assert [problem for run, plan in runs for problem in check_plan(plan, run=run)] == []
+    for found in compare_each(runs):
+        assert found.loss_error < 1e-6, found.plan
+        assert found.gradient_error < 1e-5, (found.plan, found.gradient_errors)
+        assert found.weight_error < 1e-5, (found.plan, found.weight_errors)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (selective(), "names no modules"),
+        (selective("moe"), "tiny has no moe"),
+        (selective("norm", "alternate_matmuls"), "name it alone"),
+        (selective("norm", tensor=2), "frees nothing when tensor > 1"),
+        (selective("mlp", **ZB), "would compute it twice"),
+        (Plan(recompute=Recompute.FULL, **ZB), "would compute it twice"),
+    ],
+)
+def test_what_would_not_be_honoured_is_refused(plan, words):
+    assert words in "; ".join(problem.reason for problem in check_plan(plan, run=run_of("dense")))
