@@ -466,11 +466,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="alternate matrix products",
         scope=Scope.CHOICE,
-        holds=lambda _, p: (
+        holds=lambda s, p: (
             ((np.asarray(p.recompute_mask) & _mask("alternate_matmuls")) == 0)
-            | (np.asarray(p.recompute_mask) == _mask("alternate_matmuls"))
+            | (
+                (np.asarray(p.recompute_mask) == _mask("alternate_matmuls"))
+                & ((p.expert * p.expert_tensor * p.tensor == 1) | (not _has_experts(s)))
+            )
         ),
-        says=lambda _, p: "alternate_matmuls says of all modules what is kept: it stands alone",
+        says=lambda _, p: "alternate_matmuls stands alone, and needs whole experts on every rank",
         engines=_only(Engine.NATIVE),
     ),
 )

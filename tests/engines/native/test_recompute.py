@@ -201,6 +201,9 @@ PLANS += [
     for name in ("core_attention", "activation", "mlp", "alternate_matmuls")
 ]
 PLANS += [
+    ("experts", selective("norm", "moe", data_shard=2, expert=2)),
+    ("experts", selective("activation", "shared_experts", tensor=2)),
+    ("dense", selective("norm", "core_attention", context=2)),
     ("latent", selective("norm", "activation", "mla_up_projection", **ZB)),
     ("experts", selective("norm", **ZB)),
 ]

@@ -119,6 +119,15 @@ CASES = [
     ("recomputation under zero bubble",
      Plan(pipeline=4, virtual_pipeline=2, schedule=Schedule.ZBV, data_shard=16, recompute=Recompute.FULL),
      {"engine": E_.TORCHTITAN}),
+    ("recomputation under zero bubble",
+     Plan(pipeline=4, schedule=Schedule.ZERO_BUBBLE, data_shard=16, recompute=Recompute.FULL), {}),
+    ("recomputation under zero bubble",
+     Plan(pipeline=4, schedule=Schedule.ZERO_BUBBLE, data_shard=16, recompute=Recompute.SELECTIVE,
+          recompute_modules=("norm", "mlp")), {}),
+    ("recomputed norms",
+     Plan(tensor=2, data_shard=32, recompute=Recompute.SELECTIVE, recompute_modules=("norm",)), {}),
+    ("alternate matrix products",
+     Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "alternate_matmuls")), {}),
 ]  # fmt: skip
 
 

@@ -122,6 +122,13 @@ def _recompute(plan: Plan, run: Run) -> Iterator[Unsupported]:
             )
         if "mla_up_projection" in names and run.lora is not None and run.lora.dropout:
             yield Unsupported(key=key, reason="mla_up_projection would draw another dropout: must be 0")
+        # Divided experts are gathered inside of their layer, which a recomputed layer does not do twice.
+        is_divided = plan.expert * plan.expert_tensor * plan.tensor > 1
+        if "alternate_matmuls" in names and run.model.experts is not None and is_divided:
+            yield Unsupported(
+                key=key,
+                reason="alternate_matmuls needs whole experts: expert, expert_tensor and tensor must be 1",
+            )
         if "norm" in names and plan.tensor > 1:
             yield Unsupported(
                 key=key, reason="norm frees nothing when tensor > 1: what is kept is the gathered output"
