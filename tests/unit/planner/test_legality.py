@@ -61,6 +61,25 @@ def test_what_is_legal_for_native_its_engine_runs(model):
     assert num_legal > 50
 
 
+@pytest.mark.parametrize("name", ["llama3.1-70b", "qwen3-8b", "mixtral-8x7b", "deepseek-v3"])
+def test_what_the_search_tries_for_native_its_engine_runs(name):
+    run = from_options(model=name, cluster="h100-8x2", global_batch=64, sequence_length=4096)
+    run = replace(run, model=replace(run.model, num_mtp_layers=0))  # the engine trains none
+    request = request_for(run)
+    space = default_space(request)
+    # Every word of every axis, a few degrees of each: the whole space has millions of rows.
+    few = {
+        axis: getattr(space, axis)[:3] for axis in ("tensor", "context", "pipeline", "expert", "micro_batch")
+    }
+    table = enumerate_plans(replace(space, **few, virtual_pipeline=(1, 2, 3), data_replicate=(1, 2)))
+    legal = table.take(np.flatnonzero(legal_mask(table, setting=setting_for(request))))
+    assert set(np.unique(legal.schedule)) == {SCHEDULES.index(s) for s in space.schedule}
+    assert len(np.unique(legal.recompute_mask)) == len({choice.mask for choice in space.recompute})
+    for row in Random(0).sample(range(num_rows(legal)), 1000):
+        plan = plan_from_row(legal.take(row))
+        assert check_plan(plan, run=run) == [], plan.describe()
+
+
 def test_a_usual_plan_breaks_no_rule():
     plan = Plan(tensor=4, pipeline=2, data_shard=8)
     for engine in (Engine.NATIVE, Engine.MEGATRON):
