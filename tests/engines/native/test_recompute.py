@@ -19,7 +19,7 @@ from meshwright.cost.memory.constants import memory_constants  # noqa: E402
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row  # noqa: E402
 from meshwright.engines.native import dropping  # noqa: E402
 from meshwright.engines.native.check import check_plan  # noqa: E402
-from meshwright.engines.native.models import build_model, init_weights  # noqa: E402
+from meshwright.engines.native.models import blockwise, build_model, init_weights  # noqa: E402
 from meshwright.engines.native.recompute import recompute  # noqa: E402
 from meshwright.engines.native.rehearsal import compare_each  # noqa: E402
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
@@ -132,6 +132,20 @@ def claimed_bytes(model: str, plan: Plan) -> float:
     return 2 * float(found.moe if model == "experts" else found.dense)
 
 
+@pytest.fixture
+def _fused(monkeypatch):
+    """Attention by a kernel that writes no scores, as on a GPU; the CPU's own blocks keep them."""
+    monkeypatch.setattr(blockwise, "suits", lambda *inputs: False)
+
+
+def test_scores_that_a_kernel_keeps_are_freed():
+    expected, before, _ = one_layer("dense", Plan())
+    gradients, after, _ = one_layer("dense", selective("core_attention"))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+    assert before - after >= 4 * 4 * 16 * NUM_TOKENS  # 4 heads, 16 keys, fp32
+
+
+@pytest.mark.usefixtures("_fused")
 @pytest.mark.parametrize(("model", "names"), CASES)
 def test_recomputation_changes_no_bit_and_frees_what_is_claimed(model, names):
     plan = selective(*names)
