@@ -24,7 +24,7 @@ class Training:
     text: str
 
     def start(self, *arguments: str, under: tuple[str, ...] = ("-m", "meshwright")) -> subprocess.Popen[str]:
-        """Start `meshwright train`; `under` is what Python runs it with."""
+        """Start `meshwright train` at the head of a process group; `under` is what Python runs it with."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "run.yaml").write_text(self.text)
         return subprocess.Popen(
@@ -32,6 +32,7 @@ class Training:
             cwd=self.folder,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             text=True,
+            start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )

@@ -51,6 +51,10 @@ RESULTS = Path("runs")
     "--profile-steps", "profile_steps", metavar="FIRST:LAST",
     help="Profile these steps instead, both ends included; the first step is 1.",
 )  # fmt: skip
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=600.0, metavar="SECONDS",
+    help="After which a step counts as hung: the processes write where they stand, and end.  [default: 600]",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be trained, and where; train nothing.")
 @json_option
 def command(
@@ -61,6 +65,7 @@ def command(
     max_restarts: int,
     profile: bool,
     profile_steps: str | None,
+    timeout_s: float,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -68,7 +73,8 @@ def command(
 
     Uses the accelerators of this machine, or its CPU where there are none. A plan of several processes starts them
     here; under torchrun each of its processes runs this command. Steps, the resolved run and the record are written
-    to --out; SIGTERM saves a checkpoint and stops, --resume goes on from the newest one.
+    to --out. SIGTERM, SIGUSR1 and Ctrl-C save a checkpoint and stop, --resume goes on from the newest one. SIGUSR2
+    makes the processes write where they stand to DIR/stacks.
     """
     from meshwright import runfile
 
@@ -84,6 +90,11 @@ def command(
         from meshwright.engines.base import TrainOptions
         from meshwright.engines.native import engine
 
+    if folder is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            "the processes of a launcher need one folder for their results",
+            hint="name it, for example --out runs/first",
+        )
     folder = folder or _default_folder(run.name, resume=resume)
     options = TrainOptions(
         folder=folder,
@@ -91,6 +102,7 @@ def command(
         command=("meshwright", *sys.argv[1:]),
         quiet=not _is_reporter(),
         max_restarts=max_restarts,
+        timeout_s=timeout_s,
         started_s=started_s,
         profile=profile,
         profile_steps=_steps(profile_steps),

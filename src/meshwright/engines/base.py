@@ -55,6 +55,7 @@ class TrainOptions:
     command: tuple[str, ...] = ()  # as the user typed it, for the record
     quiet: bool = False  # no progress on stderr
     max_restarts: int = 0  # after a worker was lost; needs checkpoints
+    timeout_s: float = 600.0  # of one step; then the run counts as hung
     started_s: float = field(default_factory=time.time)  # Unix time at which the command began
     profile: bool = False  # write a trace of some steps
     profile_steps: ProfileSteps | None = None  # None: a few after the warm-up

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import subprocess
 from pathlib import Path
 
@@ -14,43 +12,6 @@ torch = pytest.importorskip("torch")
 from meshwright.engines.native import checkpoint  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
 from meshwright.specs.run import Checkpoint  # noqa: E402
-
-OPTIMIZER = "{learning_rate: 1.0e-2, warmup_steps: 3}"
-TRAIN = "{steps: 300, checkpoint: {folder: saved, every_steps: 50}}"
-
-
-@pytest.fixture
-def training(tmp_path, tiny_run):
-    return tiny_run(tmp_path, optimizer=OPTIMIZER, train=TRAIN)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory, tiny_run):
-    """The losses of a run that nobody disturbs."""
-    training = tiny_run(tmp_path_factory.mktemp("whole"), optimizer=OPTIMIZER, train=TRAIN)
-    training.train()
-    return training.losses()
-
-
-def test_a_killed_run_goes_on_bit_for_bit(training, wait_for, whole):
-    process = training.start()
-    wait_for(training.checkpoints, process)
-    training.kill(process)
-    assert len(training.losses()) < len(whole)
-    record = training.train("--resume")
-    assert record["ending"] == "done"
-    assert training.losses() == whole
-
-
-def test_sigterm_saves_and_stops(training, wait_for):
-    process = training.start("--set", "train.steps=4000")
-    wait_for(training.checkpoints, process)
-    process.send_signal(signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, stderr
-    record = json.loads(stdout)
-    assert record["ending"] == "stopped"
-    assert training.checkpoints()[-1] == record["statistics"]["steps"] == len(training.losses())
 
 
 def saved(folder: Path, step: int, *, keep: int | None = None) -> Path:

@@ -41,21 +41,3 @@ def test_a_lost_process_is_replaced_and_the_run_goes_on(training, wait_for):
     assert "was lost" in stderr
     assert json.loads(stdout)["statistics"]["steps"] == 200
     assert len(training.losses()) == 200
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-def test_sigterm_stops_all_and_another_plan_goes_on(training, wait_for, tiny_run):
-    process = training.start()
-    wait_for(training.checkpoints, process)
-    process.send_signal(signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM, stderr
-    assert json.loads(stdout)["statistics"]["steps"] < 200
-    training.train("--resume", "--set", "parallel={pipeline: 2, data_shard: 1}")
-    resharded = training.losses()
-    assert len(resharded) == 200
-
-    alone = tiny_run(training.folder / "alone", **SECTIONS)
-    alone.train("--set", "parallel=auto")
-    assert resharded == pytest.approx(alone.losses(), rel=1e-4)

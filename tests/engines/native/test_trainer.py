@@ -145,7 +145,7 @@ def test_a_loss_that_is_no_number_ends_the_run(train, tmp_path):
 
 def test_a_request_to_stop_ends_after_the_step(train, monkeypatch):
     monkeypatch.setattr(signals.StopRequest, "asked", True, raising=False)
-    monkeypatch.setattr(signals.StopRequest, "__init__", lambda self: None)
+    monkeypatch.setattr(signals.StopRequest, "__init__", lambda self, tell: None)
     record = train()
     assert record.ending is Ending.STOPPED
     assert record.statistics["steps"] == 1

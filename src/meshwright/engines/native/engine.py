@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 
 from meshwright import catalog
 from meshwright.engines.base import Ending, Record, TrainOptions, refuse
-from meshwright.engines.native import checkpoint, telemetry, trackers
+from meshwright.engines.native import checkpoint, hang, telemetry, trackers
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.metrics import predict, yardstick
-from meshwright.engines.native.processes import run_ranks, under_torchrun
+from meshwright.engines.native.processes import WorkerLostError, is_restart, run_ranks, under_torchrun
 from meshwright.engines.native.progress import Progress
 from meshwright.engines.native.trainer import Job, train_rank
 from meshwright.engines.native.weights import differences, find_weights
@@ -29,6 +30,9 @@ from meshwright.specs.run import Run
 
 TOKENS_PER_MICRO_BATCH = {"cpu": 2048, "cuda": 16384}
 """Where nobody says how large a micro-batch is: enough to fill the device, little enough to fit beside the weights."""
+
+TIMEOUT = timedelta(days=1)
+"""What processes wait for each other: while the main one tokenises, hours. A step that hangs ends by `--timeout`."""
 
 __all__ = ["check", "prepare", "train"]
 
@@ -45,14 +49,22 @@ def train(run: Run, *, options: TrainOptions, announce: Callable[[Job], None] | 
         announce(job)
     options.folder.mkdir(parents=True, exist_ok=True)
     telemetry.save_run(options.folder, run=run, plan=job.plan)
-    run_ranks(
-        train_rank,
-        job,
-        num_ranks=job.plan.num_devices,
-        device_type=devices.find_device().type,
-        max_restarts=options.max_restarts,
-        again=replace(job, is_restart=True),
-    )
+    again = replace(job, is_restart=True)
+    try:
+        run_ranks(
+            train_rank,
+            again if is_restart() else job,
+            num_ranks=job.plan.num_devices,
+            device_type=devices.find_device().type,
+            timeout=TIMEOUT,
+            max_restarts=options.max_restarts,
+            again=again,
+        )
+    except WorkerLostError as error:
+        if stacks := hang.stacks(options.folder):
+            error.hint = f"where the processes stood is in {stacks}; {error.hint}"
+        raise
+    hang.clear(options.folder)
     return read_record(options.folder)
 
 
@@ -151,7 +163,7 @@ def _check_checkpoints(run: Run, options: TrainOptions) -> None:
         raise InputError(
             "there is nothing to resume from: the run saves no checkpoints", hint="set train.checkpoint"
         )
-    if settings is None or options.resume:
+    if settings is None or options.resume or is_restart():
         return
     if found := checkpoint.checkpoints(Path(settings.folder)):
         raise InputError(

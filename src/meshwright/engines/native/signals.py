@@ -1,40 +1,57 @@
 """Signals: what stops a training, and how it stops.
 
-SIGTERM asks the loop to stop: every process learns of it with the numbers of the step it is in, all save the same
-step, and exit. The request is a flag; nothing happens inside the signal's handler.
+    SIGTERM, SIGUSR1   stop after this step, with a checkpoint (schedulers send them before they take a machine away)
+    SIGINT (Ctrl-C)    the same; the second one stops at once
+
+The request is a flag: nothing happens inside the signal's handler. Every process learns of it with the numbers of the
+step it is in, so all save the same step and exit.
 """
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STOPPED_EXIT_CODE = 128 + signal.SIGTERM
-"""As a shell has it for a process that SIGTERM ended."""
+"""As a shell has it for a process that SIGTERM ended; the same for all three, as all ask for the same."""
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop."""
+    """Whether somebody asked this process to stop. `tell`: what to do at the first request, inside the handler."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[int], None] | None = None) -> None:
         self.asked = False
+        self.tell = tell
+        self.was_interrupted = False
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        self.asked = True
+        if signum == signal.SIGINT and self.was_interrupted:
+            raise KeyboardInterrupt
+        self.was_interrupted = self.was_interrupted or signum == signal.SIGINT
+        is_first, self.asked = not self.asked, True
+        if is_first and self.tell is not None:
+            self.tell(signum)
 
 
 @contextmanager
-def stop_on_sigterm() -> Iterator[StopRequest]:
-    """A StopRequest that SIGTERM sets, while the context is open. Off the main thread nothing is installed."""
-    request = StopRequest()
-    try:
-        before = signal.signal(signal.SIGTERM, request._handle)
-    except ValueError:  # signals belong to the main thread
-        yield request
-        return
+def stop_on_signals(tell: Callable[[int], None] | None = None) -> Iterator[StopRequest]:
+    """A StopRequest that signals set while the context is open. Off the main thread nothing is installed."""
+    request = StopRequest(tell)
+    before = {}
+    with suppress(ValueError):  # signals belong to the main thread
+        before = {signum: signal.signal(signum, request._handle) for signum in ASKING}
     try:
         yield request
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def say_stopping(signum: int) -> None:
+    """One line on stderr. Not `print`: a handler may run in the middle of one."""
+    again = "; Ctrl-C again stops at once" if signum == signal.SIGINT else ""
+    os.write(2, f"{signal.Signals(signum).name}: stopping after this step{again}\n".encode())

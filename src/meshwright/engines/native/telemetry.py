@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -57,6 +58,12 @@ class StepLog:
         self._open(after_step)
 
     def _open(self, after_step: int) -> None:
+        try:
+            self._keep(after_step)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def _keep(self, after_step: int) -> None:
         kept = [line for line in _lines(self.path) if line["step"] <= after_step] if after_step else []
         self.last = kept[-1] if kept else None  # the entry of `after_step`
         write_atomically(self.path, "".join(_line(entry) for entry in kept))
@@ -68,11 +75,12 @@ class StepLog:
             self.stream.write(_line(entry))
             self.stream.flush()
         except OSError as error:
-            raise InputError(f"cannot write {self.path}: {error.strerror or error}") from error
+            raise _unwritable(self.path, error) from error
 
     def close(self) -> None:
         """Close the file."""
-        self.stream.close()
+        with suppress(OSError):  # a line that did not fit was reported when it was written
+            self.stream.close()
 
 
 def log_event(folder: Path, event: dict[str, Any]) -> None:
@@ -82,7 +90,12 @@ def log_event(folder: Path, event: dict[str, Any]) -> None:
         with path.open("a", encoding="utf-8") as stream:
             stream.write(_line(event))
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    hint = "free space and --resume: checkpoints are whole or absent"
+    return InputError(f"cannot write {path}: {error.strerror or error}", hint=hint)
 
 
 def _line(entry: dict[str, Any]) -> str:
@@ -118,7 +131,10 @@ def resolved(run: Run, *, plan: Plan) -> dict[str, Any]:
 
 def save_record(folder: Path, record: Record) -> None:
     """Write `record.json`."""
-    write_atomically(folder / RECORD, as_text(asdict(record)))
+    try:
+        write_atomically(folder / RECORD, as_text(asdict(record)))
+    except OSError as error:
+        raise _unwritable(folder / RECORD, error) from error
 
 
 def as_text(document: object) -> str:

@@ -27,6 +27,7 @@ from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.clock import Clock, Phase
 from meshwright.engines.native.faults import Fault, Guard
 from meshwright.engines.native.feed import Feed, num_labels, open_feed
+from meshwright.engines.native.hang import Watchdog
 from meshwright.engines.native.metrics import WARM_UP_STEPS, Yardstick, spread_of, throughput_of
 from meshwright.engines.native.models import load_ratio
 from meshwright.engines.native.optimize import learning_rate
@@ -34,7 +35,7 @@ from meshwright.engines.native.parallel.mesh import Place, place_process
 from meshwright.engines.native.profiling.profiler import StepProfiler, steps_to_profile
 from meshwright.engines.native.progress import Progress, reading
 from meshwright.engines.native.sample import SAMPLE_TOKENS, write_sample
-from meshwright.engines.native.signals import StopRequest, stop_on_sigterm
+from meshwright.engines.native.signals import StopRequest, say_stopping, stop_on_signals
 from meshwright.engines.native.step import Batch
 from meshwright.engines.native.trackers import Opening, Trackers
 from meshwright.engines.native.weights import Origin, save_adapters
@@ -86,19 +87,21 @@ def train_rank(rank: int, num_ranks: int, job: Job) -> None:
     """Train as process `rank` of `num_ranks`. The main process writes the steps and the record."""
     clock = Clock(started_s=job.options.started_s)
     progress = Progress(quiet=job.options.quiet or rank > 0, num_steps=job.run.num_steps)
+    watchdog = Watchdog(job.options.folder, rank=rank, timeout_s=job.options.timeout_s)
     try:
-        place = place_process(
-            plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
-        )
-        device.keep_freed_memory(place.device)
-        with progress.phase("building the model"):
-            parts = assemble(job.run, place=place, weights=job.weights and job.weights.folder)
-        with progress.phase("opening the data"):
-            feed = open_feed(job.run, place=place, report=reading(progress))
-        with stop_on_sigterm() as request:
+        with stop_on_signals(say_stopping if rank == 0 else None) as request, watchdog:
+            place = place_process(
+                plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
+            )
+            device.keep_freed_memory(place.device)
+            with progress.phase("building the model"):
+                parts = assemble(job.run, place=place, weights=job.weights and job.weights.folder)
+            with progress.phase("opening the data"):
+                feed = open_feed(job.run, place=place, report=reading(progress))
             _Loop(
-                job=job, place=place, parts=parts, feed=feed, request=request, clock=clock, progress=progress
-            ).run()
+                job=job, place=place, parts=parts, feed=feed, request=request, clock=clock, progress=progress,
+                watchdog=watchdog,
+            ).run()  # fmt: skip
     finally:
         progress.close()
 
@@ -116,9 +119,10 @@ class _Loop:
         request: StopRequest,
         clock: Clock,
         progress: Progress,
+        watchdog: Watchdog,
     ) -> None:
         self.job, self.place, self.parts, self.feed, self.request = job, place, parts, feed, request
-        self.clock, self.progress = clock, progress
+        self.clock, self.progress, self.watchdog = clock, progress, watchdog
         assert job.run.num_steps is not None  # `check` refuses a run without
         self.num_steps = job.run.num_steps
         self.measured = Measured()
@@ -173,10 +177,12 @@ class _Loop:
             self._save(0, now=True)  # so that there is always a checkpoint to go back to
         while step < self.num_steps:
             self.clock.enter(self._phase(step, done))
+            self.watchdog.alive()
             with self.profiler.around(step + 1) if self.profiler else nullcontext():
                 start_s = time.perf_counter()
                 taken = self._step(step)
                 step_s = time.perf_counter() - start_s
+            self.watchdog.rest()
             if taken.fault is not None:
                 goes_on_at = self._answer(taken.fault, step=step)
                 if goes_on_at is None:
@@ -303,8 +309,10 @@ class _Loop:
         losses = []
         with self.clock.during(Phase.VALIDATION), self.progress.phase("validating"):
             for i in range(evaluate.num_batches):
+                self.watchdog.alive()
                 batch = self.feed.validation_batch(i)
                 losses += self._agreed(self.parts.stepper.loss(batch, scale=self._scale(batch)))
+        self.watchdog.rest()
         self.parts.training()
         self.measured.validation_loss = sum(losses) / len(losses)
         self.progress.say(f"step {taken}  validation loss {self.measured.validation_loss:.4f}")

@@ -1,0 +1,118 @@
+"""Killed at any moment, resumed, and resumed under another plan: the steps are those of a run that nobody disturbs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+OPTIMIZER = "{learning_rate: 1.0e-2, warmup_steps: 3}"
+ALONE = {
+    "optimizer": OPTIMIZER,
+    "train": "{steps: 400, checkpoint: {folder: saved, every_steps: 7, keep: 3}}",
+}
+FSDP = {
+    "parallel": "{data_shard: 2, sharding: parameters}",
+    "optimizer": OPTIMIZER,
+    "train": "{steps: 80, checkpoint: {folder: saved, every_steps: 7, keep: 3}}",
+}
+TORCHRUN = (
+    "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "meshwright",
+)  # fmt: skip
+has_proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
+
+
+def kill_at_random(training, wait_for, *, kills: int, seed: int) -> None:
+    """Start and kill, at moments that the seed chooses; each time some steps later than the last."""
+    chance = random.Random(seed)
+    for _ in range(kills):
+        known, saved = len(training.steps()), training.checkpoints()
+        process = training.start(*(("--resume",) if saved else ()))
+        # Wherever that is: in a step, in the copy, in the writing, in the removal of an old checkpoint.
+        wait_for(lambda known=known, saved=saved: training.checkpoints()[-1:] > saved[-1:], process)
+        time.sleep(chance.uniform(0.0, 0.2))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    training.train("--resume")
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [ALONE, pytest.param(FSDP, marks=pytest.mark.distributed)],
+    ids=["one process", "two processes"],
+)
+def test_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections):
+    undisturbed, disturbed = tiny_run(tmp_path / "whole", **sections), tiny_run(tmp_path / "cut", **sections)
+    undisturbed.train()
+    kill_at_random(disturbed, wait_for, kills=2, seed=1)
+    assert disturbed.losses() == undisturbed.losses()
+    assert disturbed.checkpoints() == undisturbed.checkpoints()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sections", [ALONE, FSDP], ids=["one process", "two processes"])
+def test_many_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections, seed):
+    undisturbed, disturbed = tiny_run(tmp_path / "whole", **sections), tiny_run(tmp_path / "cut", **sections)
+    undisturbed.train()
+    kill_at_random(disturbed, wait_for, kills=8, seed=seed)
+    assert disturbed.losses() == undisturbed.losses()
+
+
+def ranks_below(pid: int) -> list[int]:
+    """Processes that train, below torchrun."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(c) for c in children if "meshwright" in Path(f"/proc/{c}/cmdline").read_text()]
+
+
+@has_proc
+@pytest.mark.distributed
+def test_torchrun_replaces_a_killed_process(tiny_run, tmp_path, wait_for):
+    training = tiny_run(tmp_path / "cut", **FSDP)
+    process = training.start(under=TORCHRUN)
+    wait_for(training.checkpoints, process)
+    os.kill(ranks_below(process.pid)[-1], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert "process 0 of 2 lost another one" in stderr
+    record = json.loads((training.folder / "out" / "record.json").read_text())
+    assert (record["ending"], record["statistics"]["steps"]) == ("done", 80)
+    undisturbed = tiny_run(tmp_path / "whole", **FSDP)
+    undisturbed.train()
+    assert training.losses() == undisturbed.losses()
+
+
+ALL = (
+    "auto",
+    "{data_shard: 2, sharding: parameters}",
+    "{data_shard: 1, tensor: 2}",
+    "{data_shard: 1, pipeline: 2}",
+    "auto",
+)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("plans", [ALL[1:3], pytest.param(ALL, marks=pytest.mark.slow)], ids=["short", "all"])
+def test_a_run_goes_from_plan_to_plan(tiny_run, tmp_path, plans):
+    """One process, shards, tensor parallel, pipeline, and back, in the middle of an epoch: losses and batches agree."""
+    sections = {
+        "precision": "fp32",
+        "optimizer": "{learning_rate: 1.0e-2, schedule: constant}",
+        "train": "{steps: 10, checkpoint: {folder: saved, every_steps: 10}}",
+    }
+    changing, steady = tiny_run(tmp_path / "changing", **sections), tiny_run(tmp_path / "steady", **sections)
+    steps = 0
+    for plan in plans:
+        steps += 4
+        resume = ("--resume",) if changing.checkpoints() else ()
+        changing.train(*resume, "--set", f"parallel={plan}", "--set", f"train.steps={steps}")
+    steady.train("--set", f"train.steps={steps}")
+    assert [e["batch"] for e in changing.steps()] == [e["batch"] for e in steady.steps()]
+    assert changing.losses() == pytest.approx(steady.losses(), rel=1e-5)
