@@ -7,7 +7,7 @@
 
 One collective a layer and pass, whose size does not depend on the mask: documents and windows only change which keys
 are read. Each rank receives (C - 1) / C of B S G (K + V) elements in either direction, few with grouped heads. The
-gathered keys and values are kept for the backward pass, unless the layer is recomputed.
+gathered keys and values are kept for the backward pass, unless attention is recomputed.
 
 Source: Llama 3 (Grattafiori et al. 2024), section 3.3.2.
 
