@@ -155,7 +155,7 @@ def test_a_request_to_stop_ends_after_the_step(train, monkeypatch):
     ("override", "words"),
     [
         ("train.steps=null", "says neither steps nor tokens"),
-        ("precision=fp8", "fp8 is not trained"),
+        ("precision=nvfp4", "nvfp4 is not trained"),
         ("parallel={data_shard: 1, offload: optimizer}", "parallel.offload"),
     ],
 )

@@ -8,6 +8,7 @@ Read it in this order:
     trainer      the training loop of one process
     assembly     what a process trains: model, shards, optimizer
     step         the passes of one optimizer step; `parallel.pipeline` is the other way to take it
+    fp8          linear layers that multiply in 8 bits
     parallel/    mesh, fully sharded, tensor, context, expert and pipeline parallelism, one a file
     optimize     AdamW on fp32 master weights, learning rate, clipping; `moments`: its states in 16 or 8 bits
     models/, weights/, data/, feed     what is trained, and on what

@@ -1,7 +1,8 @@
 """From a run and a place in its mesh to what a process trains: modules, optimizer, and the passes of a step.
 
-Order matters: the model is built without memory, divided over the tensor and context axes, wrapped for recomputation,
-sharded over the data axes, and only then given memory and weights. So no process ever holds more than its part.
+Order matters: the model is built without memory, its linear layers learn their number format, it is divided over the
+tensor and context axes, wrapped for recomputation, sharded over the data axes, and only then given memory and weights.
+So no process ever holds more than its part.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
+from meshwright.engines.native import fp8
 from meshwright.engines.native.models import (
     Options,
     Transformer,
@@ -41,8 +43,8 @@ from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.engines.native.weights import load_weights
 from meshwright.specs.run import Run
 
-COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""What multiplies, by precision recipe."""
+COMPUTE = {"fp32": torch.float32}
+"""What modules compute in, by precision recipe; bf16 where nothing is said."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,7 +109,7 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
 
     Its weights are those of the Hugging Face folder `weights`, or first ones of the run's seed.
     """
-    plan, compute = place.plan, COMPUTE[run.precision.name]
+    plan, compute = place.plan, COMPUTE.get(run.precision.name, torch.bfloat16)
     stages = layers_of_stages(plan, num_layers=run.model.num_layers)
     experts = place_experts(place) if run.model.experts is not None else None
     modules = [
@@ -193,6 +195,8 @@ def _stage(
     if run.lora is not None:
         add_adapters(module, run.lora)
     blocks = list(module.layers.values())
+    if run.precision.matmul == "fp8":
+        fp8.convert(blocks, precision=run.precision, device=place.device)
     if place.plan.tensor > 1:
         divide(module, mesh=place.axes(TENSOR), sequence_parallel=place.plan.sequence_parallel)
     if place.context_mesh is not None:

@@ -22,7 +22,9 @@ from meshwright.specs.plan import (
 )
 from meshwright.specs.run import BIAS_RATE, Run
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp8", "fp8_rowwise")
+FP8_UNIT = 16
+"""What every width of a product in fp8 is a multiple of: the matrix units' and torchao's condition."""
 
 
 def check(run: Run) -> tuple[Unsupported, ...]:
@@ -61,6 +63,10 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         )
     if run.train.balance_bias_rate not in (BIAS_RATE, 0.0):
         yield Unsupported(key="train.balance_bias_rate", reason="routing biases are frozen with the base")
+    if run.precision.matmul == "fp8":
+        yield Unsupported(
+            key="precision", reason="adapters are trained beside bf16 or fp32 weights", hint="precision: bf16"
+        )
     if lora.base_format is BaseFormat.FULL:
         return
     key = "lora.base_format"
@@ -101,6 +107,7 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
         *_experts(plan, run),
         *_frozen(plan, run),
         *_pipeline(plan, run),
+        *_fp8(plan, run),
     ]
 
 
@@ -251,3 +258,35 @@ def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="parallel.pipeline", reason="stages between the first and the last need a layer each"
         )
+
+
+def _fp8(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    """Widths of the products of one rank. What cannot be fp8 is refused: nothing is left in bf16 without a word."""
+    if run.precision.matmul != "fp8":
+        return
+    model, width = run.model, plan.tensor
+    a, experts = model.attention, model.experts
+    products = {
+        "tokens of a micro-batch and rank": plan.micro_batch * run.sequence_length // plan.context,
+        "hidden widths": model.hidden,
+        "query widths": a.num_heads * a.head_dim // width,
+        "value widths": a.num_heads * a.v_dim // width,
+    }
+    if a.kind is AttentionKind.MLA:
+        latent = {"query latents": a.query_lora_rank, "key and value latents": a.kv_lora_rank}
+        products |= latent | {"latents with the rotary key": a.kv_lora_rank + a.rope_head_dim}
+        products["key and value widths"] = a.num_heads * (a.head_dim - a.rope_head_dim + a.v_dim)
+    else:
+        products["key widths"] = a.num_kv_heads * a.head_dim // width
+        products["value widths of a group"] = a.num_kv_heads * a.v_dim // width
+    if experts is None or experts.num_dense_layers:
+        products["feed-forward columns"] = model.ffn_hidden // width
+    if experts is not None:
+        products["columns of shared experts"] = experts.shared_hidden // width
+    for what, count in products.items():
+        if count % FP8_UNIT:
+            yield Unsupported(
+                key="precision",
+                reason=f"{run.precision.name} needs multiples of {FP8_UNIT}, a rank has {count} {what}",
+                hint="precision: bf16",
+            )

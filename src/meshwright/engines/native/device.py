@@ -28,6 +28,9 @@ REPETITIONS = 5
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
+NVIDIA_FP8 = (8, 9)  # compute capability
+AMD_FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}  # CDNA 3 has formats of its own
+FP8_DEVICES = f"NVIDIA of compute capability 8.9 and newer, AMD {' and '.join(AMD_FP8)}"
 
 KNOWN_GPUS = (
     ("H200", "h200"), ("H100 PCIe", "h100-pcie"), ("H100", "h100"), ("H20", "h20"), ("H800", "h800"),
@@ -110,10 +113,32 @@ def measure_rates(device: torch.device) -> Rates:
     for name, dtype in FORMATS.items():
         a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
         rates[name] = 2 * size**3 / _best_s(lambda a=a, b=b: a @ b, device)
+    if multiplies_fp8(device):
+        rates["fp8"] = 2 * size**3 / _best_s(_fp8_product(size, device), device)
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_s = _best_s(lambda: target.copy_(source), device)
     return Rates(matmul_flops_per_s=rates, copy_bytes_per_s=2 * source.numel() / copy_s)
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether `device` has fp8 matrix units that PyTorch uses."""
+    if device.type != "cuda":
+        return False
+    if torch.version.hip:
+        return _amd_architecture(device) in AMD_FP8
+    return torch.cuda.get_device_capability(device) >= NVIDIA_FP8
+
+
+def _amd_architecture(device: torch.device) -> str:
+    return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+
+
+def _fp8_product(size: int, device: torch.device) -> Callable[[], object]:
+    dtype = AMD_FP8[_amd_architecture(device)] if torch.version.hip else torch.float8_e4m3fn
+    a, b = (torch.ones(size, size, device=device).to(dtype) for _ in range(2))
+    one = torch.ones((), device=device)
+    return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def _best_s(function: Callable[[], object], device: torch.device) -> float:

@@ -15,7 +15,7 @@ import torch
 
 from meshwright import catalog
 from meshwright.engines.base import Ending, Record, TrainOptions, refuse
-from meshwright.engines.native import checkpoint, hang, telemetry, trackers
+from meshwright.engines.native import checkpoint, fp8, hang, telemetry, trackers
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.metrics import predict, yardstick
@@ -76,6 +76,7 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     device = devices.find_device()
     if run.cluster is not None:
         devices.require(run.cluster.accelerator.name, device=device)
+    fp8.require(run.precision, device=device)
     cluster = run.cluster or _measured(device, options)
     plan = run.plan or plan_here(run, cluster=cluster, device=device)
     refuse("native", check_plan(plan, run=run))
@@ -84,6 +85,7 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     notes = [] if weights is None else differences(weights.folder, run.model)
     if run.lora is not None and weights is None:
         notes.append("adapters are trained on random weights: name those to start from with `weights:`")
+    notes += fp8.notes(run)
     predicted = predict(run, cluster=cluster, plan=plan)
     if predicted is None:
         notes.append("the planner has no model of this device, so nothing was predicted")

@@ -40,7 +40,7 @@ def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
     """The rate of step `step` (0 is the first) of `num_steps`.
 
     Linear warm-up from peak / warmup_steps to the peak; then by schedule down to peak x final_ratio, which the last
-    step has. WSD stays at the peak until the last `decay_ratio` of all steps and falls linearly.
+    step has. WSD stays at the peak until the last `decay_ratio` of all steps, at least one, and falls linearly.
 
     >>> s = Settings(learning_rate=1.0, warmup_steps=2, final_ratio=0.0, schedule=LearningRateSchedule.LINEAR)
     >>> [learning_rate(s, step=i, num_steps=6) for i in range(6)]
@@ -51,7 +51,8 @@ def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
         return peak * taken / settings.warmup_steps
     start = settings.warmup_steps
     if settings.schedule is LearningRateSchedule.WSD:
-        start = max(start, num_steps - round(settings.decay_ratio * num_steps))
+        falling = max(1, round(settings.decay_ratio * num_steps)) if settings.decay_ratio else 0
+        start = max(start, num_steps - falling)
     elapsed = min(1.0, max(0.0, (taken - start) / max(1, num_steps - start)))
     if settings.schedule is LearningRateSchedule.CONSTANT:
         fallen = 0.0
