@@ -71,6 +71,14 @@ class Offset:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A parameter as it was measured on the very device and software for which it is used."""
+
+    value: float
+    sd: float  # of its logarithm
+
+
+@dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Parameters and offsets. Without offsets it is the prior alone."""
 
@@ -113,6 +121,16 @@ class Calibration:
     def scaled(self, interval_scale: float) -> Calibration:
         """The same with another factor on its standard deviations."""
         return replace(self, interval_scale=interval_scale)
+
+    def with_measured(self, measured: Mapping[str, Measured], *, made: str) -> Calibration:
+        """The same where `measured` parameters have the values given: what was fitted of them no longer counts."""
+        parameters = dict(self.parameters)
+        for name, m in measured.items():
+            p = parameters[name]
+            sd = m.sd if p.transform == "log" else m.sd / (1 - m.value)
+            parameters[name] = replace(p, prior=m.value, sd=sd, levels={}, measured={}, source=made)
+        kept = {key: offset for key, offset in self.offsets.items() if key[0] not in measured}
+        return replace(self, parameters=parameters, offsets=kept, made=made)
 
     def num_rows(self, level: str, key: str) -> int:
         """Rows behind the best known offset of `key`: 0 means nothing was measured there."""

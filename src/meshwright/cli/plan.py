@@ -78,8 +78,8 @@ def command(
     """
     from meshwright.cli.output import emit_json, note, progress
     from meshwright.cli.run_input import run_from
+    from meshwright.planner.choice import best_plans, free_request, goal_of
     from meshwright.planner.fixed import fixed_fields
-    from meshwright.report.run_estimate import best_plans, free_request, goal_of
 
     run = run_from(run_path, overrides=overrides, objective=objective, **described)
     request = free_request(run).fixing(**fixed_fields(fixes))

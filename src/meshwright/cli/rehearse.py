@@ -78,7 +78,7 @@ def _plan_of(run: Run) -> Plan:
                 "a rehearsal needs a plan: this run pins none and names no cluster to plan for",
                 got=run.cluster_name, hint="for example --set cluster=h100-8x1, or --set parallel.data_shard=2",
             )  # fmt: skip
-        from meshwright.report.run_estimate import best_plans, free_request, goal_of
+        from meshwright.planner.choice import best_plans, free_request, goal_of
 
         plan = best_plans(free_request(run), goal=goal_of(run)).plans[0].plan
     if plan.num_devices == 1:

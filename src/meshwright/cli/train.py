@@ -108,7 +108,8 @@ def command(
         profile_steps=_steps(profile_steps),
     )
     if dry_run:
-        show_plan(engine.prepare(run, options=options), as_json=as_json)
+        job = engine.prepare(run, options=options)
+        show_plan(job, engine.expected(job), as_json=as_json)
         return
     record = engine.train(run, options=options, announce=_announce if _is_reporter() else None)
     if _is_reporter():

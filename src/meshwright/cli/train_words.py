@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
+from meshwright.engines.base import interval
 from meshwright.units import format_bytes, format_count, format_duration, format_seconds
 
 if TYPE_CHECKING:
     from meshwright.engines.base import Record
+    from meshwright.engines.native.expect import Expectation
     from meshwright.engines.native.trainer import Job
 
 
@@ -22,20 +24,17 @@ def introduction(job: Job) -> list[str]:
     lines = [
         f"{run.name}: {run.model.name}, {format_count(parameters)} parameters, {run.precision.name}; "
         f"{plan.describe()} on {plan.num_devices} x {job.device_name}",
-        f"{run.num_steps:,} steps of {run.tokens_per_step:,} tokens; MFU: {job.yardstick.convention}",
+        f"{run.num_steps:,} steps of {run.tokens_per_step:,} tokens; results: {job.options.folder}",
     ]
-    if job.predicted is not None:
-        step, rate = _interval(job.predicted["step"]), _interval(job.predicted["tokens_per_s_per_device"])
-        lines.append(f"expected: {step} a step, {rate} tokens/s/device; 80 % intervals")
-    return [*lines, f"results: {job.options.folder}"]
+    return lines
 
 
-def show_plan(job: Job, *, as_json: bool) -> None:
+def show_plan(job: Job, expected: Expectation, *, as_json: bool) -> None:
     """What a dry run says."""
     if as_json:
         document = {
-            "plan": job.plan, "num_steps": job.run.num_steps, "predicted": job.predicted,
-            "folder": job.options.folder, "notes": job.notes,
+            "plan": job.plan, "num_steps": job.run.num_steps, "predicted": expected.predicted,
+            "folder": job.options.folder, "notes": job.notes + expected.notes,
         }  # fmt: skip
         emit_json(document)
         return
@@ -46,10 +45,10 @@ def show_plan(job: Job, *, as_json: bool) -> None:
         ("tokens per step", f"{job.run.tokens_per_step:,}"),
         ("results", job.options.folder),
     ]
-    if job.predicted is not None:
-        rows.append(("expected step", _interval(job.predicted["step"])))
+    if expected.predicted is not None:
+        rows.append(("expected step", interval(expected.predicted["step"])))
     print_table({"": "left", " ": "left"}, rows)
-    for words in job.notes:
+    for words in job.notes + expected.notes:
         note(words)
 
 
@@ -82,7 +81,7 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
     s, predicted = record.statistics, record.predicted or {}
 
     def expected(name: str) -> str:
-        return _interval(predicted[name]) if name in predicted else "not predicted"
+        return interval(predicted[name]) if name in predicted else "not predicted"
 
     rows = [("steps", f"{s['steps']:,}", ""), ("tokens", f"{s['tokens']:,}", "")]
     if s["first_loss"] is not None:
@@ -126,12 +125,3 @@ def _phases(time_s: dict[str, float]) -> str:
         if name != "total" and seconds >= 0.01 * total_s
     ]
     return f"{format_duration(total_s)} ({', '.join(parts)})"
-
-
-def _interval(estimate: dict[str, Any]) -> str:
-    def words(value: float) -> str:
-        if estimate["unit"] == "s":
-            return format_seconds(value)
-        return f"{100 * value:.1f} %" if estimate["unit"] == "ratio" else f"{value:,.0f}"
-
-    return f"{words(estimate['value'])} ({words(estimate['low'])} to {words(estimate['high'])})"

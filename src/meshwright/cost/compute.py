@@ -52,6 +52,9 @@ class DeviceRates(Table):
     memory_bytes_per_s: Array
     memory_bytes: Array
     num_units: Array  # that compute output tiles at the same time; 0: no tile quantisation (systolic arrays)
+    output_tiles: (
+        Array  # 1: GEMMs are made of output tiles; 0: of any shape, so that FLOPs and bytes alone count
+    )
     gemm_ratio: Array  # share of matmul_flops_per_s of a large GEMM
     half_gemm_ratio: Array  # share of half_flops_per_s of a large 16-bit GEMM
     sustained_ratio: Array  # share of the peaks that a whole layer can sustain within the power limit
@@ -63,6 +66,7 @@ class DeviceRates(Table):
     unfused_attention: Array  # 1: scores are written to memory
     unfused_norm: Array  # 1: norms run as several kernels with fp32 copies
     permutation_passes: Array  # reads and writes of routed tokens in one forward pass
+    head_factor: Array  # embedding, output matrix and loss against what `_head` adds up
     elementwise_kernels: Array  # memory-bound kernels of one layer's forward pass
     kernel_s: Array  # start and end of one kernel on the device
     host_layer_s: Array  # host time to issue one layer's forward pass
@@ -94,6 +98,7 @@ def gemm_s(
     bytes_per_s: Array,
     num_units: Array,
     kernel_s: Array,
+    output_tiles: Array = 1,
     groups: Array = 1,
     element_bytes: Array = 2.0,
 ) -> Array:
@@ -101,7 +106,8 @@ def gemm_s(
 
     m, n, k: per group. flops_per_s and bytes_per_s are what large kernels reach. A GEMM without work costs nothing.
     """
-    math = _tile_seconds(m, n, k, groups, flops_per_s, num_units)
+    tiled = _tile_seconds(m, n, k, groups, flops_per_s, num_units)
+    math = np.where(np.asarray(output_tiles) > 0, tiled, 2.0 * groups * m * n * k / flops_per_s)
     moved = groups * (element_bytes * (m * k + k * n) + 2.0 * m * n)
     return np.where(m * n * k > 0, np.maximum(math, moved / bytes_per_s) + kernel_s, 0.0)
 
@@ -191,6 +197,7 @@ def layer_compute(
                 bytes_per_s=streaming,
                 num_units=rates.num_units,
                 kernel_s=rates.kernel_s,
+                output_tiles=rates.output_tiles,
                 groups=groups,
                 element_bytes=2.0 if half else b_in,
             )
@@ -287,7 +294,7 @@ def _head(model: ModelTable, plan: PlanTable, rates: DeviceRates, tokens: Array,
     """Output matrix and cross-entropy; the loss reads and writes the logits in 16 and 32 bits, three times in all."""
     loss = tokens * model.vocab / plan.tensor * 6.0 / (rates.memory_bytes_per_s * rates.memory_ratio)
     loss = loss * rates.elementwise_factor
-    return gemm + Passes(forward_s=loss, input_s=loss, weight_s=0.0 * loss)
+    return (gemm + Passes(forward_s=loss, input_s=loss, weight_s=0.0 * loss)).times(rates.head_factor)
 
 
 def _keys(model: ModelTable, batch: BatchTable) -> Array:

@@ -24,6 +24,7 @@ class SystemFacts(Table):
     memory_bytes_per_s: Array
     memory_bytes: Array
     num_units: Array
+    output_tiles: Array
     host_bytes_per_s: Array
     unfused_attention: Array
     unfused_norm: Array
@@ -98,6 +99,7 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
         memory_bytes_per_s=accelerator.memory_bytes_per_s,
         memory_bytes=accelerator.memory_bytes,
         num_units=accelerator.num_compute_units,
+        output_tiles=int(accelerator.output_tiles),
         host_bytes_per_s=accelerator.host_bytes_per_s,
         unfused_attention=int(facts.unfused_attention),
         unfused_norm=int(facts.unfused_norm),
@@ -118,6 +120,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], half: Mapping[str, Arr
         memory_bytes_per_s=facts.memory_bytes_per_s,
         memory_bytes=facts.memory_bytes,
         num_units=facts.num_units,
+        output_tiles=facts.output_tiles,
         unfused_attention=facts.unfused_attention,
         unfused_norm=facts.unfused_norm,
         half_gemm_ratio=half["gemm_ratio"],

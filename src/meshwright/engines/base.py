@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
+from meshwright.units import format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,21 @@ class Record:
     events: tuple[dict[str, Any], ...] = ()  # faults of the training, and what was done about them
     profile: dict[str, Any] | None = None  # the content of `profile/summary.json`
     notes: tuple[str, ...] = field(default=())
+
+
+def interval(estimate: dict[str, Any]) -> str:
+    """A predicted quantity of a record in words, with its 80 % interval.
+
+    >>> interval({"value": 0.412, "low": 0.38, "high": 0.44, "unit": "ratio"})
+    '41.2 % (38.0 % to 44.0 %)'
+    """
+
+    def words(value: float) -> str:
+        if estimate["unit"] == "s":
+            return format_seconds(value)
+        return f"{100 * value:.1f} %" if estimate["unit"] == "ratio" else f"{value:,.0f}"
+
+    return f"{words(estimate['value'])} ({words(estimate['low'])} to {words(estimate['high'])})"
 
 
 class TrainingEngine(Protocol):

@@ -41,7 +41,7 @@ def estimate_plan(
     request: PlanRequest, plan: Plan, *, calibration: Calibration | None = None, load_factor: float = 1.0
 ) -> PlanEstimate:
     """Cost one plan. `load_factor`: tokens of the busiest expert rank over the mean (1.0: balanced routing)."""
-    calibration = calibration or fitted()
+    calibration = calibration or request.calibration or fitted()
     row = plan_row(plan)
     facts = system_facts(request.cluster, request.precision, request.stack)
     factors = factors_of(request.cluster, request.precision, request.stack)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
+from meshwright.catalog.calibration import Calibration
 from meshwright.cost.tables import BatchTable, ModelTable, PrecisionTable, model_row, precision_row
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Cluster, Stack
@@ -36,6 +37,7 @@ class PlanRequest:
     engine: Engine = Engine.NATIVE
     fixed: Mapping[str, object] = field(default_factory=dict)
     memory_margin: float = DEFAULT_MEMORY_MARGIN
+    calibration: Calibration | None = None  # None: the one that ships
 
     def __post_init__(self) -> None:
         known = [f.name for f in fields(Plan)]

@@ -46,7 +46,7 @@ class CostModel:
 
 def cost_model(request: PlanRequest) -> CostModel:
     """The cost model of `meshwright.cost` for one request."""
-    rates = system_rates(request.cluster, request.precision, request.stack)
+    rates = system_rates(request.cluster, request.precision, request.stack, calibration=request.calibration)
     constants = memory_constants(request.stack)
     facts = {
         "model": request.model_table,

@@ -11,18 +11,12 @@ from dataclasses import dataclass
 
 from meshwright.errors import InfeasibleError
 from meshwright.planner import RankedPlan, WhyNot, why_not
+from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.report.difference import MemoryLimit, PlanDifference, differ, memory_limit
-from meshwright.report.run_estimate import (
-    best_plans,
-    estimate_run,
-    free_request,
-    goal_of,
-    require_fit,
-    require_legal,
-)
+from meshwright.report.run_estimate import estimate_run, require_fit, require_legal
 from meshwright.specs.run import Run
 
 Question = Mapping[str, object]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from meshwright.catalog.prices import Price
 from meshwright.cost.goodput import Goodput
 from meshwright.errors import InfeasibleError
-from meshwright.planner import explain_infeasible, request_for, search, violations
+from meshwright.planner import request_for, violations
+from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.legality import setting_for
-from meshwright.planner.objective import Goal, goal_for
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import Severity
 from meshwright.planner.search import PlanResult
@@ -73,28 +73,6 @@ def estimate_run(run: Run) -> RunEstimate:
         chosen=chosen,
         notes=(*warnings, *_notes(request, estimate)),
     )
-
-
-def free_request(run: Run) -> PlanRequest:
-    """What the planner is asked when it may choose the whole plan, also of a run that pins one."""
-    request = request_for(run)
-    # A pinned plan comes with a micro-batch, which would hold the search to it.
-    return request if run.plan is None else replace(request, fixed={})
-
-
-def goal_of(run: Run) -> Goal:
-    """The run's objective with its prices; the cluster must be known."""
-    cluster = request_for(run).cluster
-    return goal_for(run.objective, cluster=cluster, costs=run.costs, num_steps=run.num_steps)
-
-
-def best_plans(request: PlanRequest, *, goal: Goal, top: int = 1, slack: float = 0.0) -> PlanResult:
-    """The search's result, which holds at least one plan. Raises InfeasibleError with what is missing."""
-    result = search(request, top=top, goal=goal, slack=slack)
-    if result.best is None:
-        why = explain_infeasible(result)
-        raise InfeasibleError(why.binding, hint="; ".join(why.suggestions) or None)
-    return result
 
 
 def require_legal(request: PlanRequest, plan: Plan) -> list[str]:

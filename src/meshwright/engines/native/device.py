@@ -22,7 +22,7 @@ from meshwright import catalog
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.hardware import Accelerator, Cluster, Fabric
 
-GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
+GEMM_SIZES = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}
 COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 REPETITIONS = 5
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -39,6 +39,10 @@ KNOWN_GPUS = (
     ("RTX 4090", "rtx-4090"), ("RTX A6000", "rtx-a6000"), ("V100", "v100"),
 )  # fmt: skip
 """What a driver calls a device, and what the catalogue does; the first that the name contains."""
+
+
+THIS_MACHINE = "this machine"
+"""The vendor of an accelerator that was measured and not looked up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +111,13 @@ def keep_freed_memory(device: torch.device) -> None:
 
 
 def measure_rates(device: torch.device) -> Rates:
-    """GEMM rate of each format and copy rate, best of `REPETITIONS`."""
-    size = GEMM_SIZE[device.type]
-    rates = {}
-    for name, dtype in FORMATS.items():
-        a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-        rates[name] = 2 * size**3 / _best_s(lambda a=a, b=b: a @ b, device)
+    """GEMM rate of each format, that of the best size, and copy rate; each the best of `REPETITIONS`."""
+    sizes = GEMM_SIZES[device.type]
+    rates = {
+        name: max(_gemm_flops_per_s(size, dtype, device) for size in sizes) for name, dtype in FORMATS.items()
+    }
     if multiplies_fp8(device):
-        rates["fp8"] = 2 * size**3 / _best_s(_fp8_product(size, device), device)
+        rates["fp8"] = max(2 * size**3 / _best_s(_fp8_product(size, device), device) for size in sizes)
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_s = _best_s(lambda: target.copy_(source), device)
@@ -141,6 +144,11 @@ def _fp8_product(size: int, device: torch.device) -> Callable[[], object]:
     return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
+def _gemm_flops_per_s(size: int, dtype: torch.dtype, device: torch.device) -> float:
+    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    return 2 * size**3 / _best_s(lambda: a @ b, device)
+
+
 def _best_s(function: Callable[[], object], device: torch.device) -> float:
     function()  # the first call picks kernels and touches pages
     best = float("inf")
@@ -153,26 +161,39 @@ def _best_s(function: Callable[[], object], device: torch.device) -> float:
     return best
 
 
-def cluster_here(device: torch.device) -> Cluster:
-    """This machine as a cluster: the catalogue's device if its name is known, else what was just measured."""
-    known = next((name for words, name in KNOWN_GPUS if words in device_name(device)), None)
-    if device.type == "cuda" and known is not None:
-        return catalog.cluster(f"{known}-{num_devices(device)}x1")
-    rates = measure_rates(device)
+def known_name(device: torch.device) -> str | None:
+    """What the catalogue calls `device`; None where it does not know it."""
+    if device.type != "cuda":
+        return None
+    return next((name for words, name in KNOWN_GPUS if words in device_name(device)), None)
+
+
+def cluster_here(device: torch.device, *, num_devices: int, rates: Rates | None) -> Cluster:
+    """`num_devices` devices of this machine as a cluster: the catalogue's where it knows the device, else with `rates`.
+
+    On a CPU they are processes that share it, each with its part of the memory; without `rates` it is taken for the
+    catalogue's generic one, which is good enough to choose a plan by.
+    """
+    known = known_name(device)
+    if known is not None:
+        return catalog.cluster(f"{known}-{num_devices}x1")
+    usual = catalog.accelerator("cpu")
     accelerator = Accelerator(
         name=device_name(device),
-        vendor="this machine",
+        vendor=THIS_MACHINE,
         architecture=platform.machine(),
-        peak_flops_per_s=rates.matmul_flops_per_s,
-        memory_bytes=memory_bytes(device),
-        memory_bytes_per_s=rates.copy_bytes_per_s,
-        num_compute_units=os.cpu_count() or 1,
-        sources={"all": f"measured here: best of {REPETITIONS} repetitions"},
+        peak_flops_per_s=rates.matmul_flops_per_s if rates else usual.peak_flops_per_s,
+        memory_bytes=memory_bytes(device) // num_devices,
+        memory_bytes_per_s=rates.copy_bytes_per_s if rates else usual.memory_bytes_per_s,
+        num_compute_units=0,  # the cores of a process work on one matrix product together
+        output_tiles=False,
+        sources={"all": f"measured here: best of {REPETITIONS} repetitions" if rates else "catalogue: cpu"},
     )
-    half_bytes_per_s = rates.copy_bytes_per_s / 2  # processes exchange through memory: one copy in, one out
+    # Processes exchange through memory: one copy in, one out.
+    half_bytes_per_s = accelerator.memory_bytes_per_s / 2
     fabric = Fabric(
         name="memory of this machine",
-        scale_up_domain=num_devices(device),
+        scale_up_domain=num_devices,
         scale_up_bytes_per_s=half_bytes_per_s,
         scale_up_peer_bytes_per_s=half_bytes_per_s,
         scale_up_latency_s=50e-6,  # gloo over the loopback device, an assumption
@@ -180,7 +201,7 @@ def cluster_here(device: torch.device) -> Cluster:
         scale_out_latency_s=50e-6,
     )
     return Cluster(
-        name="here", accelerator=accelerator, fabric=fabric, devices_per_node=num_devices(device), num_nodes=1
+        name="here", accelerator=accelerator, fabric=fabric, devices_per_node=num_devices, num_nodes=1
     )
 
 

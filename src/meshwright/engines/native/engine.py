@@ -18,23 +18,29 @@ from meshwright.engines.base import Ending, Record, TrainOptions, refuse
 from meshwright.engines.native import checkpoint, fp8, hang, telemetry, trackers
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.check import check, check_plan
-from meshwright.engines.native.metrics import predict, yardstick
-from meshwright.engines.native.processes import WorkerLostError, is_restart, run_ranks, under_torchrun
-from meshwright.engines.native.progress import Progress
+from meshwright.engines.native.expect import Expectation, expect
+from meshwright.engines.native.processes import (
+    WorkerLostError,
+    is_restart,
+    launched_processes,
+    run_ranks,
+    under_torchrun,
+)
 from meshwright.engines.native.trainer import Job, train_rank
 from meshwright.engines.native.weights import differences, find_weights
 from meshwright.errors import InputError
-from meshwright.specs.hardware import Cluster
-from meshwright.specs.plan import Plan, Sharding
-from meshwright.specs.run import Run
+from meshwright.planner.choice import best_plans, goal_of
+from meshwright.planner.request import request_for
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Engine, Run
 
-TOKENS_PER_MICRO_BATCH = {"cpu": 2048, "cuda": 16384}
-"""Where nobody says how large a micro-batch is: enough to fill the device, little enough to fit beside the weights."""
+CANDIDATES = 50
+"""Plans that the planner ranks; the first that this engine runs is taken."""
 
 TIMEOUT = timedelta(days=1)
 """What processes wait for each other: while the main one tokenises, hours. A step that hangs ends by `--timeout`."""
 
-__all__ = ["check", "prepare", "train"]
+__all__ = ["check", "expected", "prepare", "train"]
 
 
 def train(run: Run, *, options: TrainOptions, announce: Callable[[Job], None] | None = None) -> Record:
@@ -77,8 +83,7 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     if run.cluster is not None:
         devices.require(run.cluster.accelerator.name, device=device)
     fp8.require(run.precision, device=device)
-    cluster = run.cluster or _measured(device, options)
-    plan = run.plan or plan_here(run, cluster=cluster, device=device)
+    plan = run.plan or plan_here(run, device=device)
     refuse("native", check_plan(plan, run=run))
     _require_devices(plan, device)
     weights = None if run.weights is None else find_weights(run.weights)
@@ -86,58 +91,52 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     if run.lora is not None and weights is None:
         notes.append("adapters are trained on random weights: name those to start from with `weights:`")
     notes += fp8.notes(run)
-    predicted = predict(run, cluster=cluster, plan=plan)
-    if predicted is None:
-        notes.append("the planner has no model of this device, so nothing was predicted")
-    if run.cluster is None:
-        notes.append("the device's rates were measured in seconds before the run, not looked up")
     return Job(
         run=run,
         plan=plan,
-        yardstick=yardstick(run, cluster=cluster, plan=plan),
-        predicted=predicted,
         options=options,
         device_name=devices.device_name(device),
-        accelerator=_catalogued(cluster),
+        accelerator=_catalogued(run, device),
         notes=tuple(notes),
         weights=weights,
     )
 
 
-def _measured(device: torch.device, options: TrainOptions) -> Cluster:
-    progress = Progress(quiet=options.quiet)
+def expected(job: Job) -> Expectation:
+    """What to expect of `job`, measured in this process alone; a CPU is divided as it will be."""
+    device = devices.find_device()
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, threads // job.plan.num_devices))
     try:
-        with progress.phase("measuring this machine"):
-            return devices.cluster_here(device)
+        return expect(job.run, plan=job.plan, device=device)
     finally:
-        progress.close()
+        torch.set_num_threads(threads)
 
 
-def _catalogued(cluster: Cluster) -> str | None:
-    name = cluster.accelerator.name
+def _catalogued(run: Run, device: torch.device) -> str | None:
+    """What the catalogue calls the devices of this run."""
+    if run.cluster is None:
+        return devices.known_name(device)
+    name = run.cluster.accelerator.name
     return name if name in catalog.accelerator_names() else None
 
 
-def plan_here(run: Run, *, cluster: Cluster, device: torch.device) -> Plan:
-    """The plan of a run that leaves it open: all devices share the data, and the states where they are several."""
-    width = cluster.num_devices
-    if run.global_batch % width:
-        raise InputError(
-            "the global batch does not divide over the devices of this machine", got=run.global_batch,
-            allowed=f"a multiple of {width}",
-        )  # fmt: skip
-    sharding = Sharding.PARAMETERS if width > 1 else Sharding.OPTIMIZER
-    per_device = run.global_batch // width
-    micro = run.micro_batch or _micro_batch(per_device, run.sequence_length, device)
-    if per_device % micro:
-        raise InputError(f"batch.micro does not divide the {per_device} sequences of a device", got=micro)
-    return Plan(data_shard=width, sharding=sharding, micro_batch=micro)
+def plan_here(run: Run, *, device: torch.device) -> Plan:
+    """The planner's best plan that this engine runs, for the run's cluster or for the devices of this machine.
+
+    Nothing is measured for it, so that all processes of a launcher come to the same plan.
+    """
+    cluster = run.cluster or devices.cluster_here(device, num_devices=_num_devices(device), rates=None)
+    asked = replace(run, cluster=cluster, engine=Engine.NATIVE)
+    ranked = best_plans(request_for(asked), goal=goal_of(asked), top=CANDIDATES).plans
+    possible = [found.plan for found in ranked if not check_plan(found.plan, run=run)]
+    return possible[0] if possible else ranked[0].plan
 
 
-def _micro_batch(sequences: int, sequence_length: int, device: torch.device) -> int:
-    """The largest divisor of a device's sequences within `TOKENS_PER_MICRO_BATCH`."""
-    most = max(1, TOKENS_PER_MICRO_BATCH[device.type] // sequence_length)
-    return max(size for size in range(1, min(most, sequences) + 1) if sequences % size == 0)
+def _num_devices(device: torch.device) -> int:
+    """Devices that a plan may use: as many as a launcher has started processes, else those of this machine."""
+    return launched_processes() or devices.num_devices(device)
 
 
 def _check_profile(run: Run, options: TrainOptions) -> None:

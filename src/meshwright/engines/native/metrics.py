@@ -1,4 +1,4 @@
-"""What a step measured, and what the planner expected of it.
+"""What a step measured.
 
     tokens/s/device   tokens of the global batch / step time / devices
     MFU               tokens/s/device x model FLOPs per token / peak;  model FLOPs are forward and backward
@@ -11,15 +11,12 @@ the machine can do the step did. Step statistics leave out the first steps, whic
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
-from meshwright.errors import MeshwrightError
-from meshwright.planner.estimate import estimate_plan
-from meshwright.planner.request import request_for
-from meshwright.specs.hardware import Cluster
+from meshwright.engines.native.device import THIS_MACHINE
+from meshwright.specs.hardware import Accelerator
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
@@ -51,37 +48,18 @@ class Yardstick:
         return f"{MFU_CONVENTION}; of {self.peak_source}"
 
 
-def yardstick(run: Run, *, cluster: Cluster, plan: Plan) -> Yardstick:
-    """The yardstick of `run` on `cluster`. Processes that share one CPU share its peak."""
-    accelerator = cluster.accelerator
-    devices_shared = max(1, plan.num_devices // cluster.num_devices)
-    measured = accelerator.vendor == "this machine"
+def yardstick(run: Run, *, accelerator: Accelerator, plan: Plan) -> Yardstick:
+    """The yardstick of `run` under `plan` on devices like `accelerator`."""
+    measured = accelerator.vendor == THIS_MACHINE
     kind = "the GEMM rate measured here" if measured else f"{accelerator.name}'s dense peak"
     table = model_row(run.model, lora=run.lora)
     return Yardstick(
         tokens_per_step=run.tokens_per_step,
         num_devices=plan.num_devices,
         flops_per_token=float(model_flops_per_token(table, seq_len=run.sequence_length)),
-        peak_flops_per_s=accelerator.peak_flops_per_s[run.precision.matmul] / devices_shared,
+        peak_flops_per_s=accelerator.peak_flops_per_s[run.precision.matmul],
         peak_source=f"{kind} in {run.precision.matmul}",
     )
-
-
-def predict(run: Run, *, cluster: Cluster, plan: Plan) -> dict[str, Any] | None:
-    """What the planner expects of `plan` on `cluster`, or None where it has no opinion."""
-    if plan.num_devices > cluster.num_devices:
-        return None  # processes that share a device: no such machine is modelled
-    try:
-        step = estimate_plan(request_for(replace(run, cluster=cluster)), plan).step
-    except MeshwrightError:
-        return None
-    return {
-        "step": step.step.as_json(),
-        "tokens_per_s_per_device": step.tokens_per_s_per_device.as_json(),
-        "mfu": step.mfu.as_json(),
-        "memory_bytes": step.memory.reserved_bytes,
-        "components_s": step.components_s,
-    }
 
 
 def throughput_of(step_s: dict[str, float | int], *, by: Yardstick) -> dict[str, float | int]:

@@ -57,6 +57,11 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def launched_processes() -> int:
+    """Processes that a launcher has started; 0 without one."""
+    return int(os.environ["WORLD_SIZE"]) if under_torchrun() else 0
+
+
 def run_ranks(
     target: Target,
     payload: Any,

@@ -25,10 +25,11 @@ from meshwright.engines.base import Ending, Record, TrainOptions
 from meshwright.engines.native import checkpoint, device, telemetry
 from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.clock import Clock, Phase
+from meshwright.engines.native.expect import Expectation, expect
 from meshwright.engines.native.faults import Fault, Guard
 from meshwright.engines.native.feed import Feed, num_labels, open_feed
 from meshwright.engines.native.hang import Watchdog
-from meshwright.engines.native.metrics import WARM_UP_STEPS, Yardstick, spread_of, throughput_of
+from meshwright.engines.native.metrics import WARM_UP_STEPS, spread_of, throughput_of
 from meshwright.engines.native.models import load_ratio
 from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process
@@ -51,8 +52,6 @@ class Job:
 
     run: Run
     plan: Plan
-    yardstick: Yardstick
-    predicted: dict[str, Any] | None
     options: TrainOptions
     device_name: str  # as its driver has it
     accelerator: str | None = None  # as the catalogue has it; None: it knows no such device
@@ -94,13 +93,17 @@ def train_rank(rank: int, num_ranks: int, job: Job) -> None:
                 plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
             )
             device.keep_freed_memory(place.device)
+            with progress.phase("measuring this machine"):
+                expected = expect(job.run, plan=job.plan, device=place.device)
+            for words in expected.words():
+                progress.say(words)
             with progress.phase("building the model"):
                 parts = assemble(job.run, place=place, weights=job.weights and job.weights.folder)
             with progress.phase("opening the data"):
                 feed = open_feed(job.run, place=place, report=reading(progress))
             _Loop(
-                job=job, place=place, parts=parts, feed=feed, request=request, clock=clock, progress=progress,
-                watchdog=watchdog,
+                job=job, expected=expected, place=place, parts=parts, feed=feed, request=request, clock=clock,
+                progress=progress, watchdog=watchdog,
             ).run()  # fmt: skip
     finally:
         progress.close()
@@ -113,6 +116,7 @@ class _Loop:
         self,
         *,
         job: Job,
+        expected: Expectation,
         place: Place,
         parts: Assembly,
         feed: Feed,
@@ -121,7 +125,8 @@ class _Loop:
         progress: Progress,
         watchdog: Watchdog,
     ) -> None:
-        self.job, self.place, self.parts, self.feed, self.request = job, place, parts, feed, request
+        self.job, self.expected, self.place = job, expected, place
+        self.parts, self.feed, self.request = parts, feed, request
         self.clock, self.progress, self.watchdog = clock, progress, watchdog
         assert job.run.num_steps is not None  # `check` refuses a run without
         self.num_steps = job.run.num_steps
@@ -375,7 +380,7 @@ class _Loop:
     ) -> None:
         if self.log is None:
             return
-        run, yardstick = self.job.run, self.job.yardstick
+        run, yardstick = self.job.run, self.expected.yardstick
         entry = {
             "step": step + 1,
             "batch": self.guard.batch_of(step),
@@ -450,7 +455,7 @@ class _Loop:
         return {**ranks, "straggler_ratio": max(ranks["step_s"]) / statistics.median(ranks["step_s"])}
 
     def _record(self, ending: Ending, sample: str | None, ranks: dict[str, Any]) -> Record:
-        m, yardstick, saver = self.measured, self.job.yardstick, self.saver
+        m, yardstick, saver = self.measured, self.expected.yardstick, self.saver
         step_s = spread_of(m.step_s)
         median_s = step_s.get("median")
         numbers: dict[str, Any] = {
@@ -486,13 +491,13 @@ class _Loop:
             ranks=ranks,
             started=telemetry.moment(self.clock.started_s),
             ended=telemetry.moment(time.time()),
-            predicted=self.job.predicted,
+            predicted=self.expected.predicted,
             git_commit=telemetry.git_commit(Path.cwd()),
             command=self.job.options.command,
             sample=sample,
             events=tuple(self.guard.events),
             profile=None if self.profiler is None else self.profiler.summary,
-            notes=(*self.job.notes, *self._tracker_notes()),
+            notes=(*self.job.notes, *self.expected.notes, *self._tracker_notes()),
         )
 
     def _tracker_notes(self) -> list[str]:

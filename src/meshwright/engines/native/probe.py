@@ -1,0 +1,229 @@
+"""A quick measurement of this machine with the run's own code: a model one and two layers deep at full width.
+
+    layer    two layers less one, forward and backward of one micro-batch
+    rest     one layer less `layer`: embedding, head and loss
+    update   the optimizer's step of the deeper model
+
+Beside them the layer's matrix products and its attention alone, so that the cost model knows what the rest is. Takes
+a second or two on a model that fits the machine. Every process of a run measures at the same time, as they will train.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from math import log
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.engines.native.assembly import Assembly, assemble
+from meshwright.engines.native.device import synchronize
+from meshwright.engines.native.models import Transformer
+from meshwright.engines.native.parallel.mesh import Place
+from meshwright.planner.implied import ExchangeTime, KernelTimes, shallow_model
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+
+DEPTHS = (1, 2)
+REPETITIONS = 5
+BUDGET_S = 4.0
+"""No further round begins after this; three are always made."""
+QUARTILES_SD = 1.349
+"""Distance of the quartiles of a normal distribution, in standard deviations."""
+EXCHANGE_BYTES = 2**24
+LEAST_SD = 0.02
+"""What repetitions of one process cannot see: memory placement, the clock, neighbours that come and go."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is timed, and what runs before it without being timed."""
+
+    run: Callable[[], object]
+    before: Callable[[], object] = field(kw_only=True)
+
+
+def _again(run: Callable[[], object]) -> _Task:
+    """A task that follows its like, as it does in training: the caches hold what it needs."""
+    return _Task(run, before=run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Samples:
+    """Seconds of every repetition, by what was timed."""
+
+    seconds: dict[str, list[float]]
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.seconds[name])
+
+    def sd(self, *names: str) -> float:
+        """Of the logarithm of a median, the worst of `names`: the quartiles' distance in normal sds, over root n."""
+        spreads = []
+        for name in names:
+            low, _, high = statistics.quantiles(self.seconds[name], n=4)
+            spreads.append(log(high / low) / QUARTILES_SD / len(self.seconds[name]) ** 0.5)
+        return max(LEAST_SD, *spreads)
+
+
+def measure_kernels(run: Run, *, micro_batch: int, device: torch.device) -> KernelTimes:
+    """Time one layer of `run`'s model and what surrounds the layers, on this process's device."""
+    with torch.random.fork_rng():  # what the run draws does not depend on whether it was measured before
+        return _measure(run, micro_batch=micro_batch, device=device)
+
+
+def _measure(run: Run, *, micro_batch: int, device: torch.device) -> KernelTimes:
+    parts = {depth: _shallow(run, depth=depth, micro_batch=micro_batch, device=device) for depth in DEPTHS}
+    batch = _random_batch(run, micro_batch=micro_batch, device=device)
+    module = parts[1].modules[0]
+    passes = {depth: _passes(assembly, batch) for depth, assembly in parts.items()}
+    attention = _Attention(module, batch["positions_BT"])
+    tasks = {
+        "pass 1": _again(passes[1]),
+        "pass 2": _again(passes[2]),
+        "update": _Task(_update(parts[2]), before=passes[2]),
+        "linear": _again(_linears(_plain_linears(module), num_tokens=batch["tokens_BT"].numel())),
+        "attention forward": _again(attention.forward),
+        "attention backward": _Task(attention.backward, before=attention.forward),
+    }
+    if run.model.experts is not None:
+        tasks["experts"] = _again(_experts(module, run, batch["tokens_BT"].numel()))
+    samples = _timed(tasks, device)
+    layer_s = max(samples.median("pass 2") - samples.median("pass 1"), 0.1 * samples.median("pass 1"))
+    return KernelTimes(
+        micro_batch=micro_batch,
+        linear_s=samples.median("linear"),
+        attention_forward_s=samples.median("attention forward"),
+        attention_backward_s=samples.median("attention backward"),
+        experts_s=samples.median("experts") if "experts" in tasks else None,
+        layer_s=layer_s,
+        rest_s=max(samples.median("pass 1") - layer_s, 0.0),
+        update_s=samples.median("update"),
+        update_layers=DEPTHS[1],
+        sd=samples.sd("pass 1", "pass 2"),
+        on_host=device.type == "cpu",
+    )
+
+
+def measure_exchange(device: torch.device) -> ExchangeTime:
+    """Time an all-reduce between all processes; every one of them takes part."""
+    tensor = torch.ones(EXCHANGE_BYTES // 4, device=device)
+    samples = _timed({"exchange": _again(lambda: dist.all_reduce(tensor))}, device)
+    return ExchangeTime(
+        size_bytes=EXCHANGE_BYTES,
+        num_devices=dist.get_world_size(),
+        seconds=samples.median("exchange"),
+        sd=samples.sd("exchange"),
+    )
+
+
+def slowest(times: KernelTimes) -> KernelTimes:
+    """The largest time of each kind over all processes: a step waits for the last."""
+    names = [name for name, value in vars(times).items() if name.endswith("_s") and value is not None]
+    values = torch.tensor([getattr(times, name) for name in names], dtype=torch.float64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return replace(times, **dict(zip(names, values.tolist(), strict=True)))
+
+
+def _shallow(run: Run, *, depth: int, micro_batch: int, device: torch.device) -> Assembly:
+    small = replace(run, model=shallow_model(run.model, num_layers=depth), global_batch=micro_batch)
+    return assemble(small, place=Place(plan=Plan(micro_batch=micro_batch), device=device))
+
+
+def _random_batch(run: Run, *, micro_batch: int, device: torch.device) -> dict[str, Tensor]:
+    shape = (micro_batch, run.sequence_length)
+    tokens_BT = torch.randint(run.model.vocab, shape, device=device)
+    positions_BT = torch.arange(run.sequence_length, device=device).expand(shape)
+    return {"tokens_BT": tokens_BT, "labels_BT": tokens_BT.roll(-1, 1), "positions_BT": positions_BT}
+
+
+def _passes(assembly: Assembly, batch: dict[str, Tensor]) -> Callable[[], object]:
+    scale = 1.0 / batch["tokens_BT"].numel()
+    return lambda: assembly.stepper.forward_backward(batch, scale=scale)
+
+
+def _update(assembly: Assembly) -> Callable[[], object]:
+    """The optimizer's step on the gradients that the passes before left; it drops them."""
+    return lambda: assembly.optimizer.step(learning_rate=0.0)
+
+
+def _plain_linears(module: Transformer) -> list[nn.Linear]:
+    """Matrix products of the first layer, without those inside a mixture of experts."""
+    layer = next(iter(module.layers.values()))
+    within = "attention" if module.model.experts is not None else ""
+    return [m for m in layer.get_submodule(within).modules() if isinstance(m, nn.Linear)]
+
+
+def _linears(linears: Iterable[nn.Linear], *, num_tokens: int) -> Callable[[], object]:
+    cases = []
+    for linear in linears:
+        weight = linear.weight.detach().clone().requires_grad_(linear.weight.requires_grad)
+        like = {"dtype": weight.dtype, "device": weight.device}
+        x = torch.randn(num_tokens, weight.shape[1], **like).requires_grad_()
+        cases.append((x, weight, torch.randn(num_tokens, weight.shape[0], **like)))
+
+    def run() -> None:
+        for x, weight, grad in cases:
+            x.grad = weight.grad = None
+            nn.functional.linear(x, weight).backward(grad)
+
+    return run
+
+
+class _Attention:
+    """Scores and values of the first layer."""
+
+    def __init__(self, module: Transformer, positions_BT: Tensor) -> None:
+        self.core = next(iter(module.layers.values())).get_submodule("attention.core")
+        self.layout = module.layout(positions_BT, None)
+        a, dtype = module.model.attention, next(module.parameters()).dtype
+
+        def random(heads: int, width: int) -> Tensor:
+            x = torch.randn(*positions_BT.shape, heads, width, dtype=dtype, device=positions_BT.device)
+            return x.requires_grad_()
+
+        heads = a.num_heads if a.kv_lora_rank else a.num_kv_heads
+        self.inputs = random(a.num_heads, a.head_dim), random(heads, a.head_dim), random(heads, a.v_dim)
+
+    def forward(self) -> None:
+        self.out = self.core(*self.inputs, self.layout)
+
+    def backward(self) -> None:
+        self.out.sum().backward()
+
+
+def _experts(module: Transformer, run: Run, num_tokens: int) -> Callable[[], object]:
+    ffn = next(iter(module.layers.values())).get_submodule("ffn")
+    weight = next(ffn.parameters())
+    x = torch.randn(
+        1, num_tokens, run.model.hidden, dtype=weight.dtype, device=weight.device
+    ).requires_grad_()
+    return lambda: ffn(x).sum().backward()
+
+
+def _timed(tasks: dict[str, _Task], device: torch.device) -> _Samples:
+    """Every task in turn, round after round, so that a disturbance meets all of them.
+
+    The first round is not kept.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    start_s = time.perf_counter()
+    for round_ in range(1 + REPETITIONS):
+        is_late = torch.tensor(float(time.perf_counter() - start_s > BUDGET_S))
+        if dist.is_initialized():
+            dist.all_reduce(is_late)  # all processes stop in the same round
+        if round_ > 3 and is_late > 0:
+            break
+        for name, task in tasks.items():
+            task.before()
+            synchronize(device)
+            before_s = time.perf_counter()
+            task.run()
+            synchronize(device)
+            if round_:
+                seconds[name].append(time.perf_counter() - before_s)
+    return _Samples(seconds=seconds)

@@ -1,0 +1,34 @@
+"""The plan that a run gets when it leaves the choice to the planner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.errors import InfeasibleError
+from meshwright.planner.explain import explain_infeasible
+from meshwright.planner.objective import Goal, goal_for
+from meshwright.planner.request import PlanRequest, request_for
+from meshwright.planner.search import PlanResult, search
+from meshwright.specs.run import Run
+
+
+def free_request(run: Run) -> PlanRequest:
+    """What the planner is asked when it may choose the whole plan, also of a run that pins one."""
+    request = request_for(run)
+    # A pinned plan comes with a micro-batch, which would hold the search to it.
+    return request if run.plan is None else replace(request, fixed={})
+
+
+def goal_of(run: Run) -> Goal:
+    """The run's objective with its prices; the cluster must be known."""
+    cluster = request_for(run).cluster
+    return goal_for(run.objective, cluster=cluster, costs=run.costs, num_steps=run.num_steps)
+
+
+def best_plans(request: PlanRequest, *, goal: Goal, top: int = 1, slack: float = 0.0) -> PlanResult:
+    """The search's result, which holds at least one plan. Raises InfeasibleError with what is missing."""
+    result = search(request, top=top, goal=goal, slack=slack)
+    if result.best is None:
+        why = explain_infeasible(result)
+        raise InfeasibleError(why.binding, hint="; ".join(why.suggestions) or None)
+    return result
