@@ -30,7 +30,7 @@ UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
 
 
 def text_files() -> list[Path]:
-    files = [p for p in ROOT.iterdir() if p.is_file()]
+    files = [p for p in ROOT.iterdir() if p.is_file() and p.name != ".git"]  # a file in a worktree
     for folder in FOLDERS:
         files += [p for p in (ROOT / folder).rglob("*") if p.is_file()]
     ignored = {"__pycache__", ".egg-info"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.cost.flops import count_parameters

@@ -87,7 +87,7 @@ def _calibrated(request: PlanRequest, run: Run, plan: Plan, device: torch.device
     exchange = None
     if _is_several():
         times = slowest(times)
-        exchange = measure_exchange(device)
+        exchange = slowest(measure_exchange(device))
     return replace(
         request, calibration=calibration_here(request, times, exchange=exchange, made=MEASURED_HERE)
     )

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import log
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ BUDGET_S = 4.0
 """No further round begins after this; three are always made."""
 QUARTILES_SD = 1.349
 """Distance of the quartiles of a normal distribution, in standard deviations."""
+Times = TypeVar("Times", KernelTimes, ExchangeTime)
 EXCHANGE_BYTES = 2**24
 LEAST_SD = 0.02
 """What repetitions of one process cannot see: memory placement, the clock, neighbours that come and go."""
@@ -121,9 +123,9 @@ def measure_exchange(device: torch.device) -> ExchangeTime:
     )
 
 
-def slowest(times: KernelTimes) -> KernelTimes:
-    """The largest time of each kind over all processes: a step waits for the last."""
-    names = [name for name, value in vars(times).items() if name.endswith("_s") and value is not None]
+def slowest(times: Times) -> Times:
+    """The largest time of each kind, and the largest spread, over all processes: a step waits for the last."""
+    names = [name for name, value in vars(times).items() if isinstance(value, float)]
     values = torch.tensor([getattr(times, name) for name in names], dtype=torch.float64)
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return replace(times, **dict(zip(names, values.tolist(), strict=True)))

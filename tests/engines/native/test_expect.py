@@ -1,0 +1,113 @@
+"""What a run is held against: measured here, or looked up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine, probe
+from meshwright.engines.native.expect import expect
+from meshwright.engines.native.processes import run_ranks
+from meshwright.specs.plan import Plan
+
+CPU = torch.device("cpu")
+TEXT = """
+model:
+  {hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, attention: {num_heads: 4, num_kv_heads: 2}EXPERTS}
+data: {sequence_length: 64}
+batch: {global_sequences: 8, micro: 2}
+cluster: here
+precision: PRECISION
+train: {steps: 2}
+"""
+
+
+def run(tmp_path: Path, *, experts: str = "", precision: str = "fp32"):
+    path = tmp_path / "run.yaml"
+    path.write_text(TEXT.replace("EXPERTS", experts).replace("PRECISION", precision))
+    return runfile.load(path)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_is_predicted_from_what_was_measured(tmp_path, monkeypatch, precision):
+    times = []
+    monkeypatch.setattr(probe, "BUDGET_S", 0.5)
+    measure = probe.measure_kernels
+    monkeypatch.setattr(
+        "meshwright.engines.native.expect.measure_kernels",
+        lambda *a, **k: times.append(measure(*a, **k)) or times[-1],
+    )
+    found = expect(run(tmp_path, precision=precision), plan=Plan(micro_batch=2), device=CPU)
+    assert found.predicted is not None
+    (t,) = times
+    components = found.predicted["components_s"]
+    work_s = found.predicted["step"]["value"] - components["optimizer"] - components["fixed"]
+    assert work_s == pytest.approx(4 * (4 * t.layer_s + t.rest_s), rel=0.01)
+    assert found.predicted["step"]["low"] < found.predicted["step"]["value"] < found.predicted["step"]["high"]
+
+
+def test_experts_are_measured_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "BUDGET_S", 0.5)
+    experts = ", experts: {num_experts: 4, top_k: 2, ffn_hidden: 64}"
+    found = expect(run(tmp_path, experts=experts), plan=Plan(micro_batch=2), device=CPU)
+    assert found.predicted is not None
+    assert found.predicted["components_s"]["experts"] > 0
+
+
+def test_a_named_cluster_is_looked_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("meshwright.engines.native.expect.measure_kernels", None)
+    text = TEXT.replace("EXPERTS", "").replace("PRECISION", "bf16").replace("here", "h100-1x1")
+    (tmp_path / "run.yaml").write_text(text)
+    found = expect(runfile.load(tmp_path / "run.yaml"), plan=Plan(micro_batch=2), device=CPU)
+    assert found.predicted is not None
+    assert "h100" in found.yardstick.convention
+
+
+def test_measuring_does_not_move_the_random_numbers_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "BUDGET_S", 0.1)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    expect(run(tmp_path), plan=Plan(micro_batch=2), device=CPU)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def _expect_rank(rank: int, num_ranks: int, payload) -> None:
+    found = expect(payload[0], plan=payload[1], device=CPU)
+    payload[2].with_name(f"{rank}.json").write_text(json.dumps(found.predicted))
+
+
+@pytest.mark.distributed
+def test_all_processes_come_to_the_same_expectation(tmp_path):
+    plan = Plan(data_shard=2, micro_batch=2)
+    run_ranks(_expect_rank, (run(tmp_path), plan, tmp_path / "x"), num_ranks=2, device_type="cpu")
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first["step"] == second["step"]
+    assert first["components_s"]["data_parallel"] > 0
+
+
+def test_an_open_plan_is_the_planners(tmp_path):
+    free = run(tmp_path)
+    job = engine.prepare(free, options=TrainOptions(folder=tmp_path))
+    assert job.plan.num_devices == 1
+    assert job.plan.micro_batch == 2  # the run file's
+    assert free.plan is None
+
+
+def test_a_launcher_says_how_many_devices_a_plan_may_use(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    plans = {
+        engine.plan_here(replace(run(tmp_path), micro_batch=micro), device=CPU).num_devices
+        for micro in (1, 2)
+    }
+    assert plans == {4}
