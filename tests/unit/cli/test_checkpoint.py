@@ -36,7 +36,7 @@ def alter(folder) -> None:
 def test_show_says_what_is_there(meshwright, trained, run_file):
     newest = meshwright("checkpoint", "show", run_file, "--json").json["checkpoints"][-1]
     assert (newest["step"], newest["tokens"], newest["model"]) == (4, 4 * 4 * 16, "tiny")
-    assert newest["plan"] == "DP1 zero1 mbs2"
+    assert newest["plan"] == "DP1 ddp mbs2"
     assert newest["bytes"] > 0
     shown = meshwright("checkpoint", "show", "saved")
     assert shown.exit_code == 0
