@@ -5,8 +5,8 @@
     attention, forward and backward        attention_forward_ratio, attention_backward_ratio
     experts and their routing              grouped_ratio
     what is left of the layer              elementwise_factor
-    embedding, head and loss               head_factor
     all layers together                    general_factor
+    embedding, head and loss               head_factor
     the optimizer's step                   optimizer_passes
     an exchange between processes          scale_up_ratio
 
@@ -113,8 +113,8 @@ def calibration_here(
         max(left_s - experts_s, NOTHING_S),
         lambda at: _elementwise_s(at.layer(), request.model),
     )
-    solver.solve("head_factor", times.rest_s, lambda at: at.layer().head.total_s)
-    solver.solve("general_factor", times.layer_s * times.update_layers + times.rest_s, lambda at: at.work_s())
+    solver.solve("general_factor", times.layer_s * times.update_layers, lambda at: at.layers_s())
+    solver.solve("head_factor", times.rest_s, lambda at: at.steps().components_s["head"])
     solver.solve("optimizer_passes", times.update_s, lambda at: at.steps().components_s["optimizer"])
     if exchange is not None:
         solver.solve("scale_up_ratio", exchange.seconds, lambda at: at.exchange_s(exchange), sd=exchange.sd)
@@ -163,11 +163,11 @@ class _Point:
     def steps(self) -> StepTable:
         return estimate_steps(**self.facts, rates=self.rates)  # pyright: ignore[reportArgumentType]
 
-    def work_s(self) -> float:
-        """The step without what happens once."""
+    def layers_s(self) -> float:
+        """The step without the head and what happens once."""
         steps = self.steps()
-        once = sum(steps.components_s[name] for name in ("optimizer", "fixed", "stragglers"))
-        return _number(steps.step_s - once)
+        others = ("head", "optimizer", "fixed", "stragglers")
+        return _number(steps.step_s - sum(steps.components_s[name] for name in others))
 
     def exchange_s(self, exchange: ExchangeTime) -> float:
         plan = plan_row(Plan(data_shard=exchange.num_devices))
