@@ -144,6 +144,28 @@ def test_dropout_is_dropped():
     assert losses[0][2] != losses[1][2]
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(micro_batch=4, recompute=Recompute.FULL),
+        Plan(
+            micro_batch=4,
+            recompute=Recompute.SELECTIVE,
+            recompute_modules=("core_attention", "norm", "activation"),
+        ),
+        Plan(micro_batch=4, recompute=Recompute.SELECTIVE, recompute_modules=("mlp",)),
+        Plan(micro_batch=4, recompute=Recompute.SELECTIVE, recompute_modules=("alternate_matmuls",)),
+    ],
+    ids=lambda plan: ",".join(plan.recompute_modules) or "full",
+)
+def test_what_runs_again_drops_the_same(plan):
+    run = lora_run(*DROPOUT, *EVERYTHING)
+    expected = steps(run, Place(plan=Plan(micro_batch=4), device=CPU), None)[1]
+    found = steps(run, Place(plan=plan, device=CPU), None)[1]
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("base_format", ["full", "int8", "nf4"])
 def test_only_adapters_have_masters_states_and_gradients(base, base_format):
     run = lora_run("precision=bf16", f"weights={base}", f"lora.base_format={base_format}")

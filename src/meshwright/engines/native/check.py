@@ -227,6 +227,10 @@ def _frozen(plan: Plan, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="lora.dropout", reason="latents are not dropped alike by tensor ranks: must be 0"
         )
+    if run.lora.dropout and "mla_up_projection" in plan.recompute_modules:
+        yield Unsupported(
+            key="lora.dropout", reason="mla_up_projection would drop others when it runs again: must be 0"
+        )
     if run.lora.base_format is BaseFormat.FULL:
         return
     if plan.tensor > 1:

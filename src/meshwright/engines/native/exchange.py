@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from meshwright.engines.native import checkpoint
-from meshwright.engines.native.assembly import COMPUTE
 from meshwright.engines.native.checkpoint import Content, Saved
 from meshwright.engines.native.models import (
     Transformer,
@@ -37,12 +36,15 @@ from meshwright.errors import InputError
 from meshwright.specs.model import BaseFormat, Lora
 from meshwright.specs.run import Run
 
+FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""What weights can be written as."""
+
 
 def export_weights(saved: Saved, held: Content, folder: Path, *, dtype: str) -> None:
     """Write the weights of a checkpoint that holds all of them. Raises InputError where `folder` is not empty."""
     module = build_model(held.shapes, device="cpu")
     checkpoint.load(saved, into=_weights(module) | _buffers(module))
-    save_weights(module, folder, dtype=COMPUTE[dtype])
+    save_weights(module, folder, dtype=FORMATS[dtype])
 
 
 def export_adapters(saved: Saved, held: Content, folder: Path, *, dtype: str) -> None:
@@ -52,7 +54,7 @@ def export_adapters(saved: Saved, held: Content, folder: Path, *, dtype: str) ->
     add_adapters(module, held.lora)
     adapters = {name: torch.empty(p.shape) for name, p in adapters_of(module).items()}
     checkpoint.load(saved, into={f"weights.{name}": tensor for name, tensor in adapters.items()})
-    adapters = {name: tensor.to(COMPUTE[dtype]) for name, tensor in adapters.items()}
+    adapters = {name: tensor.to(FORMATS[dtype]) for name, tensor in adapters.items()}
     save_adapters(adapters, folder, model=held.shapes, lora=held.lora, base=held.weights)
 
 
@@ -73,13 +75,13 @@ def export_merged(saved: Saved, held: Content, folder: Path, *, dtype: str, base
             "the adapters belong to other weights", got=origin.name, allowed=held.weights,
             hint="the files were changed; give the run file whose `weights` names the right ones",
         )  # fmt: skip
-    module = build_model(held.shapes, dtype=COMPUTE[dtype])
+    module = build_model(held.shapes, dtype=FORMATS[dtype])
     add_adapters(module, replace(held.lora, base_format=BaseFormat.FULL))
     materialize(module, device="cpu")
     load_weights(module, origin.folder)
     checkpoint.load(saved, into={f"weights.{n}": p.detach() for n, p in adapters_of(module).items()})
     merge_adapters(module)
-    save_weights(module, folder, dtype=COMPUTE[dtype])
+    save_weights(module, folder, dtype=FORMATS[dtype])
 
 
 def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:

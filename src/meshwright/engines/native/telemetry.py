@@ -5,6 +5,7 @@ FOLDER/resolved.json  every value the run was made of, the plan included
 FOLDER/steps.jsonl    one JSON object a step (see `StepLog`)
 FOLDER/events.jsonl   one JSON object a fault, in the order in which they came
 FOLDER/record.json    run, device, software, commit, command, statistics; written at the end, atomically
+FOLDER/tokenizer/     one that was trained on the run's own text (`bpe:SIZE`)
 FOLDER/adapter/       with `task: lora`: the adapters in PEFT's format
 """
 
@@ -26,12 +27,15 @@ import torch.distributed as dist
 from meshwright import __version__
 from meshwright.engines.base import Record
 from meshwright.engines.native import device as devices
+from meshwright.engines.native.data import Tokenizer
+from meshwright.engines.native.data.tokenizer import JsonTokenizer
 from meshwright.engines.native.parallel.mesh import Place
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
+TOKENIZER = "tokenizer"
 STEPS, EVENTS, RECORD, RESOLVED, RUN_FILE = (
     "steps.jsonl",
     "events.jsonl",
@@ -127,6 +131,12 @@ def resolved(run: Run, *, plan: Plan) -> dict[str, Any]:
     values = asdict(run) | {"plan": asdict(plan), "plan_in_words": plan.describe()}
     del values["text"]
     return values
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer | None) -> None:
+    """Keep a tokenizer that was trained on the run's own text; one that has a file or a name is found again."""
+    if isinstance(tokenizer, JsonTokenizer) and tokenizer.name.startswith("bpe:"):
+        tokenizer.save(folder / TOKENIZER)
 
 
 def save_record(folder: Path, record: Record) -> None:

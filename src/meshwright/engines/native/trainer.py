@@ -144,6 +144,7 @@ class _Loop:
         done = self._resume() if self.job.options.resume or self._has_checkpoint() else 0
         if self.place.is_main:
             self.log = telemetry.StepLog(self.job.options.folder, after_step=done)
+            telemetry.save_tokenizer(self.job.options.folder, self.feed.tokenizer)
             with self.progress.phase("opening the trackers"):
                 self.trackers = self._open_trackers(done)
         self.measured.num_steps = done

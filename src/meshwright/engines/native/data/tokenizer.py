@@ -21,6 +21,7 @@ import numpy as np
 from meshwright.engines.native.data.chat import ChatML, JinjaChat
 from meshwright.engines.native.data.documents import Chat
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.files import write_atomically
 
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|im_end|>")
 """Names of the end token, tried in this order where `tokenizer_config.json` does not say."""
@@ -108,11 +109,19 @@ class JsonTokenizer:
         self.name = name
         self.vocab = max(known.values()) + 1
         self.end = known[end]
+        self.end_text = end
         self.start: int | None = before[0] if before and before[0] != self.end else None
         self.chat: Chat = JinjaChat(template=template, marks=marks) if isinstance(template, str) else ChatML()
         self.text = text
         content = json.dumps([text, end, template, marks if template else None]).encode()
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the files from which `tokenizer_from_path`, and transformers, make it again."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_text}
+        write_atomically(folder / "tokenizer.json", self.text)
+        write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """All texts at once, on all cores."""
