@@ -20,6 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+# Two test processes and the ranks that they start share the cores: more threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 

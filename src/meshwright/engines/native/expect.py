@@ -24,6 +24,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.implied import calibration_here
 from meshwright.planner.request import PlanRequest, request_for
+from meshwright.specs.estimate import MemoryEstimate
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -59,7 +60,7 @@ def expect(run: Run, *, plan: Plan, device: torch.device) -> Expectation:
     try:
         if run.cluster is None:
             request = _calibrated(request, run, plan, device)
-        predicted = _predicted(request, plan)
+        predicted = _predicted(request, plan, device)
     except (MeshwrightError, torch.OutOfMemoryError) as error:
         return Expectation(yardstick=held, predicted=None, notes=(f"nothing was predicted: {error}",))
     notes = (f"prediction: {MEASURED_HERE}",) if run.cluster is None else ()
@@ -93,17 +94,25 @@ def _calibrated(request: PlanRequest, run: Run, plan: Plan, device: torch.device
     )
 
 
-def _predicted(request: PlanRequest, plan: Plan) -> dict[str, Any]:
+def _predicted(request: PlanRequest, plan: Plan, device: torch.device) -> dict[str, Any]:
     estimate = estimate_plan(request, plan)
     step = estimate.step
     return {
         "step": step.step.as_json(),
         "tokens_per_s_per_device": step.tokens_per_s_per_device.as_json(),
         "mfu": step.mfu.as_json(),
-        "memory_bytes": step.memory.reserved_bytes,
+        "memory_bytes": _memory_bytes(step.memory, device),
         "components_s": step.components_s,
         "uncertainty": estimate.uncertainty,
     }
+
+
+def _memory_bytes(memory: MemoryEstimate, device: torch.device) -> float:
+    """What the run will hold at its peak: reserved on a GPU; on a CPU beside what the process holds already, for there
+    the workspaces, contexts and communicators of GPUs do not exist."""
+    if device.type == "cuda":
+        return memory.reserved_bytes
+    return devices.resident_bytes() + memory.allocated_bytes - memory.workspace_bytes
 
 
 def _is_several() -> bool:

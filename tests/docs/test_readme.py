@@ -1,0 +1,42 @@
+"""The README's first command, with fewer steps: what a new user meets."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+FEWER = ("train.steps=21", "train.evaluate.every_steps=21", "train.evaluate.num_batches=1")
+
+
+def first_command() -> list[str]:
+    """The README's first block without its set-up: the environment is the one that runs this test."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"```bash\n(.*?)```", readme, flags=re.DOTALL)
+    assert block is not None
+    return block[1].rpartition("&& .venv/bin/")[2].split()
+
+
+def test_the_first_command_trains_on_real_text(tmp_path):
+    program, *arguments = first_command()
+    assert program == "meshwright"
+    for override in FEWER:
+        arguments += ["--set", override]
+    done = subprocess.run(
+        [sys.executable, "-m", "meshwright", *arguments, "--out", tmp_path / "results"],
+        cwd=ROOT, env=os.environ | {"COLUMNS": "110"}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, last = re.search(r"loss, first to last step +([\d.]+) to ([\d.]+)", done.stdout).groups()
+    assert float(last) < float(first) - 1
+    for words in ("predicted (80 % interval)", "tokens/s/device", "The model writes:", "report.html"):
+        assert words in done.stdout
+    assert "expected:" in done.stderr
+    assert (tmp_path / "results" / "report.html").stat().st_size > 10_000
