@@ -138,6 +138,35 @@ def test_a_full_disk_leaves_the_older_checkpoints_as_they_were(tiny_disk):
     assert [c.step for c in checkpoint.checkpoints(tiny_disk)] == [10, 30]
 
 
+def test_a_run_whose_disk_fills_says_so_and_goes_on_when_there_is_room(tiny_run, tmp_path, tiny_disk):
+    """The states fit once: two whole checkpoints and a third on its way do not."""
+    train = f"{{steps: 40, checkpoint: {{folder: {tiny_disk}, every_steps: 5, keep: KEEP}}}}"
+    training = tiny_run(tmp_path / "run", train=train.replace("KEEP", "9"))
+    process = training.start()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 2, stderr
+    assert f"cannot write a checkpoint below {tiny_disk}: No space left on device" in stderr
+    steps = [c.step for c in checkpoint.checkpoints(tiny_disk)]
+    assert steps
+    assert all(checkpoint.damage_of(c.path) is None for c in checkpoint.checkpoints(tiny_disk))
+    assert steps[-1] + 5 <= len(training.losses()) < 40  # noticed in the step after it failed, not at the end
+    subprocess.run(["mount", "-o", "remount,size=64m", tiny_disk], check=True)
+    assert training.train("--resume")["statistics"]["steps"] == 40
+    assert [entry["batch"] for entry in training.steps()] == list(range(40))
+
+
+def test_a_log_that_cannot_grow_ends_the_run_and_leaves_the_checkpoints(tiny_run, tmp_path, tiny_disk):
+    training = tiny_run(
+        tmp_path / "run", train="{steps: 100000, checkpoint: {folder: saved, every_steps: 200}}"
+    )
+    process = training.start("--out", str(tiny_disk / "out"))
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 2, stderr
+    assert "steps.jsonl: No space left on device" in stderr
+    assert training.checkpoints()
+    assert not list((tmp_path / "run" / "saved").glob(".*"))  # the one on its way became whole
+
+
 @pytest.fixture
 def saver(tmp_path):
     return checkpoint.Saver(Checkpoint(folder=str(tmp_path / "saved"), keep=2), num_ranks=1)

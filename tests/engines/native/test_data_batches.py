@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from meshwright.engines.native.data import Batches, measure_workers
+from meshwright.engines.native.data import Batches, ReadAhead, measure_workers
 from meshwright.engines.native.data.megatron import write_indexed
 from meshwright.engines.native.data.packing import Samples, SyntheticSamples, stream_samples
 from meshwright.engines.native.data.split import everything
@@ -152,3 +152,35 @@ def test_the_number_of_workers_is_the_fewest_that_keep_up() -> None:
     unknown = measure_workers(read, num_batches=4, candidates=(0, 1, 2))
     assert unknown.num_workers in set(unknown.batch_s) - {0}
     assert all(seconds > 0.002 for seconds in unknown.batch_s.values())
+
+
+def test_reading_ahead_chooses_its_threads_in_the_first_steps_and_changes_no_batch() -> None:
+    reads: list[int] = []
+
+    def read(number: int) -> int:
+        reads.append(number)
+        time.sleep(0.004)
+        return number * number
+
+    ahead = ReadAhead(read, num_steps=3)
+    asked = [*range(10), 0, 1, 20, 21]  # in order, from the start again, and on after a gap
+    found = []
+    for number in asked:
+        found.append(ahead.at(number))
+        time.sleep(0.02)
+    assert found == [number * number for number in asked]
+    assert ahead.choice is not None
+    assert ahead.choice.num_workers >= 1  # without a thread reading would be a fifth of the step
+    assert ahead.choice.step_s is not None
+    assert ahead.choice.step_s >= 0.02
+    assert set(ahead.choice.batch_s) >= {0, 1}
+
+
+def test_reading_that_costs_nothing_takes_no_thread() -> None:
+    ahead = ReadAhead(lambda number: number, num_steps=2)
+    for number in range(5):
+        assert ahead.at(number) == number
+        time.sleep(0.01)
+    assert ahead.choice is not None
+    assert ahead.choice.num_workers == 0
+    assert not [t for t in threading.enumerate() if t.name.startswith("data")]

@@ -17,6 +17,7 @@ from meshwright.engines.native import engine, telemetry  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "record.md"
 OPEN = {"run", "software", "predicted.components_s", "profile.shares", "profile.communication"}
+OPEN |= {"statistics.data_workers.training", "statistics.data_workers.validation"}
 """Keys whose content is explained elsewhere or differs from run to run."""
 
 ESTIMATE = {"value", "low", "high", "unit", "tier"}

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.engines.native.data import Batch, Batches, Corpus, Tokenizer, open_data
+from meshwright.engines.native.data import (
+    Batch,
+    Batches,
+    Corpus,
+    ReadAhead,
+    Tokenizer,
+    WorkerChoice,
+    open_data,
+)
 from meshwright.engines.native.data.tokenization import Report
 from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import Place
 from meshwright.specs.run import Run
 
-NUM_WORKERS = 1  # reading a batch is copying from memory-mapped files: far less than a step
 PROMPT_TOKENS = 8
 
 
@@ -36,19 +42,20 @@ class Feed:
         self.validation = None
         if corpus.validation is not None:
             self.validation = replace(self.batches, samples=corpus.validation, is_shuffled=False)
-        self._ahead: Iterator[Batch] | None = None
-        self._next = -1
+        self._training = ReadAhead(self.batches.at)
+        self._validation = ReadAhead((self.validation or self.batches).at)
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """This process's part of the batch of `step`; steps in order are read ahead."""
-        if self._ahead is None or step != self._next:
-            self._ahead = self.batches.iterate(start=step, num_workers=NUM_WORKERS)
-        self._next = step + 1
-        return self._on_device(next(self._ahead))
+        return self._on_device(self._training.at(step))
 
     def validation_batch(self, index: int) -> dict[str, Tensor]:
         """This process's part of validation batch `index`: the same samples in every evaluation."""
-        return self._on_device((self.validation or self.batches).at(index))
+        return self._on_device(self._validation.at(index))
+
+    def workers(self) -> dict[str, WorkerChoice | None]:
+        """How many threads read, and what was measured; None where too few batches were read to choose."""
+        return {"training": self._training.choice, "validation": self._validation.choice}
 
     def prompt(self) -> list[int]:
         """The first tokens of the validation data, for the model to go on from."""

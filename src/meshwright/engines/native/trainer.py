@@ -14,7 +14,7 @@ import shutil
 import statistics
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -479,6 +479,7 @@ class _Loop:
             "parameters": self.parts.num_parameters,
             "trained_parameters": self.parts.num_trained,
             "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
+            "data_workers": {what: choice and asdict(choice) for what, choice in self.feed.workers().items()},
             "num_checkpoints": 0 if saver is None else saver.num_saved,
             "checkpoint_stall_s": None if saver is None else sum(saver.stall_s),
         }

@@ -9,7 +9,7 @@ from meshwright.engines.native.data.opening import Corpus, open_data, open_token
 from meshwright.engines.native.data.packing import IGNORED_LABEL, PADDING_DOCUMENT, Samples
 from meshwright.engines.native.data.tokenization import Progress
 from meshwright.engines.native.data.tokenizer import Tokenizer
-from meshwright.engines.native.data.workers import WorkerChoice, measure_workers
+from meshwright.engines.native.data.workers import ReadAhead, WorkerChoice, measure_workers
 
 __all__ = [
     "IGNORED_LABEL",
@@ -18,6 +18,7 @@ __all__ = [
     "Batches",
     "Corpus",
     "Progress",
+    "ReadAhead",
     "Samples",
     "Tokenizer",
     "WorkerChoice",

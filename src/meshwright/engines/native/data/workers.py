@@ -7,22 +7,26 @@ meanwhile.
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 DEPTH_PER_WORKER = 2  # batches that wait, so that one slow read does not stop the step
 INLINE_SHARE = 0.01  # reading that costs less of a step than this needs no thread
 NEARLY_AS_FAST = 0.9
+FIRST_WORKERS = 1  # before anything was measured
 
 
-def prefetch(read: Callable[[int], T], *, start: int, stop: int | None, num_workers: int) -> Iterator[T]:
+def prefetch(
+    read: Callable[[int], T], *, start: int, stop: int | None, num_workers: int
+) -> Generator[T, None, None]:
     """`read(start)`, `read(start + 1)`, ... in order, up to `stop`; 0 workers read when asked.
 
     An error in `read` is raised where its result would have been. Closing the iterator stops the threads.
@@ -47,24 +51,65 @@ def prefetch(read: Callable[[int], T], *, start: int, stop: int | None, num_work
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerChoice:
-    """How many threads, and why: the measured time of a batch with each number of them."""
+    """How many threads, and why: the measured time of a batch with each number of them that was tried."""
 
     num_workers: int
+    step_s: float | None  # that they must keep up with
     batch_s: dict[int, float]
+
+
+class ReadAhead(Generic[T]):
+    """`at(number)` is `read(number)`; numbers in order are read ahead. Any count of threads gives the same.
+
+    One thread begins. When `num_steps` batches were used, the time between them is the step that reading must keep up
+    with, and the count is chosen by `measure_workers`.
+    """
+
+    def __init__(self, read: Callable[[int], T], *, num_steps: int = 4) -> None:
+        self.read = read
+        self.num_steps = num_steps
+        self.choice: WorkerChoice | None = None  # None: not measured yet
+        self._reading: Generator[T, None, None] | None = None
+        self._next = -1
+        self._used_s: list[float] = []
+        self._given_s = 0.0
+
+    def at(self, number: int) -> T:
+        """The batch of this number."""
+        in_order = number == self._next and self._reading is not None
+        if in_order and self.choice is None:
+            self._used_s.append(time.perf_counter() - self._given_s)
+            if len(self._used_s) >= self.num_steps:
+                step_s = statistics.median(self._used_s)
+                self.choice = measure_workers(self.read, step_s=step_s, start=number)
+                in_order = self.choice.num_workers == FIRST_WORKERS
+        if not in_order:
+            self._restart(number)
+        assert self._reading is not None
+        batch = next(self._reading)
+        self._next, self._given_s = number + 1, time.perf_counter()
+        return batch
+
+    def _restart(self, number: int) -> None:
+        if self._reading is not None:
+            self._reading.close()
+        num_workers = FIRST_WORKERS if self.choice is None else self.choice.num_workers
+        self._reading = prefetch(self.read, start=number, stop=None, num_workers=num_workers)
 
 
 def measure_workers(
     read: Callable[[int], object],
     *,
     step_s: float | None = None,
-    candidates: tuple[int, ...] = (0, 1, 2, 4),
-    num_batches: int = 8,
+    candidates: tuple[int, ...] = (0, 1, 2, 4, 8),
+    num_batches: int = 4,
     start: int = 0,
 ) -> WorkerChoice:
     """The fewest threads that keep up with a step of `step_s` seconds; not known: that are nearly as fast as any.
 
-    Without a thread, reading adds to the step, so that is chosen only where it is a hundredth of it. Each candidate
-    reads other batches, so that none profits from what the last one brought into memory.
+    Without a thread, reading adds to the step, so that is chosen only where it is a hundredth of it. The first count
+    that keeps up ends the search. Each candidate reads other batches, so that none profits from what the last one
+    brought into memory.
     """
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     batch_s: dict[int, float] = {}
@@ -74,7 +119,13 @@ def measure_workers(
         for _ in prefetch(read, start=first, stop=first + num_batches, num_workers=num_workers):
             pass
         batch_s[num_workers] = (time.perf_counter() - before_s) / num_batches
-    return WorkerChoice(num_workers=_fewest(batch_s, step_s), batch_s=batch_s)
+        if step_s is not None and _keeps_up(num_workers, batch_s[num_workers], step_s):
+            break
+    return WorkerChoice(num_workers=_fewest(batch_s, step_s), step_s=step_s, batch_s=batch_s)
+
+
+def _keeps_up(num_workers: int, batch_s: float, step_s: float) -> bool:
+    return batch_s <= step_s * (INLINE_SHARE if num_workers == 0 else NEARLY_AS_FAST)
 
 
 def _fewest(batch_s: dict[int, float], step_s: float | None) -> int:
@@ -85,7 +136,7 @@ def _fewest(batch_s: dict[int, float], step_s: float | None) -> int:
     """
     if step_s is not None:
         for num_workers, seconds in batch_s.items():
-            if seconds <= step_s * (INLINE_SHARE if num_workers == 0 else NEARLY_AS_FAST):
+            if _keeps_up(num_workers, seconds, step_s):
                 return num_workers
     fastest_s = min(batch_s.values())
     threads = {n: seconds for n, seconds in batch_s.items() if n > 0} or batch_s
