@@ -55,7 +55,20 @@ CASES: dict[str, tuple[Plan, tuple[str, ...]]] = {
         Plan(data_shard=2, sharding=Sharding.PARAMETERS, recompute=Recompute.FULL, micro_batch=2),
         EVERYTHING,
     ),
+    "fsdp, bf16": (
+        Plan(data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2),
+        ("precision=bf16", "lora.targets=[query, down]"),
+    ),
     "tensor": (Plan(tensor=2, micro_batch=4), EVERYTHING),
+    "tensor, bf16": (Plan(tensor=2, micro_batch=4), ("precision=bf16",)),
+    "experts": (
+        Plan(data_shard=2, expert=2, sharding=Sharding.PARAMETERS, micro_batch=4),
+        (
+            "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}",
+            "lora.targets=[query, value]",
+            "weights=null",
+        ),
+    ),
     "tensor, whole residuals": (Plan(tensor=2, sequence_parallel=False, micro_batch=4), ()),
     "tensor, dropout": (Plan(tensor=2, recompute=Recompute.FULL, micro_batch=4), DROPOUT),
     "tensor, latent": (Plan(tensor=2, micro_batch=4), LATENT),
@@ -118,10 +131,11 @@ def check_plans(rank: int, meeting: str) -> None:
         expected_losses, expected = steps(run, alone, folder)
         place = place_process(plan=plan, device=CPU, rank=rank, num_ranks=2)
         losses, trained = steps(run, place, folder)
-        assert losses == pytest.approx(expected_losses, rel=1e-5), name
+        is_exact = run.precision.name == "fp32"
+        assert losses == pytest.approx(expected_losses, rel=1e-5 if is_exact else 5e-3), name
         assert losses[2] != losses[0]
-        assert trained, name
-        for key, tensor in trained.items():
+        assert {tensor.dtype for tensor in trained.values()} == {torch.float32}, name
+        for key, tensor in trained.items() if is_exact else ():
             torch.testing.assert_close(tensor, expected[key], rtol=1e-3, atol=1e-5, msg=f"{name}: {key}")
     dist.barrier()
     dist.destroy_process_group()
