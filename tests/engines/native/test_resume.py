@@ -30,7 +30,7 @@ has_proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="look
 
 
 def kill_at_random(training, wait_for, *, kills: int, seed: int) -> None:
-    """Start and kill, at moments that the seed chooses; each time some steps later than the last."""
+    """Start and kill, at random moments, the same in every test; each time some steps later than the last."""
     chance = random.Random(seed)
     for _ in range(kills):
         known, saved = len(training.steps()), training.checkpoints()
