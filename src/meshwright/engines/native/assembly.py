@@ -43,8 +43,8 @@ from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.engines.native.weights import load_weights
 from meshwright.specs.run import Run
 
-COMPUTE = {"fp32": torch.float32}
-"""What modules compute in, by precision recipe; bf16 where nothing is said."""
+COMPUTE = dict.fromkeys(("bf16", *fp8.RECIPES), torch.bfloat16) | {"fp32": torch.float32}
+"""What modules compute in, by precision recipe."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,7 +109,7 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
 
     Its weights are those of the Hugging Face folder `weights`, or first ones of the run's seed.
     """
-    plan, compute = place.plan, COMPUTE.get(run.precision.name, torch.bfloat16)
+    plan, compute = place.plan, COMPUTE[run.precision.name]
     stages = layers_of_stages(plan, num_layers=run.model.num_layers)
     experts = place_experts(place) if run.model.experts is not None else None
     modules = [
