@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -85,6 +85,11 @@ VERBS: dict[str, Verb] = {
         section="Verify",
         help="Predictions beside published measurements, with the error of each.",
     ),
+    "tune": Verb(
+        target="meshwright.cli.tune:command",
+        section="Node",
+        help="Settings of this node that training feels: what would change, apply, restore.",
+    ),
     "catalog": Verb(
         target="meshwright.cli.catalog:command",
         section="Look up",
@@ -94,26 +99,30 @@ VERBS: dict[str, Verb] = {
 
 
 class LazyGroup(click.Group):
-    """A click group whose commands are the rows of `VERBS`."""
+    """A click group whose commands are the rows of a table: `VERBS`, or the one given."""
+
+    def __init__(self, *args: Any, verbs: dict[str, Verb] = VERBS, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.verbs = verbs
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        verb = VERBS.get(cmd_name)
+        verb = self.verbs.get(cmd_name)
         return None if verb is None else _load(cmd_name, verb)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in VERBS:
-            raise UnknownNameError("command", args[0], known=VERBS)
+        if args[0] not in self.verbs:
+            raise UnknownNameError("command", args[0], known=self.verbs)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for section in dict.fromkeys(verb.section for verb in VERBS.values()):
+        for section in dict.fromkeys(verb.section for verb in self.verbs.values()):
             with formatter.section(section):
-                formatter.write_dl([(name, v.help) for name, v in VERBS.items() if v.section == section])
+                formatter.write_dl([(n, v.help) for n, v in self.verbs.items() if v.section == section])
 
 
 def _load(name: str, verb: Verb) -> click.Command:

@@ -33,6 +33,15 @@ html_option = click.option(
     help="Write a self-contained page that opens without a network.",
 )
 
+root_option = click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("/"),
+    show_default=True,
+    metavar="FOLDER",
+    help="Where the node's file system begins: /host in a container that has it mounted there.",
+)
+
 set_option = click.option(
     "--set",
     "overrides",

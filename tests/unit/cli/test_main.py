@@ -181,25 +181,33 @@ def test_a_closed_pipe_is_quiet():
     assert done.returncode in (0, main.EXIT_BROKEN_PIPE)  # 0 if the pipe took all of it before `true` left
 
 
-@pytest.mark.parametrize("name", PRESENT)
-def test_help_of_a_verb_has_examples_that_parse(meshwright, name):
-    outcome = meshwright(name, "--help")
-    assert outcome.exit_code == 0
-    lines = [line.strip() for line in outcome.stdout.splitlines()]
-    examples = [line for line in lines if line.startswith(f"meshwright {name}")]
-    assert examples, f"`meshwright {name} --help` shows no example"
+def leaves(name: str) -> dict[str, click.Command]:
+    """The command of a verb, or those of a group of them, by what one types."""
     command = main.group.get_command(click.Context(main.group), name)
     assert command is not None
-    for example in examples:
-        arguments = shlex.split(example, comments=True)[2:]
-        command.make_context(name, arguments)  # raises a usage error for an option that is gone
+    if not isinstance(command, main.LazyGroup):
+        return {name: command}
+    found = {n: command.get_command(click.Context(command), n) for n in command.verbs}
+    return {f"{name} {n}": c for n, c in found.items() if c is not None}
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_help_of_a_verb_has_examples_that_parse(meshwright, name):
+    for words, command in leaves(name).items():
+        outcome = meshwright(*words.split(), "--help")
+        assert outcome.exit_code == 0
+        lines = [line.strip() for line in outcome.stdout.splitlines()]
+        examples = [line for line in lines if line.startswith(f"meshwright {words}")]
+        assert examples, f"`meshwright {words} --help` shows no example"
+        for example in examples:
+            arguments = shlex.split(example, comments=True)[1 + len(words.split()) :]
+            command.make_context(words, arguments)  # raises a usage error for an option that is gone
 
 
 @pytest.mark.parametrize("name", PRESENT)
 def test_every_verb_has_json(name):
-    command = main.group.get_command(click.Context(main.group), name)
-    assert command is not None
-    assert "--json" in {option for parameter in command.params for option in parameter.opts}
+    for command in leaves(name).values():
+        assert "--json" in {option for parameter in command.params for option in parameter.opts}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

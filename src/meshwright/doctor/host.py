@@ -1,0 +1,168 @@
+"""A node as the checks see it: files under a root folder, and commands with a time limit.
+
+All reading and writing goes through `Host`, so that the same code looks at this machine, at a node whose file system
+is mounted in a container (`--root /host`), and at a folder of recorded files in a test. What cannot be seen raises
+`Unseen` with the reason: never an empty value that looks like an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshwright.errors import InputError
+
+COMMAND_TIMEOUT_S = 30.0
+_WRITE_BITS = 0o222
+
+
+class Unseen(Exception):  # noqa: N818 - a finding, not an error: the check is skipped with this reason
+    """Something that this process cannot see, and why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a command printed. `seconds` is how long it took."""
+
+    code: int
+    stdout: str
+    stderr: str = ""
+    seconds: float = 0.0
+
+    @property
+    def problem(self) -> str:
+        """The last line that it printed, errors first: usually the one that says what is wrong."""
+        lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
+        return lines[-1].strip() if lines else f"exit code {self.code}"
+
+
+Runner = Callable[[Sequence[str], float], Output]
+"""Runs a command with a limit in seconds. Raises Unseen when it cannot be run or does not end."""
+
+
+def run_command(arguments: Sequence[str], timeout_s: float) -> Output:
+    """Run a command of this machine, in the C locale, so that its words can be read."""
+    start_s = time.perf_counter()
+    try:
+        done = subprocess.run(
+            list(arguments), capture_output=True, text=True, errors="replace", timeout=timeout_s,
+            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise Unseen(f"{arguments[0]} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise Unseen(f"{' '.join(arguments)} did not end within {timeout_s:g} s") from None
+    except OSError as error:
+        raise Unseen(f"{arguments[0]} cannot be run: {error.strerror}") from None
+    seconds = time.perf_counter() - start_s
+    return Output(code=done.returncode, stdout=done.stdout, stderr=done.stderr, seconds=seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One node: the folder where its file system begins, and how commands are run on it."""
+
+    root: Path = Path("/")
+    runner: Runner = run_command
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def path(self, name: str) -> Path:
+        """Where the node's file `name` lies for this process."""
+        return self.root / name.lstrip("/")
+
+    def read(self, name: str) -> str:
+        """The text of a file without the blanks around it. Raises Unseen."""
+        try:
+            return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError as error:
+            raise Unseen(f"{name}: {error.strerror}") from None
+
+    def read_int(self, name: str) -> int:
+        """A file that holds one whole number. Raises Unseen, also when it holds something else."""
+        text = self.read(name)
+        try:
+            return int(text, 0)
+        except ValueError:
+            raise Unseen(f"{name} holds {text[:40]!r}, not a number") from None
+
+    def glob(self, pattern: str) -> list[str]:
+        """Names of the node's files that match, in natural order (cpu2 before cpu10)."""
+        found = self.root.glob(pattern.lstrip("/"))
+        return sorted((f"/{p.relative_to(self.root)}" for p in found), key=_natural)
+
+    def exists(self, name: str) -> bool:
+        """Whether the node has this file, as far as this process may look."""
+        return os.path.lexists(self.path(name))
+
+    def why_not_writable(self, name: str) -> str | None:
+        """None when the file can be written, else the reason.
+
+        Asked of the mode too: root may open any file, but the kernel refuses to change a setting that is read-only.
+        """
+        path = self.path(name)
+        try:
+            if not path.stat().st_mode & _WRITE_BITS:
+                return "read-only"
+            if os.statvfs(path).f_flag & os.ST_RDONLY:
+                return "read-only file system"
+        except OSError as error:
+            return str(error.strerror)
+        return None if os.access(path, os.W_OK) else "needs root"
+
+    def write(self, name: str, value: str) -> None:
+        """Write a setting in one write, as the kernel wants it. Raises OSError; never makes a file."""
+        handle = os.open(self.path(name), os.O_WRONLY | os.O_TRUNC)
+        try:
+            os.write(handle, value.encode())
+        finally:
+            os.close(handle)
+
+    def run(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> Output:
+        """Run a command and return what it printed, whatever its exit code. Raises Unseen."""
+        return self.runner(arguments, timeout_s)
+
+    def ask(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """What a command prints. Raises Unseen with its last words when it fails."""
+        output = self.run(*arguments, timeout_s=timeout_s)
+        if output.code:
+            raise Unseen(f"{arguments[0]}: {output.problem}")
+        return output.stdout
+
+    @property
+    def name(self) -> str:
+        """What the node is called: by Slurm where it runs this process, else by its kernel."""
+        if name := self.environment.get("SLURMD_NODENAME"):
+            return name
+        try:
+            return self.read("/proc/sys/kernel/hostname")
+        except Unseen:
+            return "unknown"
+
+    @property
+    def boot_id(self) -> str | None:
+        """A name that the kernel draws at every start."""
+        try:
+            return self.read("/proc/sys/kernel/random/boot_id")
+        except Unseen:
+            return None
+
+
+def host_at(root: Path) -> Host:
+    """The node whose file system begins at `root`. Raises InputError when that is no folder."""
+    if not root.is_dir():
+        raise InputError("there is no such folder for a node's file system", got=str(root))
+    return Host(root=root)
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    import re
+
+    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.findall(r"\d+|\D+", name)]

@@ -1,0 +1,222 @@
+"""Kernel settings that training feels: what they are (data/settings.toml), what this node has, what would change.
+
+setting   one entry of the data: a file or a pattern of files, what it should hold, why, at what risk, who says so
+value     one file of a setting on this node: what it holds, and what is to be done about it
+note      something that is looked at and never written: limits of processes, firmware, services
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from meshwright.doctor.host import Host, Unseen
+from meshwright.errors import UnknownNameError
+
+ABSENT = "not on this node"
+
+
+class Comparison(StrEnum):
+    """How what a file holds is compared with what is wanted."""
+
+    EQUAL = "equal"
+    AT_LEAST = "at least"
+    AT_LEAST_EACH = "at least each"
+    CHOICE = "choice"
+    ONCE = "once"
+
+
+class Action(StrEnum):
+    """What is to be done about one file."""
+
+    NONE = "as wanted"
+    CHANGE = "change"
+    SKIP = "skipped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One entry of settings.toml."""
+
+    name: str
+    path: str
+    wanted: str
+    comparison: Comparison
+    why: str
+    risk: str
+    source: str
+    beside: str | None = None  # a file in the same folder ...
+    beside_at_least: int = 0  # ... that must hold so much
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One file of a setting. `current` is None where it cannot be read or means nothing."""
+
+    setting: Setting
+    path: str
+    current: str | None
+    target: str  # what would be written
+    action: Action
+    reason: str | None = None  # of a skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What was seen of something that is never written. `is_well` is None where it could not be told."""
+
+    name: str
+    current: str | None
+    wanted: str | None
+    is_well: bool | None
+    why: str
+    how: str
+    source: str
+    reason: str | None = None
+
+
+@cache
+def settings() -> tuple[Setting, ...]:
+    """All entries of settings.toml, in the order in which they are applied."""
+    return tuple(_setting(name, entry) for name, entry in _data("settings.toml").items())
+
+
+def choose(*, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()) -> tuple[Setting, ...]:
+    """The settings named in `only` (all without names) without those in `skip`. Raises UnknownNameError."""
+    known = [s.name for s in settings()]
+    for name in (*only, *skip):
+        if name not in known:
+            raise UnknownNameError("setting", name, known=known)
+    return tuple(s for s in settings() if (not only or s.name in only) and s.name not in skip)
+
+
+def survey(host: Host, chosen: tuple[Setting, ...]) -> list[Value]:
+    """Every file of the chosen settings on this node; a setting that it lacks is one value that is skipped."""
+    found: list[Value] = []
+    for setting in chosen:
+        paths = [p for p in host.glob(setting.path) if _is_meant(host, setting, p)]
+        found += [_look(host, setting, path) for path in paths] or [_absent(setting)]
+    return found
+
+
+def held(comparison: Comparison, text: str) -> str:
+    """The value in what a file shows: `always [madvise] never` holds madvise.
+
+    >>> held(Comparison.CHOICE, "always [madvise] never")
+    'madvise'
+    """
+    if comparison is Comparison.CHOICE:
+        chosen = re.search(r"\[(\S+)\]", text)
+        if chosen is None:
+            raise Unseen(f"no choice is marked in {text[:60]!r}")
+        return chosen[1]
+    return " ".join(text.split())
+
+
+def target_of(setting: Setting, current: str) -> str:
+    """What the file should hold, given what it holds. Raises Unseen when the two cannot be compared.
+
+    >>> buffers = next(s for s in settings() if s.name == "tcp-read-buffer")
+    >>> target_of(buffers, "4096 131072 6291456")
+    '4096 131072 33554432'
+    """
+    if setting.comparison not in (Comparison.AT_LEAST, Comparison.AT_LEAST_EACH):
+        return setting.wanted
+    try:
+        pairs = list(zip(map(int, current.split()), map(int, setting.wanted.split()), strict=True))
+    except ValueError:
+        raise Unseen(f"holds {current[:40]!r}, not numbers like {setting.wanted!r}") from None
+    return " ".join(str(max(pair)) for pair in pairs)
+
+
+def notes(host: Host) -> list[Note]:
+    """What a running kernel cannot change, as it is here."""
+    entries = _data("notes.toml").items()
+    return [_note(host, n, e) for n, e in entries if "only_with" not in e or host.exists(e["only_with"])]
+
+
+@cache
+def _data(name: str) -> dict[str, dict[str, Any]]:
+    return tomllib.loads((files("meshwright.doctor") / "data" / name).read_text(encoding="utf-8"))
+
+
+def _setting(name: str, entry: dict[str, Any]) -> Setting:
+    own = dict(entry)
+    where = own.pop("where", {})
+    return Setting(
+        name=name,
+        comparison=Comparison(own.pop("is")),
+        beside=where.get("beside"),
+        beside_at_least=where.get("at_least", 0),
+        **own,
+    )
+
+
+def _is_meant(host: Host, setting: Setting, path: str) -> bool:
+    if setting.beside is None:
+        return True
+    try:
+        return host.read_int(f"{path.rpartition('/')[0]}/{setting.beside}") >= setting.beside_at_least
+    except Unseen:
+        return False
+
+
+def _absent(setting: Setting) -> Value:
+    return Value(
+        setting=setting, path=setting.path, current=None, target=setting.wanted, action=Action.SKIP, reason=ABSENT
+    )  # fmt: skip
+
+
+def _look(host: Host, setting: Setting, path: str) -> Value:
+    current, target, reason = None, setting.wanted, None
+    try:
+        if setting.comparison is not Comparison.ONCE:
+            current = held(setting.comparison, host.read(path))
+            target = target_of(setting, current)
+    except Unseen as unseen:
+        reason = unseen.reason
+    if reason is None and current == target:
+        action = Action.NONE
+    else:
+        reason = reason or host.why_not_writable(path)
+        action = Action.CHANGE if reason is None else Action.SKIP
+    return Value(setting=setting, path=path, current=current, target=target, action=action, reason=reason)
+
+
+def _note(host: Host, name: str, entry: dict[str, Any]) -> Note:
+    current, is_well, reason = None, None, None
+    try:
+        if "pattern" not in entry:
+            raise Unseen("cannot be read")
+        text = host.read(entry["file"]) if "file" in entry else _printed(host, entry["command"])
+        match = re.search(entry["pattern"], text, re.MULTILINE)
+        current = match[1] if match else "none"
+        is_well = _is_well(entry, current)
+    except Unseen as unseen:
+        reason = unseen.reason
+    wanted = entry.get("wanted", "").replace("|", " or ") or None
+    if "at_least" in entry:
+        wanted = f"at least {entry['at_least']:,}"
+    return Note(
+        name=name, current=current, wanted=wanted, is_well=is_well, why=entry["why"], how=entry["how"],
+        source=entry["source"], reason=reason,
+    )  # fmt: skip
+
+
+def _printed(host: Host, command: list[str]) -> str:
+    """What a command prints, also with an exit code: `systemctl is-active` answers "inactive" with 3."""
+    output = host.run(*command)
+    if output.code and not output.stdout.strip():
+        raise Unseen(f"{command[0]}: {output.problem}")
+    return output.stdout
+
+
+def _is_well(entry: dict[str, Any], current: str) -> bool:
+    if "at_least" in entry:
+        return current == "unlimited" or (current.isdigit() and int(current) >= entry["at_least"])
+    return re.fullmatch(entry["wanted"], current) is not None

@@ -1,0 +1,239 @@
+"""Change a node's settings, all or none, and put them back.
+
+What the files held before is written to the state file first, whole or not at all, so that a kill at any later moment
+leaves enough to restore. The first values win: applying twice, or applying more, never overwrites what was saved since
+the node started. After a restart the kernel has its own values again, and what an earlier start saved is set aside.
+
+    {"version": 1, "boot_id": "...", "saved": [{"setting": "swappiness", "path": "/proc/...", "value": "60"}, ...]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from meshwright.doctor.host import Host, Unseen
+from meshwright.doctor.settings import Action, Comparison, Value, held, settings
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What one file held before it was first changed."""
+
+    setting: str
+    path: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One file that could not be written, and why."""
+
+    setting: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was done. With a failure `changed` is empty and `put_back` says what was undone.
+
+    `stuck` are files that could be neither changed nor put back: the state file still holds their values.
+    """
+
+    changed: tuple[Value | Saved, ...] = ()
+    put_back: tuple[Saved, ...] = ()
+    failure: Failure | None = None
+    stuck: tuple[Failure, ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        return self.failure is None and not self.stuck
+
+
+def default_state(host: Host) -> Path:
+    """Where values are saved: below XDG_STATE_HOME, or the home folder's .local/state."""
+    base = host.environment.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "meshwright" / "tune-system.json"
+
+
+def apply(host: Host, values: Sequence[Value], *, state: Path) -> Outcome:
+    """Write what differs. On a failure midway, or an interruption, everything is put back.
+
+    Raises InputError when the state file cannot be read or written; then nothing was changed.
+    """
+    todo = [v for v in values if v.action is Action.CHANGE]
+    actions = [v for v in todo if v.setting.comparison is Comparison.ONCE]
+    changes = [v for v in todo if v.setting.comparison is not Comparison.ONCE]
+    before = _text(state)
+    earlier = _saved(host, state)
+    known = {s.path for s in earlier}
+    own = [Saved(setting=v.setting.name, path=v.path, value=v.current or "") for v in changes]
+    if changes:
+        _write_state(host, state, [*earlier, *(s for s in own if s.path not in known)])
+    # An action cannot be undone, so it comes first: when it fails, nothing else has changed.
+    done: list[Saved] = []
+    saved_of = {s.path: s for s in own}
+    try:
+        for value in [*actions, *changes]:
+            if value.path in saved_of:
+                done.append(
+                    saved_of[value.path]
+                )  # before the write: a write that fails may still have changed it
+            failure = _write(host, value.setting.name, value.path, value.target)
+            if failure is not None:
+                return _undo(host, done, state, before, failure=failure)
+    except BaseException:  # Ctrl-C between two writes
+        _undo(host, done, state, before, failure=None)
+        raise
+    return Outcome(changed=tuple(todo))
+
+
+def restore(host: Host, *, state: Path) -> Outcome:
+    """Write the saved values back, last changed first, and drop those that are back from the state file.
+
+    Raises InputError when nothing is saved, when the file is damaged, or when it names a file that is no setting.
+    """
+    if not state.exists():
+        raise InputError(
+            "nothing is saved to restore", got=str(state), hint="`--state FILE` names another file"
+        )
+    saved = _read_state(state).saved
+    back: list[Saved] = []
+    stuck: list[Failure] = []
+    for item in reversed(saved):
+        failure = _write(host, item.setting, item.path, item.value)
+        if failure is None:
+            back.append(item)
+        else:
+            stuck.append(failure)
+    left = [s for s in saved if s not in back]
+    if left:
+        _write_state(host, state, left)
+    else:
+        state.unlink()
+    return Outcome(changed=tuple(back), stuck=tuple(stuck))
+
+
+def _write(host: Host, setting: str, path: str, value: str) -> Failure | None:
+    """Write one file and read it again: some settings take a write and keep what they had."""
+    try:
+        host.write(path, value)
+        comparison = next(s.comparison for s in settings() if s.name == setting)
+        if comparison is Comparison.ONCE:
+            return None
+        now = held(comparison, host.read(path))
+    except OSError as error:
+        return Failure(setting=setting, path=path, reason=error.strerror or str(error))
+    except Unseen as unseen:
+        return Failure(setting=setting, path=path, reason=unseen.reason)
+    if now == value:
+        return None
+    return Failure(setting=setting, path=path, reason=f"holds {now!r} after {value!r} was written")
+
+
+def _undo(
+    host: Host, done: Sequence[Saved], state: Path, before: str | None, *, failure: Failure | None
+) -> Outcome:
+    """Put back what this call changed. The state file is as before, unless a value could not be put back."""
+    put_back: list[Saved] = []
+    stuck: list[Failure] = []
+    for item in reversed(done):
+        problem = None if _holds(host, item) else _write(host, item.setting, item.path, item.value)
+        if problem is None:
+            put_back.append(item)
+        else:
+            stuck.append(problem)
+    if not stuck:
+        if before is None:
+            state.unlink(missing_ok=True)
+        else:
+            _guarded(state, lambda: write_atomically(state, before))
+    return Outcome(put_back=tuple(put_back), failure=failure, stuck=tuple(stuck))
+
+
+def _holds(host: Host, item: Saved) -> bool:
+    """Whether a file still holds what was saved: the one that refused a value needs no second write."""
+    comparison = next(s.comparison for s in settings() if s.name == item.setting)
+    try:
+        return held(comparison, host.read(item.path)) == item.value
+    except Unseen:
+        return False
+
+
+# --- the state file ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    boot_id: str | None
+    saved: list[Saved]
+
+
+def _saved(host: Host, state: Path) -> list[Saved]:
+    """What an earlier call saved since the node started."""
+    if not state.exists():
+        return []
+    found = _read_state(state)
+    return found.saved if found.boot_id == host.boot_id else []
+
+
+def _text(state: Path) -> str | None:
+    return state.read_text(encoding="utf-8") if state.exists() else None
+
+
+def _read_state(state: Path) -> _State:
+    try:
+        document: Any = json.loads(state.read_text(encoding="utf-8"))
+        if document["version"] != VERSION:
+            raise ValueError
+        saved = [Saved(setting=s["setting"], path=s["path"], value=s["value"]) for s in document["saved"]]
+        boot_id = document["boot_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            "this is not a file of saved settings", got=str(state), hint="`--state FILE` names another file"
+        ) from None
+    for item in saved:
+        _require_setting(item, state)
+    return _State(boot_id=boot_id, saved=saved)
+
+
+def _require_setting(item: Saved, state: Path) -> None:
+    """A state file is read by root: it may name files of its settings and no others."""
+    patterns = [s.path for s in settings() if s.name == item.setting]
+    depth = item.path.count("/")
+    if ".." in item.path.split("/") or not any(
+        fnmatchcase(item.path, p) and p.count("/") == depth for p in patterns
+    ):
+        raise InputError(f"{state} names a file that is none of the setting {item.setting!r}", got=item.path)
+
+
+def _write_state(host: Host, state: Path, saved: Sequence[Saved]) -> None:
+    document = {
+        "version": VERSION,
+        "host": host.name,
+        "boot_id": host.boot_id,
+        "saved_at": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+        "saved": [{"setting": s.setting, "path": s.path, "value": s.value} for s in saved],
+    }
+    _guarded(state, lambda: write_atomically(state, json.dumps(document, indent=1) + "\n"))
+
+
+def _guarded(state: Path, write: Callable[[], None]) -> None:
+    try:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        write()
+    except OSError as error:
+        raise InputError(
+            f"the values cannot be saved, so nothing is changed: {error.strerror}", got=str(state),
+            hint="`--state FILE` names another file",
+        ) from None  # fmt: skip
