@@ -20,6 +20,7 @@ from meshwright.units import format_bytes, format_count, format_duration
 
 PLAIN_EVERY_S = 10.0
 SILENT_S = 1.5
+WIDE_COLUMNS = 110
 
 
 class Progress:
@@ -114,26 +115,26 @@ def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
 
     >>> describe({"step": 5, "loss": 2.5, "tokens_per_s_per_device": 1234.5, "mfu": 0.41,
     ...           "memory_bytes": 2**30}, num_steps=10, left_s=65)
-    'step 5/10  loss 2.5000  1,234 tokens/s/device  MFU 41.0 %  1.0 GiB  1 min 5 s left'
+    'step 5/10  loss 2.5000  1,234 tokens/s/device  MFU 41.0 %  1 min 5 s left  1.0 GiB'
     """
     parts = [
         f"step {entry['step']}/{num_steps}",
         f"loss {entry['loss']:.4f}",
         f"{entry['tokens_per_s_per_device']:,.0f} tokens/s/device",
         f"MFU {100 * entry['mfu']:.1f} %",
-        format_bytes(entry["memory_bytes"]),
     ]
     if entry["step"] < num_steps:
         parts.append(f"{format_duration(left_s)} left")
-    return "  ".join(parts)
+    return "  ".join([*parts, format_bytes(entry["memory_bytes"])])
 
 
 def _bar() -> Any:
+    """A live line that leaves nothing behind; on a narrow terminal the words come first."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as RichProgress
 
     console = Console(stderr=True, highlight=False)
-    return RichProgress(
-        BarColumn(bar_width=24), TextColumn("{task.description}", markup=False), console=console
-    )
+    words = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(bar_width=24), words) if console.width >= WIDE_COLUMNS else (words,)
+    return RichProgress(*columns, console=console, transient=True)
