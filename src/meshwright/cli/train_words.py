@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ def introduction(job: Job) -> list[str]:
         f"{plan.describe()} on {plan.num_devices} x {job.device_name}",
         f"{run.num_steps:,} steps of {run.tokens_per_step:,} tokens; results: {job.options.folder}",
     ]
+    if plan.num_devices > 1 and "RANK" not in os.environ:  # no launcher has started them
+        lines.append(f"starting {plan.num_devices} processes ...")
     return lines
 
 

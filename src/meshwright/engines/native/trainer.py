@@ -9,12 +9,10 @@ for each step:   read the batch of this step (a pure function of seed and step)
 
 from __future__ import annotations
 
-import math
 import shutil
-import statistics
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +27,12 @@ from meshwright.engines.native.expect import Expectation, expect
 from meshwright.engines.native.faults import Fault, Guard
 from meshwright.engines.native.feed import Feed, num_labels, open_feed
 from meshwright.engines.native.hang import Watchdog
-from meshwright.engines.native.metrics import WARM_UP_STEPS, spread_of, throughput_of
+from meshwright.engines.native.measured import Measured, ranks_of, statistics_of
+from meshwright.engines.native.metrics import WARM_UP_STEPS, spread_of
 from meshwright.engines.native.models import load_ratio
 from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process
-from meshwright.engines.native.profiling.profiler import StepProfiler, steps_to_profile
+from meshwright.engines.native.profiling.profiler import StepProfiler, open_profiler
 from meshwright.engines.native.progress import Progress, reading
 from meshwright.engines.native.sample import SAMPLE_TOKENS, write_sample
 from meshwright.engines.native.signals import StopRequest, say_stopping, stop_on_signals
@@ -58,18 +57,6 @@ class Job:
     notes: tuple[str, ...] = ()
     weights: Origin | None = None  # where training starts; None: random ones
     is_restart: bool = False  # after a process was lost: go on from the newest checkpoint, if there is one
-
-
-@dataclass(kw_only=True)
-class Measured:
-    """What the loop gathers for the record."""
-
-    step_s: list[float] = field(default_factory=list)
-    first_loss: float | None = None
-    last_loss: float | None = None
-    validation_loss: float | None = None
-    num_steps: int = 0  # of the whole run, those before a resume included
-    elapsed_s: float = 0.0  # since the first step, with all that lay between; that before a resume too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +133,15 @@ class _Loop:
             self.log = telemetry.StepLog(self.job.options.folder, after_step=done)
             telemetry.save_tokenizer(self.job.options.folder, self.feed.tokenizer)
             with self.progress.phase("opening the trackers"):
-                self.trackers = self._open_trackers(done)
+                self.trackers = self._open_trackers(done)  # the main process alone has any
         self.measured.num_steps = done
-        self.profiler = self._open_profiler(done)
+        self.profiler = open_profiler(
+            self.job.options,
+            done=done,
+            num_steps=self.num_steps,
+            place=self.place,
+            say=self.progress.say,
+        )
         try:
             ending = self._steps(done)
             if self.profiler is not None:
@@ -169,7 +162,7 @@ class _Loop:
         finally:
             if self.log is not None:
                 self.log.close()
-        ranks = self._ranks()
+        ranks = ranks_of(self.measured, place=self.place)
         if self.trackers is not None:
             if sample is not None:
                 self.trackers.text("sample", sample, step=self.measured.num_steps)
@@ -424,96 +417,38 @@ class _Loop:
         )
         return self.feed.tokenizer.decode(tokens)
 
-    def _open_profiler(self, done: int) -> StepProfiler | None:
-        options = self.job.options
-        if not options.profile and options.profile_steps is None:
-            return None
-        steps = steps_to_profile(options.profile_steps, done=done, num_steps=self.num_steps)
-        if steps is None:
-            self.progress.say("the steps to profile were taken before: nothing is profiled")
-            return None
-        return StepProfiler(
-            steps, folder=options.folder, device=self.place.device, is_main=self.place.is_main
-        )
-
     def _open_trackers(self, done: int) -> Trackers:
-        run = self.job.run
-        opening = Opening(
-            name=run.name,
-            folder=self.job.options.folder,
-            settings=telemetry.resolved(run, plan=self.job.plan),
-            after_step=done,
-        )
+        run, folder = self.job.run, self.job.options.folder
+        settings = telemetry.resolved(run, plan=self.job.plan)
+        opening = Opening(name=run.name, folder=folder, settings=settings, after_step=done)
         return Trackers(run.train.trackers, opening=opening, warn=self.progress.say)
 
-    def _ranks(self) -> dict[str, Any]:
-        """What differs from process to process. All processes call it."""
-        mine = {
-            "step_s": float(spread_of(self.measured.step_s).get("median", math.nan)),
-            "peak_memory_bytes": float(device.peak_memory_bytes(self.place.device)),
-        }
-        ranks = telemetry.gathered(mine, place=self.place)
-        return {**ranks, "straggler_ratio": max(ranks["step_s"]) / statistics.median(ranks["step_s"])}
-
     def _record(self, ending: Ending, sample: str | None, ranks: dict[str, Any]) -> Record:
-        m, yardstick, saver = self.measured, self.expected.yardstick, self.saver
-        step_s = spread_of(m.step_s)
-        median_s = step_s.get("median")
-        numbers: dict[str, Any] = {
-            "steps": m.num_steps,
-            "tokens": m.num_steps * self.job.run.tokens_per_step,
-            "first_loss": m.first_loss,
-            "last_loss": m.last_loss,
-            "validation_loss": m.validation_loss,
-            "target": self._target(ending),
-            "elapsed_s": m.elapsed_s,
-            "step_s": step_s,
-            "tokens_per_s_per_device": median_s and yardstick.tokens_per_s_per_device(median_s),
-            "throughput": throughput_of(step_s, by=yardstick),
-            "mfu": median_s and yardstick.mfu(median_s),
-            "mfu_convention": yardstick.convention,
-            "model_flops_per_token": yardstick.flops_per_token,
-            "peak_flops_per_s": yardstick.peak_flops_per_s,
-            "peak_memory_bytes": int(max(ranks["peak_memory_bytes"])),
-            "num_devices": self.place.num_ranks,
-            "parameters": self.parts.num_parameters,
-            "trained_parameters": self.parts.num_trained,
-            "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
-            "data_workers": {what: choice and asdict(choice) for what, choice in self.feed.workers().items()},
-            "num_checkpoints": 0 if saver is None else saver.num_saved,
-            "checkpoint_stall_s": None if saver is None else sum(saver.stall_s),
-        }
+        job = self.job
         return Record(
-            run=telemetry.resolved(self.job.run, plan=self.job.plan),
-            device=telemetry.device_facts(self.place.device, accelerator=self.job.accelerator),
+            run=telemetry.resolved(job.run, plan=job.plan),
+            device=telemetry.device_facts(self.place.device, accelerator=job.accelerator),
             software=telemetry.software_facts(),
             ending=ending,
-            statistics=numbers,
+            statistics=statistics_of(
+                self.measured,
+                run=job.run,
+                yardstick=self.expected.yardstick,
+                parts=self.parts,
+                feed=self.feed,
+                saver=self.saver,
+                ranks=ranks,
+                ending=ending,
+            ),
             time_s=self.clock.seconds(),
             ranks=ranks,
             started=telemetry.moment(self.clock.started_s),
             ended=telemetry.moment(time.time()),
             predicted=self.expected.predicted,
             git_commit=telemetry.git_commit(Path.cwd()),
-            command=self.job.options.command,
+            command=job.options.command,
             sample=sample,
             events=tuple(self.guard.events),
             profile=None if self.profiler is None else self.profiler.summary,
-            notes=(*self.job.notes, *self.expected.notes, *self._tracker_notes()),
+            notes=(*job.notes, *self.expected.notes, *(self.trackers.notes if self.trackers else ())),
         )
-
-    def _tracker_notes(self) -> list[str]:
-        return [] if self.trackers is None else self.trackers.notes
-
-    def _target(self, ending: Ending) -> dict[str, float | int] | None:
-        """What it took to reach the target loss; None when it was not reached, or there is none."""
-        evaluate = self.job.run.train.evaluate
-        if ending is not Ending.REACHED or evaluate is None or evaluate.target_loss is None:
-            return None
-        steps = self.measured.num_steps
-        return {
-            "loss": evaluate.target_loss,
-            "steps": steps,
-            "tokens": steps * self.job.run.tokens_per_step,
-            "seconds": self.measured.elapsed_s,
-        }

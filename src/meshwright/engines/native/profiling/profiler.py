@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from meshwright.engines.base import ProfileSteps
+from meshwright.engines.base import ProfileSteps, TrainOptions
 from meshwright.engines.native import device as devices
+from meshwright.engines.native.parallel.mesh import Place
 from meshwright.engines.native.profiling.shares import STEP, summarize
 from meshwright.files import write_atomically
 
@@ -38,6 +39,19 @@ def steps_to_profile(asked: ProfileSteps | None, *, done: int, num_steps: int) -
         return asked if asked.first > done else None
     last = min(num_steps, done + STEPS_BEFORE + NUM_STEPS)
     return ProfileSteps(first=max(done + 1, last - NUM_STEPS + 1), last=last)
+
+
+def open_profiler(
+    options: TrainOptions, *, done: int, num_steps: int, place: Place, say: Callable[[str], None]
+) -> StepProfiler | None:
+    """The profiler that `options` ask for, of a run that has `done` steps behind it; None where nothing is profiled."""
+    if not options.profile and options.profile_steps is None:
+        return None
+    steps = steps_to_profile(options.profile_steps, done=done, num_steps=num_steps)
+    if steps is None:
+        say("the steps to profile were taken before: nothing is profiled")
+        return None
+    return StepProfiler(steps, folder=options.folder, device=place.device, is_main=place.is_main)
 
 
 class StepProfiler:

@@ -1,0 +1,97 @@
+"""What the training loop of one process gathers, and what the record says of it (docs/reference/record.md)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from meshwright.engines.base import Ending
+from meshwright.engines.native import device
+from meshwright.engines.native.assembly import Assembly
+from meshwright.engines.native.checkpoint import Saver
+from meshwright.engines.native.feed import Feed
+from meshwright.engines.native.metrics import Yardstick, spread_of, throughput_of
+from meshwright.engines.native.parallel.mesh import Place
+from meshwright.engines.native.telemetry import gathered
+from meshwright.specs.run import Run
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """What the loop gathers for the record."""
+
+    step_s: list[float] = field(default_factory=list)  # without steps under the profiler
+    first_loss: float | None = None
+    last_loss: float | None = None
+    validation_loss: float | None = None
+    num_steps: int = 0  # of the whole run, those before a resume included
+    elapsed_s: float = 0.0  # since the first step, with all that lay between; that before a resume too
+
+
+def ranks_of(measured: Measured, *, place: Place) -> dict[str, Any]:
+    """What differs from process to process. All processes call it."""
+    mine = {
+        "step_s": float(spread_of(measured.step_s).get("median", math.nan)),
+        "peak_memory_bytes": float(device.peak_memory_bytes(place.device)),
+    }
+    ranks = gathered(mine, place=place)
+    return {
+        "step_s": ranks["step_s"],
+        "peak_memory_bytes": [int(size) for size in ranks["peak_memory_bytes"]],
+        "straggler_ratio": max(ranks["step_s"]) / statistics.median(ranks["step_s"]),
+    }
+
+
+def statistics_of(
+    measured: Measured,
+    *,
+    run: Run,
+    yardstick: Yardstick,
+    parts: Assembly,
+    feed: Feed,
+    saver: Saver | None,
+    ranks: dict[str, Any],
+    ending: Ending,
+) -> dict[str, Any]:
+    """`statistics` of the record."""
+    step_s = spread_of(measured.step_s)
+    median_s = step_s.get("median")
+    return {
+        "steps": measured.num_steps,
+        "tokens": measured.num_steps * run.tokens_per_step,
+        "first_loss": measured.first_loss,
+        "last_loss": measured.last_loss,
+        "validation_loss": measured.validation_loss,
+        "target": _target(measured, run=run) if ending is Ending.REACHED else None,
+        "elapsed_s": measured.elapsed_s,
+        "step_s": step_s,
+        "tokens_per_s_per_device": median_s and yardstick.tokens_per_s_per_device(median_s),
+        "throughput": throughput_of(step_s, by=yardstick),
+        "mfu": median_s and yardstick.mfu(median_s),
+        "mfu_convention": yardstick.convention,
+        "model_flops_per_token": yardstick.flops_per_token,
+        "peak_flops_per_s": yardstick.peak_flops_per_s,
+        "peak_memory_bytes": max(ranks["peak_memory_bytes"]),
+        "num_devices": yardstick.num_devices,
+        "parameters": parts.num_parameters,
+        "trained_parameters": parts.num_trained,
+        "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
+        "data_workers": {what: choice and asdict(choice) for what, choice in feed.workers().items()},
+        "num_checkpoints": 0 if saver is None else saver.num_saved,
+        "checkpoint_stall_s": None if saver is None else sum(saver.stall_s),
+    }
+
+
+def _target(measured: Measured, *, run: Run) -> dict[str, float | int] | None:
+    """What it took to reach the target loss; None when there is none."""
+    evaluate = run.train.evaluate
+    if evaluate is None or evaluate.target_loss is None:
+        return None
+    return {
+        "loss": evaluate.target_loss,
+        "steps": measured.num_steps,
+        "tokens": measured.num_steps * run.tokens_per_step,
+        "seconds": measured.elapsed_s,
+    }
