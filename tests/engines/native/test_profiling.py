@@ -53,6 +53,8 @@ OPERATORS = {
         "aten::scaled_dot_product_attention",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+        "_Attention",
+        "autograd::engine::evaluate_function: _AttentionBackward",
     ],
     Category.ELEMENTWISE: [
         "aten::mul",
@@ -230,7 +232,7 @@ def test_a_profile_of_a_real_run(train, tmp_path):
 
 def test_a_run_that_stops_leaves_what_was_profiled(train, tmp_path, monkeypatch):
     monkeypatch.setattr(signals.StopRequest, "asked", True, raising=False)
-    monkeypatch.setattr(signals.StopRequest, "__init__", lambda self: None)
+    monkeypatch.setattr(signals.StopRequest, "__init__", lambda self, tell: None)
     record = train(profile_steps=ProfileSteps(first=1, last=4))
     assert record.ending is Ending.STOPPED
     assert record.profile is not None

@@ -16,7 +16,14 @@ from meshwright.engines.base import TrainOptions  # noqa: E402
 from meshwright.engines.native import engine, telemetry  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "record.md"
-OPEN = {"run", "software", "predicted.components_s", "predicted.uncertainty", "profile.shares", "profile.communication"}
+OPEN = {
+    "run",
+    "software",
+    "predicted.components_s",
+    "predicted.uncertainty",
+    "profile.shares",
+    "profile.communication",
+}
 OPEN |= {"statistics.data_workers.training", "statistics.data_workers.validation"}
 """Keys whose content is explained elsewhere or differs from run to run."""
 

@@ -57,6 +57,7 @@ PATTERNS = (
         (r"fmha|Fmha", "CUTLASS (fmha_cutlassF), Composable Kernel, cuDNN and AITER: fused multi-head attention"),
         (r"sdpa|scaled_dot_product|[Ee]fficient_?attention|mem_eff", "cuDNN's and PyTorch's names for the same"),
         (r"\battn_(fwd|bwd)|bwd_kernel_d(k_dv|q)|bwd_preprocess", "AOTriton, the attention of PyTorch on ROCm"),
+        (r"\b_\w*Attention(Backward)?$", "functions of autograd that are written in Python"),
         (r"flex_attention|paged_attention|ring_attention|mla_", "Triton templates and variants of attention"),
     ),
     *_lines(
@@ -120,8 +121,9 @@ def operator_category(name: str) -> Category:
     >>> operator_category("aten::addmm").value, operator_category("MulBackward0").value
     ('GEMM', 'idle')
     """
-    frame = _first(FRAMES, name)
-    return frame if frame is not Category.OTHER else category(name)
+    own = category(name)
+    is_frame = own not in DECISIVE and _first(FRAMES, name) is Category.IDLE
+    return Category.IDLE if is_frame else own
 
 
 def _first(patterns: Iterable[Pattern], name: str) -> Category:
