@@ -80,6 +80,11 @@ VERBS: dict[str, Verb] = {
         section="Train",
         help="Look at checkpoints, check them, and exchange weights with Hugging Face.",
     ),
+    "bench": Verb(
+        target="meshwright.cli.bench:command",
+        section="Measure",
+        help="Measure a device: matrix products, attention, memory, collectives.",
+    ),
     "accuracy": Verb(
         target="meshwright.cli.accuracy:command",
         section="Verify",

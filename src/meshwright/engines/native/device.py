@@ -145,8 +145,13 @@ def _amd_architecture(device: torch.device) -> str:
     return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
 
 
+def fp8_dtype(device: torch.device) -> torch.dtype:
+    """The fp8 format that the matrix units of `device` take."""
+    return AMD_FP8[_amd_architecture(device)] if torch.version.hip else torch.float8_e4m3fn
+
+
 def _fp8_product(size: int, device: torch.device) -> Callable[[], object]:
-    dtype = AMD_FP8[_amd_architecture(device)] if torch.version.hip else torch.float8_e4m3fn
+    dtype = fp8_dtype(device)
     a, b = (torch.ones(size, size, device=device).to(dtype) for _ in range(2))
     one = torch.ones((), device=device)
     return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)

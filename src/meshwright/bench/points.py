@@ -1,0 +1,295 @@
+"""What is measured of a device: points of families, first those of a model and its plan, then a grid that fills space.
+
+    gemm         m x n outputs of depth k in three layouts: forward (x w'), gradient of the inputs (y w), gradient of
+                 the weights (y' x), each with the shape of its own product
+    attention    scores and values, causal, grouped heads, forward and backward
+    memory       a copy inside the device
+    elementwise  the gated activation and the norm, m rows of n
+    optimizer    AdamW on m parameters, fp32
+    launch       the shortest kernel, one after the other: what starting one costs
+    transfer     between host and device
+    collectives  all-reduce, all-gather, reduce-scatter, all-to-all, send-receive between processes
+
+The grid is the additive recurrence of the generalised golden ratio (Roberts 2018, "The unreasonable effectiveness of
+quasirandom sequences") in logarithms of the shape: any first part of it covers the space evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from itertools import chain
+
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Plan
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
+BYTES_PER_PARAMETER = 28
+"""AdamW reads weight, gradient and both moments and writes all but the gradient, 4 bytes each."""
+
+MULTIPLE = 8  # of which widths are
+GRID_POINTS = 256
+MOST_PARAMETERS = 2**26  # of the model's optimizer point
+
+
+class Family(StrEnum):
+    """A kind of work with one shape space."""
+
+    GEMM = "gemm"
+    ATTENTION = "attention"
+    MEMORY = "memory"
+    ELEMENTWISE = "elementwise"
+    OPTIMIZER = "optimizer"
+    LAUNCH = "launch"
+    TRANSFER = "transfer"
+    COLLECTIVES = "collectives"
+
+
+SHARES = {
+    Family.GEMM: 0.40, Family.ATTENTION: 0.20, Family.MEMORY: 0.05, Family.ELEMENTWISE: 0.10,
+    Family.OPTIMIZER: 0.05, Family.LAUNCH: 0.02, Family.TRANSFER: 0.05, Family.COLLECTIVES: 0.13,
+}  # fmt: skip
+"""Of the time budget. A family that needs less leaves the rest to those after it."""
+
+KERNELS = {
+    Family.GEMM: ("forward", "input_gradient", "weight_gradient"),
+    Family.ATTENTION: ("forward", "backward"),
+    Family.MEMORY: ("copy",),
+    Family.ELEMENTWISE: ("swiglu", "rms_norm"),
+    Family.OPTIMIZER: ("adamw",),
+    Family.LAUNCH: ("add",),
+    Family.TRANSFER: ("host_to_device", "device_to_host"),
+    Family.COLLECTIVES: ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One thing to measure. A number that does not apply is 0."""
+
+    family: Family
+    kernel: str
+    format: str = ""  # of the numbers; empty where only bytes count
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    sequences: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    seq_len: int = 0
+    head_dim: int = 0
+    num_processes: int = 1
+    size_bytes: int = 0  # what is copied; of a collective the whole buffer
+
+    @property
+    def flops(self) -> float:
+        """Of matrix products, 2 a multiply-add; 0 where bytes alone count. Attention is causal."""
+        if self.family is Family.GEMM:
+            return 2.0 * self.m * self.n * self.k
+        if self.family is Family.ATTENTION:
+            keys = (self.seq_len + 1) / 2
+            forward = 4.0 * self.sequences * self.seq_len * keys * self.heads * self.head_dim
+            return forward if self.kernel == "forward" else 2.5 * forward
+        return 0.0
+
+    @property
+    def bytes(self) -> float:
+        """The least that must be read and written; of a collective its buffer."""
+        element = ELEMENT_BYTES.get(self.format, 1)
+        match self.family:
+            case Family.GEMM:
+                out = max(element, 2)
+                return float(element * (self.m * self.k + self.k * self.n) + out * self.m * self.n)
+            case Family.ATTENTION:
+                rows = self.sequences * self.seq_len * self.head_dim
+                passes = 1 if self.kernel == "forward" else 2
+                return float(passes * element * rows * 2 * (self.heads + self.kv_heads))
+            case Family.ELEMENTWISE:
+                return float(element * self.m * self.n * (3 if self.kernel == "swiglu" else 2))
+            case Family.OPTIMIZER:
+                return float(BYTES_PER_PARAMETER * self.m)
+            case Family.MEMORY:
+                return 2.0 * self.size_bytes
+            case _:
+                return float(self.size_bytes)
+
+
+POINT_FIELDS = tuple(f.name for f in fields(Point))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The model and plan whose shapes are measured first."""
+
+    model: Model
+    plan: Plan
+    seq_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """The largest shapes of the grid, as powers of 2: what a device of its kind does in well under a second."""
+
+    gemm: tuple[int, int]
+    seq_len: tuple[int, int]
+    rows: tuple[int, int]
+    copy: tuple[int, int]
+    message: tuple[int, int]
+
+
+REACH = {
+    "cpu": Reach(gemm=(5, 11), seq_len=(6, 11), rows=(4, 12), copy=(12, 27), message=(10, 24)),
+    "cuda": Reach(gemm=(7, 14), seq_len=(8, 15), rows=(6, 15), copy=(16, 31), message=(10, 29)),
+}
+
+
+def points_of(
+    family: Family,
+    *,
+    device_type: str,
+    formats: Sequence[str],
+    workload: Workload | None = None,
+    num_processes: int = 1,
+) -> Iterator[Point]:
+    """The points of one family: a small one that says how fast the device is, the workload's, the grid's."""
+    reach = REACH[device_type]
+    match family:
+        case Family.GEMM:
+            shapes = chain([(256, 256, 256)], _gemm_shapes(workload), _grid([reach.gemm] * 3))
+            return (p for m, n, k in _once(shapes) for f in formats for p in gemm_points(m, n, k, format=f))
+        case Family.ATTENTION:
+            return _attention_points(reach, [f for f in formats if f != "fp8"], workload)
+        case Family.ELEMENTWISE:
+            shapes = chain([(64, 256)], _row_shapes(workload), _grid([reach.rows] * 2))
+            return (
+                Point(family=family, kernel=kernel, format=f, m=m, n=n)
+                for m, n in _once(shapes)
+                for f in formats
+                if f != "fp8"
+                for kernel in KERNELS[family]
+            )
+        case Family.OPTIMIZER:
+            return (
+                Point(family=family, kernel="adamw", format="fp32", m=m)
+                for (m,) in _once(chain([(2**14,)], _parameter_counts(workload), _grid([(12, 26)])))
+            )
+        case Family.LAUNCH:
+            return iter([Point(family=family, kernel="add", format="fp32", m=1)])
+        case Family.COLLECTIVES:
+            return _sized(family, reach.message, num_processes=num_processes)
+        case Family.MEMORY | Family.TRANSFER:
+            return _sized(family, reach.copy)
+
+
+def gemm_points(m: int, n: int, k: int, *, format: str) -> tuple[Point, ...]:
+    """The three products of a linear layer of m rows, n outputs and k inputs."""
+    shapes = ((m, n, k), (m, k, n), (n, k, m))
+    return tuple(
+        Point(family=Family.GEMM, kernel=kernel, format=format, m=a, n=b, k=c)
+        for kernel, (a, b, c) in zip(KERNELS[Family.GEMM], shapes, strict=True)
+    )
+
+
+def _attention_points(reach: Reach, formats: Sequence[str], workload: Workload | None) -> Iterator[Point]:
+    shapes: list[tuple[int, ...]] = [(1, 2, 2, 64, 32)]
+    if workload is not None:
+        model, plan = workload.model, workload.plan
+        a, t = model.attention, plan.tensor
+        shapes.append(
+            (plan.micro_batch, a.num_heads // t, max(1, a.num_kv_heads // t),
+             workload.seq_len // plan.context, a.head_dim)
+        )  # fmt: skip
+    grid = (
+        (1, groups * 2**share, groups, length, 32 * 2**width)
+        for length, groups, share, width in _grid(
+            [reach.seq_len, (0, 3), (0, 3), (0, 2)], multiples=(64, 1, 0, 0)
+        )
+    )
+    for b, h, g, length, width in _once(chain(shapes, grid)):
+        for f in formats:
+            for kernel in KERNELS[Family.ATTENTION]:
+                yield Point(
+                    family=Family.ATTENTION, kernel=kernel, format=f,
+                    sequences=b, heads=h, kv_heads=g, seq_len=length, head_dim=width,
+                )  # fmt: skip
+
+
+def _sized(family: Family, reach: tuple[int, int], *, num_processes: int = 1) -> Iterator[Point]:
+    sizes = [2**power for power in range(reach[0], reach[1] + 1)]
+    for size in sizes[::2] + sizes[1::2]:  # every second one first: a short budget still sees them all
+        for kernel in KERNELS[family]:
+            yield Point(family=family, kernel=kernel, size_bytes=size, num_processes=num_processes)
+
+
+def _gemm_shapes(workload: Workload | None) -> list[tuple[int, int, int]]:
+    """Forward products of one layer and the head, as the cost model counts them, the smallest first."""
+    if workload is None:
+        return []
+    r, plan = model_row(workload.model), workload.plan
+    tokens, t = workload.seq_len * plan.micro_batch // plan.context, plan.tensor
+    up = r.ffn_matrices - 1
+    if r.is_mla:
+        shapes = [
+            (tokens, r.q_rank or r.num_heads * r.qk_dim // t, r.hidden),
+            (tokens, r.num_heads * r.qk_dim // t, r.q_rank),
+            (tokens, r.kv_rank + r.rope_dim, r.hidden),
+            (tokens, r.num_heads * (r.qk_dim - r.rope_dim + r.v_dim) // t, r.kv_rank),
+        ]
+    else:
+        width = r.num_heads * r.qk_dim + r.num_kv_heads * (r.qk_dim + r.v_dim)
+        shapes = [(tokens, width // t, r.hidden)]
+    shapes += [(tokens, r.hidden, r.num_heads * r.v_dim // t), (tokens, r.vocab // t, r.hidden)]
+    for width in (r.ffn // t, r.shared_ffn // t):
+        shapes += [(tokens, up * width, r.hidden), (tokens, r.hidden, width)]
+    if r.num_experts:
+        routed, width = tokens * r.top_k // r.num_experts, r.expert_ffn // plan.expert_tensor
+        shapes += [(routed, up * width, r.hidden), (routed, r.hidden, width)]
+    whole = [tuple(int(x) for x in shape) for shape in shapes]
+    return sorted((s for s in whole if min(s) > 0), key=lambda s: s[0] * s[1] * s[2])  # pyright: ignore[reportReturnType]
+
+
+def _row_shapes(workload: Workload | None) -> list[tuple[int, ...]]:
+    if workload is None:
+        return []
+    model, plan = workload.model, workload.plan
+    tokens = workload.seq_len * plan.micro_batch // plan.context
+    width = model.ffn_hidden or (model.experts.ffn_hidden if model.experts else 0)
+    return [(tokens, model.hidden), *([(tokens, width // plan.tensor)] if width else [])]
+
+
+def _parameter_counts(workload: Workload | None) -> list[tuple[int, ...]]:
+    if workload is None:
+        return []
+    total = int(count_parameters(model_row(workload.model)).total) // workload.plan.num_devices
+    return [(min(total, MOST_PARAMETERS),)]
+
+
+def _grid(
+    reach: Sequence[tuple[int, int]], *, multiples: Sequence[int] | None = None, count: int = GRID_POINTS
+) -> Iterator[tuple[int, ...]]:
+    """Shapes spread evenly in logarithms. A multiple of 0 leaves the power of 2 itself."""
+    dim = len(reach)
+    ratio = 1.5
+    for _ in range(60):  # the root above 1 of x^(dim+1) = x + 1
+        ratio = (1 + ratio) ** (1 / (dim + 1))
+    steps = [ratio ** -(i + 1) for i in range(dim)]
+    multiples = multiples or [MULTIPLE] * dim
+    for number in range(1, count + 1):
+        powers = [
+            low + (0.5 + number * s) % 1 * (high - low) for s, (low, high) in zip(steps, reach, strict=True)
+        ]
+        yield tuple(
+            max(of, round(2**power / of) * of) if of else round(power)
+            for power, of in zip(powers, multiples, strict=True)
+        )
+
+
+def _once(shapes: Iterator[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    seen = set()
+    for shape in shapes:
+        if shape not in seen:
+            seen.add(shape)
+            yield shape

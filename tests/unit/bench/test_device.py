@@ -1,0 +1,179 @@
+"""A device is measured within its time, goes on where it stopped, and faults cost no more than their point."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright.bench import device as campaign  # noqa: E402
+from meshwright.bench.device import DeviceLostError, Request, measure_device, sidecar_of  # noqa: E402
+from meshwright.bench.kernels import Task, task_of  # noqa: E402
+from meshwright.bench.points import Family, Point, points_of  # noqa: E402
+from meshwright.bench.records import COLUMNS, SIDECAR_KEYS, Recorder, Status, read  # noqa: E402
+
+CPU = torch.device("cpu")
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "bench-records.md"
+SECONDS = 0.3
+
+
+def ask(*families: Family, budget_s: float = SECONDS, num_processes: int = 1) -> Request:
+    return Request(families=families, budget_s=budget_s, num_processes=num_processes, command=("a", "test"))
+
+
+def recorder(folder: Path, request: Request, *, resume: bool = False) -> Recorder:
+    return Recorder(folder, sidecar=sidecar_of(CPU, request), resume=resume)
+
+
+def run(folder: Path, *families: Family, resume: bool = False, **changes: float):
+    request = ask(*families, **changes)
+    out = recorder(folder, request, resume=resume)
+    return measure_device(request, device=CPU, recorder=out), read(folder)
+
+
+@pytest.mark.parametrize("family", [f for f in Family if f not in (Family.TRANSFER, Family.COLLECTIVES)])
+def test_every_family_is_measured(family, tmp_path):
+    outcome, records = run(tmp_path, family)
+    assert outcome.counts[family][Status.FAILED] == 0
+    assert {row.point.family for row in records.measured} == {family}
+    assert all(0 < r.seconds_low <= r.seconds_median <= r.seconds_high < 5 for r in records.measured)
+    assert records.sidecar["device"]["threads"] == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("family", [Family.TRANSFER, Family.COLLECTIVES])
+def test_what_one_cpu_process_has_not_got_is_said(family, tmp_path):
+    outcome, records = run(tmp_path, family)
+    assert records.rows == ()
+    assert any(note.startswith(family) for note in outcome.notes)
+
+
+def test_products_of_the_three_layouts_are_those_of_a_linear_layer():
+    shapes = {}
+    for point in list(points_of(Family.GEMM, device_type="cpu", formats=["fp32"]))[3:6]:
+        shapes[point.kernel] = tuple(task_of(point, CPU).run().shape)
+        assert shapes[point.kernel] == (point.m, point.n)
+    rows, outputs = shapes["forward"]
+    assert shapes["weight_gradient"][0] == outputs
+    assert shapes["input_gradient"][0] == rows
+
+
+def test_going_on_repeats_nothing(tmp_path):
+    _, first = run(tmp_path, Family.GEMM, budget_s=0.5)
+    assert first.measured
+    _, second = run(tmp_path, Family.GEMM, budget_s=0.5, resume=True)
+    points = Counter(row.point for row in second.rows)
+    assert len(second.measured) > len(first.measured)
+    assert set(points.values()) == {1}
+    assert second.rows[: len(first.rows)] == first.rows
+
+
+def broken(error: Exception, *, at: int):
+    """`task_of` whose task number `at` raises."""
+    num_made = 0
+
+    def make(point: Point, device: torch.device) -> Task:
+        nonlocal num_made
+        num_made += 1
+        if num_made != at:
+            return task_of(point, device)
+
+        def run() -> None:
+            raise error
+
+        return Task(run=run)
+
+    return make
+
+
+def test_a_point_that_fails_costs_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "task_of", broken(RuntimeError("no such kernel\nand more"), at=2))
+    outcome, records = run(tmp_path, Family.GEMM)
+    assert outcome.counts[Family.GEMM][Status.FAILED] == 1
+    assert [(i, r.reason) for i, r in enumerate(records.rows) if r.reason] == [(1, "no such kernel")]
+    assert len(records.measured) > 2
+
+
+def test_a_lost_device_ends_it_and_keeps_what_was_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "task_of", broken(RuntimeError("unspecified launch failure"), at=3))
+    monkeypatch.setattr(campaign, "_answers", lambda device: False)
+    with pytest.raises(DeviceLostError, match="unspecified launch failure") as caught:
+        run(tmp_path, Family.GEMM, Family.LAUNCH)
+    assert caught.value.exit_code == 1
+    records = read(tmp_path)
+    assert [row.status is Status.FAILED for row in records.rows] == [False, False, True]
+    assert records.sidecar["ended"] is not None
+
+
+def test_an_absurd_clock_is_a_failed_point(tmp_path, monkeypatch):
+    real = campaign.measure
+    monkeypatch.setattr(campaign, "measure", lambda *a, **k: real(*a, **k, clock=lambda: 7.0))
+    outcome, records = run(tmp_path, Family.LAUNCH)
+    assert outcome.counts[Family.LAUNCH][Status.FAILED] == 1
+    assert "the clock stood still" in records.rows[0].reason
+
+
+def test_an_interruption_keeps_what_was_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "task_of", broken(KeyboardInterrupt(), at=3))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Family.GEMM)
+    records = read(tmp_path)
+    assert [row.status is Status.FAILED for row in records.rows] == [False, False]
+    _, more = run(tmp_path, Family.GEMM, resume=True)
+    assert more.rows[:2] == records.rows
+
+
+@pytest.mark.distributed
+def test_collectives_between_two_processes_and_ctrl_c(tmp_path):
+    """As a user starts it: every collective is measured, then Ctrl-C ends it and keeps the records."""
+    words = [
+        "bench",
+        "device",
+        "--families",
+        "collectives",
+        "--budget",
+        "1h",
+        "--processes",
+        "2",
+        "--out",
+        "out",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshwright", *words],
+        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    path, deadline_s = tmp_path / "out" / "records.csv", time.monotonic() + 120
+    while time.monotonic() < deadline_s and (not path.exists() or path.read_text().count("\n") < 7):
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert re.search(r"measurements are in out/records.csv; go on with --resume", stderr)
+    assert len({row.point.kernel for row in read(path).measured}) == 5
+
+
+def test_the_page_explains_every_column_and_key(tmp_path):
+    _, records = run(tmp_path, Family.LAUNCH)
+    with records.path.open() as stream:
+        assert tuple(next(csv.reader(stream))) == COLUMNS
+    text = PAGE.read_text(encoding="utf-8")
+    columns, keys = text.split("## records.csv\n")[1].split("## records.json\n")
+
+    def explained(section: str) -> set[str]:
+        cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+        return {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
+
+    assert explained(columns) == set(COLUMNS)
+    found = set(records.sidecar) | {f"device.{key}" for key in records.sidecar["device"]}
+    assert set(SIDECAR_KEYS) <= found
+    assert explained(keys) == found
