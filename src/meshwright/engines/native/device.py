@@ -92,6 +92,13 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def forget_memory(device: torch.device) -> None:
+    """Give back what is free and count the peak from now on, where that can be done."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def resident_bytes() -> int:
     """What this process has in memory now; its peak where the system does not tell."""
     statm = Path("/proc/self/statm")

@@ -56,15 +56,20 @@ def expect(run: Run, *, plan: Plan, device: torch.device) -> Expectation:
     if plan.num_devices > cluster.num_devices:
         note = f"{plan.num_devices} processes on {cluster.num_devices} devices: nothing was predicted"
         return Expectation(yardstick=held, predicted=None, notes=(note,))
-    request = request_for(replace(run, cluster=cluster))
-    try:
-        if run.cluster is None:
+    request, notes = request_for(replace(run, cluster=cluster)), []
+    if run.cluster is None:
+        try:
             request = _calibrated(request, run, plan, device)
+            notes.append(f"prediction: {MEASURED_HERE}")
+        except torch.OutOfMemoryError:
+            notes.append("prediction: there was no room to time a layer, so that of published runs")
+        devices.forget_memory(device)
+    try:
         predicted = _predicted(request, plan, device)
-    except (MeshwrightError, torch.OutOfMemoryError) as error:
-        return Expectation(yardstick=held, predicted=None, notes=(f"nothing was predicted: {error}",))
-    notes = (f"prediction: {MEASURED_HERE}",) if run.cluster is None else ()
-    return Expectation(yardstick=held, predicted=predicted, notes=notes)
+    except MeshwrightError as error:
+        predicted = None
+        notes.append(f"nothing was predicted: {error}")
+    return Expectation(yardstick=held, predicted=predicted, notes=tuple(notes))
 
 
 def _measured_cluster(plan: Plan, device: torch.device) -> Cluster:
