@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.device import synchronize
 from meshwright.engines.native.models import Transformer
+from meshwright.engines.native.models.product import linear
 from meshwright.engines.native.parallel.mesh import Place
 from meshwright.planner.implied import ExchangeTime, KernelTimes, shallow_model
 from meshwright.specs.plan import Plan
@@ -162,8 +163,8 @@ def _plain_linears(module: Transformer) -> list[nn.Linear]:
 
 def _linears(linears: Iterable[nn.Linear], *, num_tokens: int) -> Callable[[], object]:
     cases = []
-    for linear in linears:
-        weight = linear.weight.detach().clone().requires_grad_(linear.weight.requires_grad)
+    for layer in linears:
+        weight = layer.weight.detach().clone().requires_grad_(layer.weight.requires_grad)
         like = {"dtype": weight.dtype, "device": weight.device}
         x = torch.randn(num_tokens, weight.shape[1], **like).requires_grad_()
         cases.append((x, weight, torch.randn(num_tokens, weight.shape[0], **like)))
@@ -171,7 +172,7 @@ def _linears(linears: Iterable[nn.Linear], *, num_tokens: int) -> Callable[[], o
     def run() -> None:
         for x, weight, grad in cases:
             x.grad = weight.grad = None
-            nn.functional.linear(x, weight).backward(grad)
+            linear(x, weight).backward(grad)
 
     return run
 

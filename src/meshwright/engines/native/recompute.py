@@ -33,6 +33,7 @@ from meshwright.engines.native.dropping import drop, dropping
 from meshwright.engines.native.models import Block
 from meshwright.engines.native.models.attention import LatentAttention
 from meshwright.engines.native.models.experts import MixtureOfExperts
+from meshwright.engines.native.models.product import ONEDNN_PRODUCTS
 from meshwright.specs.plan import Plan, Recompute
 
 
@@ -137,7 +138,7 @@ class _SwiGLU(torch.autograd.Function):
 
 # --- every second matrix product ---
 
-PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default} | ONEDNN_PRODUCTS
 ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,

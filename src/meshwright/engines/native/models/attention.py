@@ -14,6 +14,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from meshwright.engines.native.models import blockwise
 from meshwright.engines.native.models.layout import Layout
+from meshwright.engines.native.models.product import Linear
 from meshwright.engines.native.models.rope import rotate_halves, rotate_interleaved, score_scale
 from meshwright.specs.model import Model
 
@@ -68,13 +69,13 @@ class GroupedAttention(nn.Module):
         super().__init__()
         a = model.attention
         self.head_dim, self.value_dim = a.head_dim, a.v_dim
-        self.query = nn.Linear(model.hidden, a.num_heads * a.head_dim, bias=a.bias)
-        self.key = nn.Linear(model.hidden, a.num_kv_heads * a.head_dim, bias=a.bias)
-        self.value = nn.Linear(model.hidden, a.num_kv_heads * a.v_dim, bias=a.bias)
+        self.query = Linear(model.hidden, a.num_heads * a.head_dim, bias=a.bias)
+        self.key = Linear(model.hidden, a.num_kv_heads * a.head_dim, bias=a.bias)
+        self.value = Linear(model.hidden, a.num_kv_heads * a.v_dim, bias=a.bias)
         self.query_norm = nn.RMSNorm(a.head_dim, eps=model.norm_epsilon) if a.qk_norm else nn.Identity()
         self.key_norm = nn.RMSNorm(a.head_dim, eps=model.norm_epsilon) if a.qk_norm else nn.Identity()
         self.core = CoreAttention(scale=a.head_dim**-0.5, windowed=windowed)
-        self.output = nn.Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
+        self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
 
     def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
         """[B, T, D]."""
@@ -101,18 +102,18 @@ class LatentAttention(nn.Module):
         self.latent_dim = a.kv_lora_rank
         width = a.num_heads * a.head_dim
         if a.query_lora_rank:
-            self.query_down = nn.Linear(model.hidden, a.query_lora_rank, bias=a.bias)
+            self.query_down = Linear(model.hidden, a.query_lora_rank, bias=a.bias)
             self.query_norm = nn.RMSNorm(a.query_lora_rank, eps=1e-6)  # not the model's: DeepSeek's own code
-            self.query_up = nn.Linear(a.query_lora_rank, width, bias=False)
+            self.query_up = Linear(a.query_lora_rank, width, bias=False)
         else:
-            self.query = nn.Linear(model.hidden, width, bias=False)
-        self.kv_down = nn.Linear(model.hidden, a.kv_lora_rank + a.rope_head_dim, bias=a.bias)
+            self.query = Linear(model.hidden, width, bias=False)
+        self.kv_down = Linear(model.hidden, a.kv_lora_rank + a.rope_head_dim, bias=a.bias)
         self.kv_norm = nn.RMSNorm(a.kv_lora_rank, eps=1e-6)
         self.rotary_key = nn.Identity()  # tensor parallelism hands every rank the one key here
-        self.kv_up = nn.Linear(a.kv_lora_rank, a.num_heads * (self.plain_dim + a.v_dim), bias=False)
+        self.kv_up = Linear(a.kv_lora_rank, a.num_heads * (self.plain_dim + a.v_dim), bias=False)
         scale = a.head_dim**-0.5 * score_scale(model.rope)
         self.core = CoreAttention(scale=scale, windowed=windowed)
-        self.output = nn.Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
+        self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
 
     def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
         """[B, T, D]."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from meshwright.engines.native.models.product import Linear
+
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up. Recomputation puts its own in the place of this."""
@@ -19,9 +21,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden: int, ffn_hidden: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(hidden, ffn_hidden, bias=False)
-        self.up = nn.Linear(hidden, ffn_hidden, bias=False)
-        self.down = nn.Linear(ffn_hidden, hidden, bias=False)
+        self.gate = Linear(hidden, ffn_hidden, bias=False)
+        self.up = Linear(hidden, ffn_hidden, bias=False)
+        self.down = Linear(ffn_hidden, hidden, bias=False)
         self.activation = swiglu
 
     def forward(self, x_BTD: Tensor) -> Tensor:

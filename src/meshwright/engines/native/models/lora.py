@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from meshwright.engines.native.models.product import linear
 from meshwright.engines.native.models.quantized import QuantizedWeight
 from meshwright.engines.native.models.transformer import Transformer
 from meshwright.errors import InputError
@@ -56,7 +56,7 @@ class FrozenLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """The frozen product."""
         if self.quantized is None:
-            return functional.linear(input, self.weight, self.bias)
+            return linear(input, self.weight, self.bias)
         product = self.quantized(input)
         return product if self.bias is None else product + self.bias
 
