@@ -25,14 +25,17 @@ from meshwright.engines.native.step import Accumulation
 
 FACTORS = {9: math.nan, 17: math.inf}
 read, passes = Feed.batch, Accumulation.forward_backward
+Accumulation.number = None  # what is timed before the run is no batch of it
 
 def batch(self, number):
     Accumulation.number = number
     return read(self, number)
 
 def forward_backward(self, batch, *, scale):
-    is_here = self.module.layers["0"].attention.key.weight.device_mesh.get_rank() == 1  # of one process alone
-    return passes(self, batch, scale=scale * (FACTORS.get(self.number, 1.0) if is_here else 1.0))
+    factor = FACTORS.get(self.number, 1.0)
+    if factor != 1.0 and self.module.layers["0"].attention.key.weight.device_mesh.get_rank() != 1:
+        factor = 1.0  # of one process alone
+    return passes(self, batch, scale=scale * factor)
 
 Feed.batch, Accumulation.forward_backward = batch, forward_backward
 
@@ -87,14 +90,14 @@ def poison(monkeypatch):
 
     def spoil(factors):
         read, passes = Feed.batch, Accumulation.forward_backward
-        numbers = []
+        numbers = []  # none while a layer is timed before the run
 
         def batch(self, number):
             numbers.append(number)
             return read(self, number)
 
         def forward_backward(self, batch, *, scale):
-            return passes(self, batch, scale=scale * factors.get(numbers[-1], 1.0))
+            return passes(self, batch, scale=scale * (factors.get(numbers[-1], 1.0) if numbers else 1.0))
 
         monkeypatch.setattr(Feed, "batch", batch)
         monkeypatch.setattr(Accumulation, "forward_backward", forward_backward)
