@@ -90,6 +90,11 @@ VERBS: dict[str, Verb] = {
         section="Verify",
         help="Predictions beside published measurements, with the error of each.",
     ),
+    "doctor": Verb(
+        target="meshwright.cli.doctor:command",
+        section="Node",
+        help="Is this node healthy, and as fast as it should be; many nodes side by side.",
+    ),
     "tune": Verb(
         target="meshwright.cli.tune:command",
         section="Node",

@@ -8,9 +8,11 @@ is mounted in a container (`--root /host`), and at a folder of recorded files in
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,19 +53,28 @@ Runner = Callable[[Sequence[str], float], Output]
 def run_command(arguments: Sequence[str], timeout_s: float) -> Output:
     """Run a command of this machine, in the C locale, so that its words can be read."""
     start_s = time.perf_counter()
+    environment = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            list(arguments), capture_output=True, text=True, errors="replace", timeout=timeout_s,
-            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}, check=False,
+        started = subprocess.Popen(
+            list(arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            errors="replace", env=environment, start_new_session=True,
         )  # fmt: skip
     except FileNotFoundError:
         raise Unseen(f"{arguments[0]} is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise Unseen(f"{' '.join(arguments)} did not end within {timeout_s:g} s") from None
     except OSError as error:
         raise Unseen(f"{arguments[0]} cannot be run: {error.strerror}") from None
+    with started:
+        try:
+            stdout, stderr = started.communicate(timeout=timeout_s)
+        except BaseException as error:  # also what it started: a process group of its own
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                words = " ".join(arguments)[:80]
+                raise Unseen(f"{words} did not end within {timeout_s:g} s") from None
+            raise
     seconds = time.perf_counter() - start_s
-    return Output(code=done.returncode, stdout=done.stdout, stderr=done.stderr, seconds=seconds)
+    return Output(code=started.returncode, stdout=stdout, stderr=stderr, seconds=seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,41 @@
+"""What is asked of a node, in groups. A check is a function from a `Node` to verdicts.
+
+Each group is a table of names and functions. A check that cannot look raises `Unseen`: it is then skipped, with the
+reason, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from meshwright.doctor.devices import Devices
+from meshwright.doctor.host import Host
+from meshwright.doctor.verdict import Verdict
+
+LOG_HOURS = 24.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node and what was asked about it. `rates` None: measure where there are devices."""
+
+    host: Host
+    devices: Devices = field(default_factory=Devices)
+    num_expected_devices: int | None = None
+    log_hours: float = LOG_HOURS
+    rates: bool | None = None
+
+
+Check = Callable[[Node], Iterator[Verdict]]
+
+
+def groups() -> dict[str, dict[str, Check]]:
+    """All checks, by group."""
+    from meshwright.doctor.checks import devices, host, kernel_log, network, process, rates
+
+    modules = (host, process, kernel_log, network, devices, rates)
+    return {module.GROUP: module.CHECKS for module in modules}
+
+
+GROUP_NAMES = ("host", "limits", "log", "network", "devices", "rates")

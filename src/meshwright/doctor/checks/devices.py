@@ -1,0 +1,303 @@
+"""Devices: are they all there, whole, cool, at their clocks, joined, and nobody else's."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+
+from meshwright.doctor.checks import Check, Node
+from meshwright.doctor.checks.process import container
+from meshwright.doctor.devices import Device, Process
+from meshwright.doctor.host import Unseen
+from meshwright.doctor.verdict import Status, Verdict, found, judge, limits
+from meshwright.units import GIB
+
+GROUP = "devices"
+HIGHEST_CREDIBLE_MHZ = 10_000.0
+"""No accelerator runs at half as much: a driver that says more says nothing (65535, say)."""
+NO_DEVICE = "no device was found"
+
+
+def where(device: Device) -> str:
+    """How a device is called in verdicts."""
+    return f"device {device.index}"
+
+
+def _present(node: Node) -> Iterator[Verdict]:
+    devices = node.devices
+    num_found = len(devices.found)
+    for address in devices.lost if num_found else ():
+        yield found(
+            "devices.present", Status.FAIL, "on the bus, but its driver does not have it", where=address,
+            hint="the device is lost: look at log.kernel, restart the node, then seat or exchange it",
+        )  # fmt: skip
+    if devices.problem and not num_found:
+        hint = "load the driver, or restart the node when driver and library differ in version"
+        yield found("devices.present", Status.FAIL, devices.problem, measured=0, unit="devices", hint=hint)
+    elif not num_found and node.num_expected_devices is None:
+        raise Unseen("no accelerator: neither on the PCI bus nor through nvidia-smi")
+    else:
+        yield _count(node)
+
+
+def _count(node: Node) -> Verdict:
+    num_found, expected = len(node.devices.found), node.num_expected_devices
+    if expected is not None:
+        status = Status.PASS if num_found == expected else Status.FAIL
+        return found(
+            "devices.present", status, measured=num_found, expected=expected, unit="devices",
+            hint="--expect-devices says how many there should be",
+        )  # fmt: skip
+    usual = _usual_count(node)
+    is_short = usual is not None and num_found < usual
+    return found(
+        "devices.present", Status.WARN if is_short else Status.PASS,
+        f"a node of this device usually has {usual}" if is_short else "",
+        measured=num_found, expected=usual, unit="devices",
+        hint="the scheduler may have given a part of the node; `--expect-devices N` says how many there should be",
+    )  # fmt: skip
+
+
+def _usual_count(node: Node) -> int | None:
+    """Devices of the catalogue's usual node; None for partitions and unknown devices."""
+    names = {d.accelerator for d in node.devices.found}
+    name = names.pop() if len(names) == 1 else None
+    if name is None or any(
+        (d.partition or "SPX").startswith(("MIG", "DPX", "QPX", "CPX")) for d in node.devices.found
+    ):
+        return None
+    from meshwright.catalog.accelerators import usual_devices_per_node
+
+    return usual_devices_per_node(name)
+
+
+def _require(node: Node) -> tuple[Device, ...]:
+    if not node.devices.found:
+        raise Unseen(NO_DEVICE)
+    return node.devices.found
+
+
+def _known(node: Node) -> Iterator[Verdict]:
+    for device in _require(node):
+        is_known = device.accelerator is not None
+        yield found(
+            "devices.known", Status.PASS if is_known else Status.WARN,
+            "" if is_known else "unknown to the catalogue: nothing can be expected of it", where=where(device),
+            measured=device.name, expected=device.accelerator,
+            hint="`meshwright catalog accelerators` lists those that are known",
+        )  # fmt: skip
+
+
+def _alike(node: Node) -> Iterator[Verdict]:
+    for what, values in {
+        "model": [d.name for d in _require(node)],
+        "firmware": [d.firmware for d in node.devices.found if d.firmware],
+        "partition": [d.partition for d in node.devices.found if d.partition],
+    }.items():
+        if values:
+            counts = Counter(values)
+            words = ", ".join(
+                f"{n} x {value}" if len(counts) > 1 else value for value, n in counts.most_common()
+            )
+            status = Status.PASS if len(counts) == 1 else Status.WARN
+            yield found(f"devices.{what}", status, measured=words, hint="one node, one kind of each")
+
+
+def _memory(node: Node) -> Iterator[Verdict]:
+    from meshwright.catalog import accelerator
+
+    for device in _require(node):
+        if device.memory_bytes is None:
+            yield _not_reported("devices.memory", device)
+        elif device.accelerator is not None:
+            expected = accelerator(device.accelerator).memory_bytes / GIB
+            yield judge("devices.memory", device.memory_bytes / GIB, expected=expected, where=where(device))
+
+
+def _used(node: Node) -> Iterator[Verdict]:
+    for device in _require(node):
+        if device.memory_used_bytes is None:
+            yield _not_reported("devices.memory-used", device)
+        else:
+            yield judge("devices.memory-used", device.memory_used_bytes / GIB, where=where(device))
+
+
+def _utilization(node: Node) -> Iterator[Verdict]:
+    for device in _require(node):
+        if device.utilization_percent is None:
+            yield _not_reported("devices.utilization", device)
+        else:
+            yield judge("devices.utilization", device.utilization_percent, where=where(device))
+
+
+def _processes(node: Node) -> Iterator[Verdict]:
+    """A foreign process fails when it holds memory that a training needs; else it may be a monitor."""
+    is_inside = container(node.host) is not None
+    for device in _require(node):
+        if device.processes is None:
+            yield _not_reported("devices.processes", device)
+            continue
+        if not device.processes:
+            yield found("devices.processes", Status.PASS, where=where(device), measured=0, unit="processes")
+        for process in device.processes:
+            yield found(
+                "devices.processes", _status_of(process), _described(process, is_inside=is_inside),
+                where=where(device), measured=process.pid,
+                hint="end it, or take another node; what runs beside a training slows it down",
+            )  # fmt: skip
+
+
+def _status_of(process: Process) -> Status:
+    bound = limits()["devices.memory-used"].fail_above
+    is_large = bound is not None and (process.memory_bytes or 0) > bound * GIB
+    return Status.FAIL if is_large else Status.WARN
+
+
+def _described(process: Process, *, is_inside: bool) -> str:
+    size = "" if process.memory_bytes is None else f" holds {process.memory_bytes / GIB:.1f} GiB"
+    if process.name is not None:
+        return f"{process.name}{size}"
+    return f"a process that cannot be seen from {'this container' if is_inside else 'here'}{size}"
+
+
+def _clocks(node: Node) -> Iterator[Verdict]:
+    by_name: dict[str, list[float]] = {}
+    for device in _require(node):
+        if _is_credible(device.highest_clock_mhz):
+            by_name.setdefault(device.name, []).append(device.highest_clock_mhz or 0.0)
+    for device in node.devices.found:
+        highest = device.highest_clock_mhz
+        for mhz in (device.clock_mhz, highest):
+            if mhz is not None and not _is_credible(mhz):
+                yield found(
+                    "clocks.credible", Status.WARN, "no clock: the driver's answer is not to be believed",
+                    where=where(device), measured=mhz, expected=HIGHEST_CREDIBLE_MHZ, unit="MHz",
+                    hint="read it again; when it stays, reset the device",
+                )  # fmt: skip
+                break
+        if highest is not None and _is_credible(highest):
+            expected = statistics.median(by_name[device.name])
+            yield judge("clocks.highest", highest, expected=expected, where=where(device))
+
+
+def _is_credible(mhz: float | None) -> bool:
+    return mhz is not None and 0 < mhz <= HIGHEST_CREDIBLE_MHZ
+
+
+def _slowdowns(node: Node) -> Iterator[Verdict]:
+    for device in _require(node):
+        words = ", ".join(device.slowdowns)
+        is_set = device.slowdowns == ("clock set by somebody",)
+        status = Status.PASS if not words else Status.WARN if is_set else Status.FAIL
+        yield found(
+            "clocks.slowdown", status, where=where(device), measured=words or "none", expected="none",
+            hint="too hot: fans and cold plates; power brake: the chassis' supplies; a set clock: `nvidia-smi -rac`",
+        )  # fmt: skip
+
+
+def _temperature(node: Node) -> Iterator[Verdict]:
+    for device in _require(node):
+        if device.temperature_c is None or not device.slowdown_temperature_c:
+            yield _not_reported("temperature.margin", device)
+        else:
+            margin = device.slowdown_temperature_c - device.temperature_c
+            yield judge("temperature.margin", margin, where=where(device))
+
+
+def _power(node: Node) -> Iterator[Verdict]:
+    for device in _require(node):
+        if device.power_limit_w is None or not device.default_power_limit_w:
+            yield _not_reported("power.limit", device)
+        else:
+            expected = device.default_power_limit_w
+            yield judge("power.limit", device.power_limit_w, expected=expected, where=where(device))
+
+
+def _pcie(node: Node) -> Iterator[Verdict]:
+    """Lanes. The speed of a lane is no sign: an idle device lowers it."""
+    for device in _require(node):
+        if device.pcie_width is None or not device.highest_pcie_width:
+            yield _not_reported("links.pcie", device)
+        else:
+            yield found(
+                "links.pcie", Status.PASS if device.pcie_width >= device.highest_pcie_width else Status.FAIL,
+                where=where(device), measured=device.pcie_width, expected=device.highest_pcie_width, unit="lanes",
+                hint="the device sits badly or its riser is damaged: seat it, then exchange the riser",
+            )  # fmt: skip
+
+
+def _scale_up(node: Node) -> Iterator[Verdict]:
+    for device in _require(node):
+        if device.scale_up_links is None or not device.expected_scale_up_links:
+            if len(node.devices.found) > 1:
+                yield _not_reported("links.scale-up", device)
+        else:
+            expected = device.expected_scale_up_links
+            yield judge("links.scale-up", device.scale_up_links, expected=expected, where=where(device))
+
+
+def _errors(node: Node) -> Iterator[Verdict]:
+    for device in _require(node):
+        if device.uncorrected_errors is None:
+            yield _not_reported("devices.errors", device)
+        else:
+            yield found(
+                "devices.errors", Status.FAIL if device.uncorrected_errors else Status.PASS, where=where(device),
+                measured=device.uncorrected_errors, expected=0, unit="uncorrected",
+                hint="reset the device; exchange it when errors come back",
+            )  # fmt: skip
+        if device.corrected_errors is not None:
+            yield judge("devices.corrected-errors", device.corrected_errors, where=where(device))
+        if device.is_repair_failed or device.is_repair_pending:
+            failed = bool(device.is_repair_failed)
+            yield found(
+                "devices.repair", Status.FAIL if failed else Status.WARN,
+                "a memory row could not be replaced" if failed else "a memory row is replaced at the next reset",
+                where=where(device), hint="exchange the device" if failed else "`nvidia-smi --gpu-reset`",
+            )  # fmt: skip
+
+
+def _numa(node: Node) -> Iterator[Verdict]:
+    nodes = [d.numa_node for d in _require(node)]
+    if all(n is None or n < 0 for n in nodes):
+        raise Unseen("the firmware does not say which NUMA node a device is near")
+    counts = Counter(n for n in nodes if n is not None)
+    is_even = len(set(counts.values())) == 1
+    words = " + ".join(str(count) for _, count in sorted(counts.items()))
+    yield found(
+        "devices.numa", Status.PASS if is_even else Status.WARN, measured=words,
+        hint="devices are spread unevenly over the sockets: one is missing, or the board is wired so",
+    )  # fmt: skip
+
+
+def _tool(node: Node) -> Iterator[Verdict]:
+    if node.devices.tool_seconds is None:
+        raise Unseen("no tool was asked")
+    yield judge("devices.tool-seconds", node.devices.tool_seconds)
+
+
+def _not_reported(check: str, device: Device) -> Verdict:
+    return Verdict(
+        check=check, status=Status.SKIPPED, where=where(device), message="the driver does not report it"
+    )
+
+
+CHECKS: dict[str, Check] = {
+    "devices.present": _present,
+    "devices.known": _known,
+    "devices.model": _alike,
+    "devices.memory": _memory,
+    "devices.memory-used": _used,
+    "devices.utilization": _utilization,
+    "devices.processes": _processes,
+    "devices.errors": _errors,
+    "devices.numa": _numa,
+    "devices.tool-seconds": _tool,
+    "clocks.highest": _clocks,
+    "clocks.slowdown": _slowdowns,
+    "temperature.margin": _temperature,
+    "power.limit": _power,
+    "links.pcie": _pcie,
+    "links.scale-up": _scale_up,
+}

@@ -1,0 +1,70 @@
+"""The kernel's log: lines that mean trouble (data/kernel_log.toml), not older than some hours."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+
+from meshwright.doctor.checks import Check, Node
+from meshwright.doctor.host import Host, Unseen
+from meshwright.doctor.verdict import Status, Verdict, found
+from meshwright.units import HOUR_S
+
+GROUP = "log"
+STAMP = re.compile(r"^\[\s*(?P<seconds>\d+\.\d+)\]\s*")
+
+
+def lines(host: Host) -> list[str]:
+    """The kernel's log since the start, each line behind its seconds. Raises Unseen with what to do about it."""
+    try:
+        return host.ask("dmesg").splitlines()
+    except Unseen as unseen:
+        reason = unseen.reason
+    try:  # systemd keeps the same lines, and shows them to members of its groups
+        return host.ask("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic", "-q").splitlines()
+    except Unseen:
+        raise Unseen(f"{reason} (run it as root, or with kernel.dmesg_restrict=0)") from None
+
+
+def recent(host: Host, all_lines: list[str], *, hours: float) -> list[str]:
+    """Those of the last hours; a line without a time counts."""
+    try:
+        uptime_s = float(host.read("/proc/uptime").split()[0])
+    except (Unseen, ValueError, IndexError):
+        return all_lines
+    oldest_s = uptime_s - hours * HOUR_S
+    return [s for s in all_lines if (m := STAMP.match(s)) is None or float(m["seconds"]) >= oldest_s]
+
+
+def _log(node: Node) -> Iterator[Verdict]:
+    kept = recent(node.host, lines(node.host), hours=node.log_hours)
+    counts: Counter[str] = Counter()
+    last: dict[str, str] = {}
+    for line in kept:
+        name = next((n for n, (pattern, _, _) in _patterns().items() if pattern.search(line)), None)
+        if name is not None:
+            counts[name] += 1
+            last[name] = STAMP.sub("", line).strip()
+    if not counts:
+        words = f"nothing in {len(kept):,} lines of {node.log_hours:g} hours"
+        yield found("log.kernel", Status.PASS, words, measured=0, unit="lines")
+    for name, count in counts.items():
+        _, status, hint = _patterns()[name]
+        yield found(
+            "log.kernel", status, last[name][:200], where=name, measured=count, unit="lines", hint=hint
+        )
+
+
+@cache
+def _patterns() -> dict[str, tuple[re.Pattern[str], Status, str]]:
+    data = tomllib.loads(
+        (files("meshwright.doctor") / "data" / "kernel_log.toml").read_text(encoding="utf-8")
+    )
+    return {name: (re.compile(e["pattern"]), Status(e["status"]), e["hint"]) for name, e in data.items()}
+
+
+CHECKS: dict[str, Check] = {"log.kernel": _log}

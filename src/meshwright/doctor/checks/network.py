@@ -1,0 +1,145 @@
+"""Network cards: ports that RDMA uses, their rates, firmware and error counters."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.doctor.checks import Check, Node
+from meshwright.doctor.devices import int_or_none, text_or_none
+from meshwright.doctor.host import Host, Unseen
+from meshwright.doctor.verdict import Status, Verdict, found, judge
+from meshwright.units import gbit_per_s_to_bytes_per_s
+
+GROUP = "network"
+ERROR_COUNTERS = (
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """One port of one RDMA card. `model` groups cards of a kind."""
+
+    name: str  # mlx5_0/1
+    model: str
+    state: str  # ACTIVE, DOWN, INIT, ...
+    gbit_per_s: float
+    link_layer: str
+    firmware: str | None
+    num_errors: int
+    has_routable_address: bool | None  # a RoCE v2 entry in its table; None on InfiniBand
+
+    @property
+    def is_active(self) -> bool:
+        return self.state == "ACTIVE"
+
+
+def ports(host: Host) -> list[Port]:
+    """All ports of the RDMA cards."""
+    return [_port(host, folder) for folder in host.glob("/sys/class/infiniband/*/ports/*")]
+
+
+def _port(host: Host, folder: str) -> Port:
+    card = folder.split("/ports/")[0]
+    rate = re.match(r"([\d.]+) Gb/sec", text_or_none(host, f"{folder}/rate") or "")
+    layer = text_or_none(host, f"{folder}/link_layer") or "unknown"
+    counters = [int_or_none(host, f"{folder}/counters/{name}") for name in ERROR_COUNTERS]
+    types = [text_or_none(host, name) for name in host.glob(f"{folder}/gid_attrs/types/*")]
+    return Port(
+        name=f"{card.rpartition('/')[2]}/{folder.rpartition('/')[2]}",
+        model=text_or_none(host, f"{card}/board_id") or text_or_none(host, f"{card}/hca_type") or "unknown",
+        state=(text_or_none(host, f"{folder}/state") or "unknown").rpartition(": ")[2],
+        gbit_per_s=float(rate[1]) if rate else 0.0,
+        link_layer=layer,
+        firmware=text_or_none(host, f"{card}/fw_ver"),
+        num_errors=sum(c for c in counters if c is not None),
+        has_routable_address="RoCE v2" in types if layer == "Ethernet" and types else None,
+    )
+
+
+def _require_ports(node: Node) -> list[Port]:
+    found_ports = ports(node.host)
+    if not found_ports:
+        raise Unseen("no RDMA card: a training on many nodes would go over TCP")
+    return found_ports
+
+
+def _states(node: Node) -> Iterator[Verdict]:
+    """A port that is down fails where others of its kind are up; alone it may be one that nobody cabled."""
+    all_ports = _require_ports(node)
+    for port in all_ports:
+        num_alike = sum(p.model == port.model and p.is_active for p in all_ports)
+        status = Status.PASS if port.is_active else Status.FAIL if num_alike else Status.WARN
+        yield found(
+            "rdma.state", status, f"{num_alike} others of its kind are active" if not port.is_active else "",
+            where=port.name, measured=port.state, expected="ACTIVE",
+            hint="cable, transceiver or switch port; InfiniBand also needs a subnet manager",
+        )  # fmt: skip
+
+
+def _rates(node: Node) -> Iterator[Verdict]:
+    active = [p for p in _require_ports(node) if p.is_active]
+    for port in active:
+        usual = statistics.median(p.gbit_per_s for p in active if p.model == port.model)
+        if usual:
+            yield judge("rdma.rate", port.gbit_per_s, expected=usual, where=port.name)
+
+
+def _total(node: Node) -> Iterator[Verdict]:
+    """All active ports against what the catalogue's usual system has for these devices."""
+    known = [d.accelerator for d in node.devices.found if d.accelerator]
+    if not known:
+        raise Unseen("no device that the catalogue knows")
+    from meshwright.catalog import accelerator
+
+    expected = sum(accelerator(name).scale_out_bytes_per_s for name in known)
+    active = [p for p in _require_ports(node) if p.is_active]
+    if not expected:
+        raise Unseen("the catalogue knows no network rate of this device")
+    total = sum(gbit_per_s_to_bytes_per_s(p.gbit_per_s) for p in active)
+    yield judge("rdma.total", total / 1e9, expected=expected / 1e9)
+
+
+def _errors(node: Node) -> Iterator[Verdict]:
+    for port in _require_ports(node):
+        if port.is_active:
+            yield judge("rdma.errors", port.num_errors, where=port.name)
+
+
+def _addresses(node: Node) -> Iterator[Verdict]:
+    for port in _require_ports(node):
+        if port.is_active and port.has_routable_address is not None:
+            yield found(
+                "rdma.address", Status.PASS if port.has_routable_address else Status.WARN,
+                measured="RoCE v2" if port.has_routable_address else "none of RoCE v2", where=port.name,
+                hint="give its network interface an IP address; NCCL_IB_GID_INDEX must name an entry of RoCE v2",
+            )  # fmt: skip
+
+
+def _firmware(node: Node) -> Iterator[Verdict]:
+    by_model: dict[str, set[str]] = {}
+    for port in _require_ports(node):
+        if port.firmware:
+            by_model.setdefault(port.model, set()).add(port.firmware)
+    for model, versions in by_model.items():
+        yield found(
+            "rdma.firmware", Status.PASS if len(versions) == 1 else Status.WARN, where=model,
+            measured=", ".join(sorted(versions)), hint="cards of one kind should run one firmware",
+        )  # fmt: skip
+
+
+CHECKS: dict[str, Check] = {
+    "rdma.state": _states,
+    "rdma.rate": _rates,
+    "rdma.total": _total,
+    "rdma.errors": _errors,
+    "rdma.address": _addresses,
+    "rdma.firmware": _firmware,
+}

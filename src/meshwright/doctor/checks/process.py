@@ -1,0 +1,145 @@
+"""What this process is allowed: limits that it inherits, and those of its container or control group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.doctor.checks import Check, Node
+from meshwright.doctor.checks.host import KIB, meminfo, num_listed, num_processors
+from meshwright.doctor.checks.network import ports
+from meshwright.doctor.host import Host, Unseen
+from meshwright.doctor.verdict import Status, Verdict, found, judge
+from meshwright.units import GIB
+
+GROUP = "limits"
+CONTAINER_FILES = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+CONTAINER_WORDS = ("docker", "kubepods", "containerd", "lxc", "podman", "enroot", "apptainer", "singularity")
+
+
+def container(host: Host) -> str | None:
+    """What kind of container this is; None outside one, as far as can be told."""
+    for file, kind in CONTAINER_FILES.items():
+        if host.exists(file):
+            return kind
+    if "KUBERNETES_SERVICE_HOST" in host.environment:
+        return "kubernetes"
+    if "APPTAINER_CONTAINER" in host.environment or "SINGULARITY_CONTAINER" in host.environment:
+        return "apptainer"
+    try:
+        groups = host.read("/proc/1/cgroup")
+    except Unseen:
+        return None
+    return next((word for word in CONTAINER_WORDS if word in groups), None)
+
+
+def _limit(host: Host, name: str) -> float:
+    """The soft limit of /proc/self/limits; infinity where there is none."""
+    match = re.search(rf"^{name}\s+(\S+)", host.read("/proc/self/limits"), re.MULTILINE)
+    if match is None:
+        raise Unseen(f"/proc/self/limits has no line {name!r}")
+    return float("inf") if match[1] == "unlimited" else float(match[1])
+
+
+def _shared_memory(node: Node) -> Iterator[Verdict]:
+    lines = node.host.ask("df", "-P", "-k", str(node.host.path("/dev/shm"))).splitlines()
+    try:
+        size_kib = int(lines[-1].split()[1])
+    except (IndexError, ValueError):
+        raise Unseen("df printed no sizes") from None
+    yield judge("limits.shared-memory", size_kib * KIB / GIB)
+
+
+def _locked_memory(node: Node) -> Iterator[Verdict]:
+    verdict = _unless_endless("limits.locked-memory", _limit(node.host, "Max locked memory") / GIB)
+    if verdict.status is Status.FAIL and not ports(node.host):
+        verdict = replace(verdict, status=Status.WARN, message="matters with RDMA, and there is no card here")
+    yield verdict
+
+
+def _open_files(node: Node) -> Iterator[Verdict]:
+    yield _unless_endless("limits.open-files", _limit(node.host, "Max open files"))
+
+
+def _unless_endless(check: str, value: float) -> Verdict:
+    if value == float("inf"):
+        return found(check, Status.PASS, measured="unlimited")
+    return judge(check, value)
+
+
+def _memory(node: Node) -> Iterator[Verdict]:
+    total = meminfo(node.host)["MemTotal"]
+    held = memory_limit_bytes(node.host)
+    if held is None or held >= total:
+        yield found(
+            "limits.memory", Status.PASS, "no limit below the node's memory", measured=total / GIB, unit="GiB"
+        )
+        return
+    yield judge("limits.memory", held / GIB, expected=total / GIB)
+
+
+def _processors(node: Node) -> Iterator[Verdict]:
+    num_devices = len(node.devices.found)
+    if not num_devices:
+        raise Unseen("no device was found")
+    share = processor_limit(node.host)
+    allowed = num_processors(node.host) if share is None else min(share, num_processors(node.host))
+    yield judge("limits.processors-per-device", allowed / num_devices)
+
+
+def memory_limit_bytes(host: Host) -> int | None:
+    """The smallest limit of the control groups that this process is in; None where there is none."""
+    found = [_int(host, f"{folder}/memory.max") for folder in _folders(host, "")]
+    found += [_int(host, f"{folder}/memory.limit_in_bytes") for folder in _folders(host, "memory")]
+    return min((value for value in found if value is not None), default=None)
+
+
+def processor_limit(host: Host) -> float | None:
+    """Processors that the control groups, or the mask of this process, allow; None where they allow all."""
+    found = []
+    for folder in _folders(host, ""):
+        quota, _, period = _line(host, f"{folder}/cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit():
+            found.append(int(quota) / int(period))
+    for folder in _folders(host, "cpu"):
+        quota, period = _int(host, f"{folder}/cpu.cfs_quota_us"), _int(host, f"{folder}/cpu.cfs_period_us")
+        if quota and period and quota > 0:
+            found.append(quota / period)
+    mask = re.search(r"^Cpus_allowed_list:\s*(\S+)", _line(host, "/proc/self/status"), re.MULTILINE)
+    if mask:
+        found.append(float(num_listed(mask[1])))
+    return min(found, default=None)
+
+
+def _folders(host: Host, controller: str) -> list[str]:
+    """Folders of a control group and its parents: version 2 for "", else a controller of version 1."""
+    base = f"/sys/fs/cgroup/{controller}".rstrip("/")
+    own = "/"
+    for line in _line(host, "/proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controller in controllers.split(","):
+            own = path
+    parts = [part for part in own.split("/") if part and part != ".."]
+    return [base + "".join(f"/{p}" for p in parts[:depth]) for depth in range(len(parts) + 1)]
+
+
+def _line(host: Host, name: str) -> str:
+    try:
+        return host.read(name)
+    except Unseen:
+        return ""
+
+
+def _int(host: Host, name: str) -> int | None:
+    text = _line(host, name)
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+CHECKS: dict[str, Check] = {
+    "limits.shared-memory": _shared_memory,
+    "limits.locked-memory": _locked_memory,
+    "limits.open-files": _open_files,
+    "limits.memory": _memory,
+    "limits.processors-per-device": _processors,
+}

@@ -1,0 +1,152 @@
+"""Reports of many nodes side by side: who differs from the majority, and whom to leave out.
+
+fact      a value that most nodes share (driver, kernel, ...): more than half of those that report it
+measure   a number (GEMM rate, clock, ...): the worst device of a node against the median over the nodes
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from meshwright.doctor.examine import REPORT, VERSION
+from meshwright.errors import InputError
+
+EXCLUDE, LISTED = "exclude", "report"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlier:
+    """One thing in which a node differs. `follows`: exclude, or report."""
+
+    host: str
+    what: str
+    value: float | str
+    majority: float | str
+    follows: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All nodes together. `undecided` are facts on which no value has a majority, with how often each was seen."""
+
+    hosts: tuple[str, ...]
+    failed: dict[str, tuple[str, ...]]  # host -> its own checks that failed
+    outliers: tuple[Outlier, ...]
+    undecided: dict[str, dict[str, int]]
+    majority: dict[str, float | str]
+
+    @property
+    def exclude(self) -> tuple[str, ...]:
+        """Hosts to leave out, in the order of the reports."""
+        named = {o.host for o in self.outliers if o.follows == EXCLUDE} | set(self.failed)
+        return tuple(host for host in self.hosts if host in named)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A document of `meshwright doctor --json`. Raises InputError when it is something else."""
+    hint = "write one on each node with `meshwright doctor --json > REPORT.json`"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"a report cannot be read: {error.strerror}", got=str(path), hint=hint) from None
+    except ValueError:
+        raise InputError("a report is no JSON document", got=str(path), hint=hint) from None
+    if not isinstance(document, dict) or document.get("report") != REPORT:
+        raise InputError("this is not a report of a node", got=str(path), hint=hint)
+    if document.get("version") != VERSION:
+        raise InputError(
+            "a report of another version",
+            got=f"{path}: {document.get('version')}",
+            allowed=VERSION,
+            hint=hint,
+        )
+    try:
+        _ = document["host"], dict(document["facts"]), [(c["check"], c["status"]) for c in document["checks"]]
+    except (KeyError, TypeError, ValueError):
+        raise InputError("a report is not whole", got=str(path), hint=hint) from None
+    return document
+
+
+def compare(reports: Sequence[dict[str, Any]]) -> Comparison:
+    """Find outliers. Raises InputError for fewer than two nodes, or when one node reports twice."""
+    hosts = [r["host"] for r in reports]
+    if len(hosts) < 2:
+        raise InputError("a comparison needs two nodes or more", got=len(hosts))
+    twice = [host for host, count in Counter(hosts).items() if count > 1]
+    if twice:
+        raise InputError("one node has two reports", got=", ".join(twice))
+    majority: dict[str, float | str] = {}
+    undecided: dict[str, dict[str, int]] = {}
+    outliers: list[Outlier] = []
+    for name, follows in _data()["facts"].items():
+        held = {r["host"]: r["facts"][name] for r in reports if name in r["facts"]}
+        outliers += _by_fact(name, held, follows, majority=majority, undecided=undecided)
+    for check, shares in _data()["measures"].items():
+        worst = {r["host"]: low for r in reports if (low := _lowest(r, check)) is not None}
+        outliers += _by_measure(check, worst, shares, majority=majority)
+    failed = {r["host"]: _failed(r) for r in reports}
+    return Comparison(
+        hosts=tuple(hosts),
+        failed={host: checks for host, checks in failed.items() if checks},
+        outliers=tuple(outliers),
+        undecided=undecided,
+        majority=majority,
+    )
+
+
+def _by_fact(
+    name: str, held: dict[str, str], follows: str, *,
+    majority: dict[str, float | str], undecided: dict[str, dict[str, int]],
+) -> list[Outlier]:  # fmt: skip
+    counts = Counter(held.values())
+    if not counts:
+        return []
+    value, count = counts.most_common(1)[0]
+    if 2 * count <= len(held):
+        undecided[name] = dict(counts)
+        return []
+    majority[name] = value
+    return [
+        Outlier(host=host, what=name, value=own, majority=value, follows=follows)
+        for host, own in held.items()
+        if own != value
+    ]
+
+
+def _by_measure(
+    check: str, worst: dict[str, float], shares: dict[str, float], *, majority: dict[str, float | str]
+) -> list[Outlier]:
+    if len(worst) < 2:
+        return []
+    median = statistics.median(worst.values())
+    majority[check] = median
+    found = []
+    for host, value in worst.items():
+        if value < shares[LISTED] * median:
+            follows = EXCLUDE if value < shares[EXCLUDE] * median else LISTED
+            found.append(Outlier(host=host, what=check, value=value, majority=median, follows=follows))
+    return found
+
+
+def _lowest(report: dict[str, Any], check: str) -> float | None:
+    """The worst device of a node."""
+    values = [c.get("measured") for c in report["checks"] if c["check"] == check]
+    return min((v for v in values if isinstance(v, int | float) and not isinstance(v, bool)), default=None)
+
+
+def _failed(report: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(c["check"] for c in report["checks"] if c["status"] == "fail"))
+
+
+@cache
+def _data() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((files("meshwright.doctor") / "data" / "compare.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,131 @@
+"""Devices of a node as its drivers and its bus report them.
+
+nvidia    one `nvidia-smi -q -x`, and `nvidia-smi nvlink --status`
+amd       /sys/class/drm and /sys/class/kfd; no command is needed
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from meshwright.doctor.host import Host, Unseen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process that holds a device. `name` is None where its PID means nothing here (another container's)."""
+
+    pid: int
+    name: str | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device. None: not reported. `accelerator` is its catalogue name, None where it is unknown."""
+
+    index: int
+    vendor: str
+    name: str
+    accelerator: str | None
+    address: str  # on the PCI bus: 0000:75:00.0
+    select: str  # NAME=VALUE, the environment variable that shows this device alone to PyTorch
+    numa_node: int | None = None
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    utilization_percent: float | None = None
+    clock_mhz: float | None = None
+    highest_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    slowdown_temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
+    pcie_width: int | None = None
+    highest_pcie_width: int | None = None
+    scale_up_links: int | None = None  # that are up
+    expected_scale_up_links: int | None = None
+    uncorrected_errors: int | None = None
+    corrected_errors: int | None = None
+    is_repair_pending: bool | None = None  # rows to be remapped at the next reset
+    is_repair_failed: bool | None = None
+    slowdowns: tuple[str, ...] = ()  # reasons for which the device holds its clock down now
+    firmware: str | None = None
+    partition: str | None = None  # MIG, CPX, ...: None or SPX where the device is whole
+    processes: tuple[Process, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """All devices of a node. `on_bus` are PCI addresses; a device that is there and not in `found` is lost."""
+
+    found: tuple[Device, ...] = ()
+    on_bus: tuple[str, ...] = ()
+    driver: str | None = None
+    runtime: str | None = None  # "CUDA 12.8", "ROCm 7.0.0"
+    tool_seconds: float | None = None
+    problem: str | None = None  # why the driver or its tool gave no answer
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        there = {d.address for d in self.found}
+        return tuple(address for address in self.on_bus if address not in there)
+
+
+def find_devices(host: Host) -> Devices:
+    """Look for devices of both vendors."""
+    from meshwright.doctor.devices import amd, nvidia
+
+    for vendor in (nvidia, amd):
+        devices = vendor.find(host)
+        if devices.found or devices.on_bus or devices.problem:
+            return devices
+    return Devices()
+
+
+@cache
+def table() -> dict[str, dict[str, Any]]:
+    """devices.toml."""
+    return tomllib.loads((files("meshwright.doctor") / "data" / "devices.toml").read_text(encoding="utf-8"))
+
+
+def accelerator_of(name: str) -> str | None:
+    """The catalogue's name of what a driver calls `name`; None when it is unknown.
+
+    >>> accelerator_of("NVIDIA H100 80GB HBM3"), accelerator_of("NVIDIA H100 NVL")
+    ('h100', None)
+    """
+    return table()["names"].get(" ".join(name.split()))
+
+
+def addresses_on_bus(host: Host, vendor: str) -> tuple[str, ...]:
+    """PCI addresses of a vendor's devices that compute, whether their driver took them or not."""
+    found = []
+    for folder in host.glob("/sys/bus/pci/devices/*"):
+        try:
+            is_ours = host.read(f"{folder}/vendor") == f"0x{vendor}"
+            if is_ours and host.read(f"{folder}/class")[:6] in table()["classes"][vendor]:
+                found.append(folder.rpartition("/")[2].lower())
+        except Unseen:
+            continue
+    return tuple(found)
+
+
+def int_or_none(host: Host, name: str) -> int | None:
+    """A number of sysfs, None where it is not."""
+    try:
+        return host.read_int(name)
+    except Unseen:
+        return None
+
+
+def text_or_none(host: Host, name: str) -> str | None:
+    """A line of sysfs, None where it is not or is empty."""
+    try:
+        return host.read(name) or None
+    except Unseen:
+        return None

@@ -1,0 +1,206 @@
+"""AMD devices, from sysfs: cards in /sys/class/drm, their links and processes in /sys/class/kfd.
+
+amd-smi, or rocm-smi where it is absent, is asked for the names of devices that are not in the table, and how long it
+takes: a driver in trouble answers late.
+
+Files are named as in the Linux kernel's documentation, gpu/amdgpu (driver core, thermal controls, RAS) and
+drivers/gpu/drm/amd/amdkfd (topology).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from meshwright.doctor.devices import (
+    Device,
+    Devices,
+    Process,
+    accelerator_of,
+    addresses_on_bus,
+    int_or_none,
+    table,
+    text_or_none,
+)
+from meshwright.doctor.host import Host, Unseen
+
+VENDOR = "1002"
+XGMI = 11  # type of a link in the topology of the kernel driver
+AMD_SMI = ("amd-smi", "static", "--asic", "--bus", "--json")
+ROCM_SMI = ("rocm-smi", "--showproductname", "--showbus", "--json")
+ROCM_VERSION = "/opt/rocm/.info/version"
+
+
+def find(host: Host) -> Devices:
+    """AMD's devices; empty where there is none."""
+    on_bus = addresses_on_bus(host, VENDOR)
+    cards = [c for c in host.glob("/sys/class/drm/card*/device") if re.search(r"/card\d+/device$", c)]
+    cards = [c for c in cards if text_or_none(host, f"{c}/vendor") == f"0x{VENDOR}"]
+    cards = [c for c in cards if (text_or_none(host, f"{c}/class") or "")[:6] in table()["classes"][VENDOR]]
+    nodes = _topology(host)
+    by_address = sorted((_address(host, card), card) for card in cards)
+    names, tool_seconds = _names_by_tool(host) if by_address else ({}, None)
+    found = [
+        _device(host, i, c, address, nodes, names.get(address)) for i, (address, c) in enumerate(by_address)
+    ]
+    driver = text_or_none(host, "/sys/module/amdgpu/version")
+    problem = None
+    if on_bus and not found:
+        loaded = host.exists("/sys/module/amdgpu")
+        problem = "no card in /sys/class/drm" if loaded else "the kernel module amdgpu is not loaded"
+    version = text_or_none(host, ROCM_VERSION)
+    return Devices(
+        found=tuple(found),
+        on_bus=on_bus,
+        driver=driver or (_kernel_driver(host) if found else None),
+        runtime=version and f"ROCm {version}",
+        tool_seconds=tool_seconds,
+        problem=problem,
+    )
+
+
+def _device(
+    host: Host, index: int, card: str, address: str, nodes: dict[str, dict[str, int]], told: str | None
+) -> Device:
+    identity = f"{VENDOR}:{(text_or_none(host, f'{card}/device') or '').removeprefix('0x')}"
+    known = table()["pci"].get(identity)
+    name = text_or_none(host, f"{card}/product_name") or known or told or f"PCI device {identity}"
+    hwmon = next(iter(host.glob(f"{card}/hwmon/hwmon*")), f"{card}/hwmon/none")
+    current, highest = _clocks(host, card)
+    node = nodes.get(address, {})
+    level = text_or_none(host, f"{card}/power_dpm_force_performance_level")
+    return Device(
+        index=index,
+        vendor="AMD",
+        name=name,
+        accelerator=accelerator_of(name) or accelerator_of(known or ""),
+        address=address,
+        select=f"HIP_VISIBLE_DEVICES={index}",
+        numa_node=int_or_none(host, f"{card}/numa_node"),
+        memory_bytes=int_or_none(host, f"{card}/mem_info_vram_total"),
+        memory_used_bytes=int_or_none(host, f"{card}/mem_info_vram_used"),
+        utilization_percent=int_or_none(host, f"{card}/gpu_busy_percent"),
+        clock_mhz=current,
+        highest_clock_mhz=highest,
+        temperature_c=_scaled(host, (f"{hwmon}/temp2_input", f"{hwmon}/temp1_input"), 1e-3),
+        slowdown_temperature_c=_scaled(host, (f"{hwmon}/temp2_crit", f"{hwmon}/temp1_crit"), 1e-3),
+        power_w=_scaled(host, (f"{hwmon}/power1_input", f"{hwmon}/power1_average"), 1e-6),
+        power_limit_w=_scaled(host, (f"{hwmon}/power1_cap",), 1e-6),
+        default_power_limit_w=_scaled(host, (f"{hwmon}/power1_cap_default", f"{hwmon}/power1_cap_max"), 1e-6),
+        pcie_width=int_or_none(host, f"{card}/current_link_width"),
+        highest_pcie_width=int_or_none(host, f"{card}/max_link_width"),
+        scale_up_links=node.get("links") if len(nodes) > 1 else None,
+        expected_scale_up_links=max(n["links"] for n in nodes.values()) if len(nodes) > 1 else None,
+        uncorrected_errors=_errors(host, card, "ue"),
+        corrected_errors=_errors(host, card, "ce"),
+        slowdowns=("performance level is low",) if level == "low" else (),
+        firmware=text_or_none(host, f"{card}/vbios_version"),
+        partition=_partition(host, card),
+        processes=_processes(host, node.get("gpu_id")),
+    )
+
+
+def _address(host: Host, card: str) -> str:
+    match = re.search(r"^PCI_SLOT_NAME=(\S+)", text_or_none(host, f"{card}/uevent") or "", re.MULTILINE)
+    return match[1].lower() if match else card
+
+
+def _clocks(host: Host, card: str) -> tuple[float | None, float | None]:
+    """The clock now, marked with a star, and the highest level: `1: 2400Mhz *`."""
+    text = text_or_none(host, f"{card}/pp_dpm_sclk") or ""
+    levels = [
+        (float(mhz), bool(star))
+        for mhz, star in re.findall(r"^\s*\S+:\s*(\d+)Mhz\s*(\*?)", text, re.M | re.I)
+    ]
+    current = next((mhz for mhz, star in levels if star), None)
+    return current, max((mhz for mhz, _ in levels), default=None)
+
+
+def _topology(host: Host) -> dict[str, dict[str, int]]:
+    """Devices that the compute driver took, by PCI address: its own number and how many links to others are there."""
+    nodes = {}
+    for folder in host.glob("/sys/class/kfd/kfd/topology/nodes/*"):
+        properties = _properties(text_or_none(host, f"{folder}/properties") or "")
+        if not properties.get("simd_count"):
+            continue  # a processor
+        location, domain = properties.get("location_id", 0), properties.get("domain", 0)
+        address = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+        files = host.glob(f"{folder}/io_links/*/properties")
+        kinds = [_properties(text_or_none(host, file) or "").get("type") for file in files]
+        gpu_id = int_or_none(host, f"{folder}/gpu_id")
+        nodes[address] = {"links": kinds.count(XGMI), "gpu_id": gpu_id or 0}
+    return nodes
+
+
+def _properties(text: str) -> dict[str, int]:
+    return {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
+
+
+def _processes(host: Host, gpu_id: int | None) -> tuple[Process, ...] | None:
+    if not gpu_id or not host.exists("/sys/class/kfd/kfd/proc"):
+        return None
+    found = []
+    for folder in host.glob("/sys/class/kfd/kfd/proc/*"):
+        memory_bytes = int_or_none(host, f"{folder}/vram_{gpu_id}")
+        if memory_bytes:
+            pid = int(folder.rpartition("/")[2])
+            found.append(
+                Process(pid=pid, name=text_or_none(host, f"/proc/{pid}/comm"), memory_bytes=memory_bytes)
+            )
+    return tuple(found)
+
+
+def _names_by_tool(host: Host) -> tuple[dict[str, str], float | None]:
+    """Product names by PCI address, and how long the tool took; None without a tool."""
+    for command, read in ((AMD_SMI, _read_amd_smi), (ROCM_SMI, _read_rocm_smi)):
+        try:
+            output = host.run(*command)
+        except Unseen:
+            continue
+        try:
+            return read(json.loads(output.stdout)), output.seconds
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return {}, output.seconds
+    return {}, None
+
+
+def _read_amd_smi(document: Any) -> dict[str, str]:
+    rows = document["gpu_data"] if isinstance(document, dict) else document  # an object since ROCm 7
+    return {row["bus"]["bdf"].lower(): row["asic"]["market_name"] for row in rows}
+
+
+def _read_rocm_smi(document: Any) -> dict[str, str]:
+    return {row["PCI Bus"].lower(): row["Card Series"] for row in document.values() if "PCI Bus" in row}
+
+
+def _errors(host: Host, card: str, kind: str) -> int | None:
+    """Errors of all blocks of the device: files of two lines, `ue: 0` and `ce: 3`."""
+    counts = []
+    for file in host.glob(f"{card}/ras/*_err_count"):
+        match = re.search(rf"^{kind}:\s*(\d+)", text_or_none(host, file) or "", re.MULTILINE)
+        if match:
+            counts.append(int(match[1]))
+    return sum(counts) if counts else None
+
+
+def _partition(host: Host, card: str) -> str | None:
+    compute = text_or_none(host, f"{card}/current_compute_partition")
+    memory = text_or_none(host, f"{card}/current_memory_partition")
+    return None if compute is None else "/".join(filter(None, (compute, memory)))
+
+
+def _scaled(host: Host, names: tuple[str, ...], scale: float) -> float | None:
+    for name in names:
+        value = int_or_none(host, name)
+        if value is not None:
+            return value * scale
+    return None
+
+
+def _kernel_driver(host: Host) -> str | None:
+    """The driver that comes with the kernel has the kernel's version."""
+    try:
+        return f"of kernel {host.read('/proc/sys/kernel/osrelease')}"
+    except Unseen:
+        return None

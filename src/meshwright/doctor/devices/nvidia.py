@@ -1,0 +1,197 @@
+"""NVIDIA devices, from `nvidia-smi -q -x`: one call, and a field that a driver lacks is absent rather than an error."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from xml.etree.ElementTree import Element
+
+from meshwright.doctor.devices import (
+    Device,
+    Devices,
+    Process,
+    accelerator_of,
+    addresses_on_bus,
+    int_or_none,
+    text_or_none,
+)
+from meshwright.doctor.host import Host, Unseen
+from meshwright.units import MIB
+
+VENDOR = "10de"
+TOOL_TIMEOUT_S = 60.0
+SLOWDOWNS = {
+    "hw_slowdown": "hardware slowdown",
+    "hw_thermal_slowdown": "too hot (hardware)",
+    "hw_power_brake_slowdown": "power brake of the chassis",
+    "sw_thermal_slowdown": "too hot (driver)",
+    "applications_clocks_setting": "clock set by somebody",
+}
+"""Reasons that mean something on an idle device; a power cap or idling do not."""
+NOTHING = ("", "N/A", "[N/A]", "[Not Supported]", "Requested functionality has been deprecated")
+"""What nvidia-smi writes where it has no value."""
+
+
+def find(host: Host) -> Devices:
+    """NVIDIA's devices; empty where there is neither a tool nor a device."""
+    on_bus = addresses_on_bus(host, VENDOR)
+    module = text_or_none(host, "/proc/driver/nvidia/version")
+    try:
+        output = host.run("nvidia-smi", "-q", "-x", timeout_s=TOOL_TIMEOUT_S)
+    except Unseen as unseen:
+        problem = unseen.reason if on_bus or module else None
+        return Devices(on_bus=on_bus, driver=_module_version(module), problem=problem)
+    try:
+        log = ElementTree.fromstring(output.stdout)
+    except ElementTree.ParseError:
+        return Devices(on_bus=on_bus, driver=_module_version(module), problem=output.problem)
+    devices = [_device(host, i, gpu) for i, gpu in enumerate(log.iter("gpu"))]
+    links = _links(host)
+    return Devices(
+        found=tuple(_with_links(d, links.get(d.index)) for d in devices if d is not None),
+        on_bus=on_bus,
+        driver=_text(log, "driver_version") or _module_version(module),
+        runtime=(version := _text(log, "cuda_version")) and f"CUDA {version}",
+        tool_seconds=output.seconds,
+    )
+
+
+def _device(host: Host, index: int, gpu: Element) -> Device | None:
+    name = _text(gpu, "product_name")
+    if name is None or name.startswith("Unknown"):  # "GPU is lost": its fields say so instead of a value
+        return None
+    address = _address(gpu.get("id", ""))
+    events = gpu.find("clocks_event_reasons")
+    events = events if events is not None else gpu.find("clocks_throttle_reasons")
+    power = next(
+        (p for n in ("gpu_power_readings", "power_readings") if (p := gpu.find(n)) is not None), None
+    )
+    is_mig = _text(gpu, "mig_mode/current_mig") == "Enabled"
+    return Device(
+        index=index,
+        vendor="NVIDIA",
+        name=name,
+        accelerator=accelerator_of(name),
+        address=address,
+        select=f"CUDA_VISIBLE_DEVICES={_text(gpu, 'uuid') or index}",
+        numa_node=int_or_none(host, f"/sys/bus/pci/devices/{address}/numa_node"),
+        memory_bytes=_mib(gpu, "fb_memory_usage/total"),
+        memory_used_bytes=_mib(gpu, "fb_memory_usage/used"),
+        utilization_percent=_number(gpu, "utilization/gpu_util"),
+        clock_mhz=_number(gpu, "clocks/sm_clock"),
+        highest_clock_mhz=_number(gpu, "max_clocks/sm_clock"),
+        temperature_c=_number(gpu, "temperature/gpu_temp"),
+        slowdown_temperature_c=_number(gpu, "temperature/gpu_temp_slow_threshold"),
+        power_w=_number(power, "instant_power_draw") or _number(power, "power_draw"),
+        power_limit_w=_number(power, "current_power_limit") or _number(power, "power_limit"),
+        default_power_limit_w=_number(power, "default_power_limit"),
+        pcie_width=_whole(_number(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width")),
+        highest_pcie_width=_whole(_number(gpu, "pci/pci_gpu_link_info/link_widths/max_link_width")),
+        uncorrected_errors=_errors(gpu, "uncorrect"),
+        corrected_errors=_errors(gpu, "correctable"),
+        is_repair_pending=_yes(gpu, "remapped_rows/remapped_row_pending"),
+        is_repair_failed=_yes(gpu, "remapped_rows/remapped_row_failure"),
+        slowdowns=_slowdowns(events),
+        firmware=_text(gpu, "vbios_version"),
+        partition="MIG" if is_mig else None,
+        processes=_processes(host, gpu),
+    )
+
+
+def _processes(host: Host, gpu: Element) -> tuple[Process, ...] | None:
+    listed = gpu.find("processes")
+    if listed is None or (listed.text or "").strip() in ("N/A", "Insufficient Permissions"):
+        return None
+    found = []
+    for info in listed.iter("process_info"):
+        pid = _number(info, "pid")
+        if pid is not None:
+            name = _text(info, "process_name") or text_or_none(host, f"/proc/{pid:.0f}/comm")
+            found.append(Process(pid=int(pid), name=name, memory_bytes=_mib(info, "used_memory")))
+    return tuple(found)
+
+
+def _links(host: Host) -> dict[int, tuple[int, int]]:
+    """Links that are up, and all that there are, by device; empty without NVLink."""
+    try:
+        text = host.ask("nvidia-smi", "nvlink", "--status")
+    except Unseen:
+        return {}
+    found: dict[int, tuple[int, int]] = {}
+    for block in re.split(r"^(?=GPU \d+:)", text, flags=re.MULTILINE):
+        head = re.match(r"GPU (\d+):", block)
+        states = re.findall(r"^\s+Link \d+: (.+)$", block, re.MULTILINE)
+        if head and states:
+            found[int(head[1])] = (sum("GB/s" in s for s in states), len(states))
+    return found
+
+
+def _with_links(device: Device, links: tuple[int, int] | None) -> Device:
+    if links is None:
+        return device
+    return replace(device, scale_up_links=links[0], expected_scale_up_links=links[1])
+
+
+def _errors(gpu: Element, kind: str) -> int | None:
+    """The sum of a kind of error since the driver started. "correctable" is no part of "uncorrectable" here."""
+    volatile = gpu.find("ecc_errors/volatile")
+    if volatile is None:
+        return None
+    is_wanted = (
+        (lambda tag: "uncorrect" in tag) if kind == "uncorrect" else (lambda tag: "_correctable" in tag)
+    )
+    counts = [_as_number(e.text) for e in volatile.iter() if is_wanted(e.tag)]
+    known = [c for c in counts if c is not None]
+    return int(sum(known)) if known else None
+
+
+def _slowdowns(events: Element | None) -> tuple[str, ...]:
+    if events is None:
+        return ()
+    found = []
+    for event in events:
+        name = re.sub(r"^clocks_(?:event|throttle)_reason_", "", event.tag)
+        if (event.text or "").strip() == "Active" and name in SLOWDOWNS:
+            found.append(SLOWDOWNS[name])
+    return tuple(found)
+
+
+def _address(identity: str) -> str:
+    """sysfs writes the domain with four digits, nvidia-smi with eight."""
+    domain, _, rest = identity.partition(":")
+    return f"{domain[-4:]}:{rest}".lower()
+
+
+def _module_version(text: str | None) -> str | None:
+    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", f"{text or ''} ")
+    return match[1] if match else None
+
+
+def _text(element: Element | None, path: str) -> str | None:
+    found = None if element is None else element.find(path)
+    text = "" if found is None else (found.text or "").strip()
+    return None if text in NOTHING else text
+
+
+def _number(element: Element | None, path: str) -> float | None:
+    return _as_number(_text(element, path))
+
+
+def _as_number(text: str | None) -> float | None:
+    match = re.match(r"\s*(-?\d+(?:\.\d+)?)", text or "")
+    return float(match[1]) if match else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _mib(element: Element, path: str) -> int | None:
+    value = _number(element, path)
+    return None if value is None else int(value * MIB)
+
+
+def _yes(element: Element, path: str) -> bool | None:
+    text = _text(element, path)
+    return None if text is None else text == "Yes"

@@ -1,0 +1,121 @@
+"""All checks of one node, and the document that says what was found."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from meshwright.doctor.checks import Node, groups
+from meshwright.doctor.checks.network import ports
+from meshwright.doctor.checks.process import container
+from meshwright.doctor.devices import text_or_none
+from meshwright.doctor.host import Host, Unseen
+from meshwright.doctor.verdict import Status, Verdict, skipped
+
+REPORT, VERSION = "meshwright doctor", 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What was found at one node. `facts` are what many nodes should have in common."""
+
+    host: str
+    facts: dict[str, str]
+    node: Node
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def status(self) -> Status:
+        """The worst of all; skipped when nothing could be looked at."""
+        seen = {v.status for v in self.verdicts}
+        return next((s for s in (Status.FAIL, Status.WARN, Status.PASS) if s in seen), Status.SKIPPED)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        counted = Counter(v.status.value for v in self.verdicts)
+        return {status.value: counted[status.value] for status in Status}
+
+    def document(self) -> dict[str, Any]:
+        """What --json writes, and --compare reads."""
+        return {
+            "report": REPORT,
+            "version": VERSION,
+            "host": self.host,
+            "time": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+            "verdict": self.status,
+            "counts": self.counts,
+            "facts": self.facts,
+            "devices": [asdict(d) for d in self.node.devices.found],
+            "checks": self.verdicts,
+        }
+
+
+def examine(node: Node, *, chosen: Iterable[str]) -> Examination:
+    """Run the groups of checks in `chosen`."""
+    verdicts: list[Verdict] = []
+    for group, checks in groups().items():
+        if group in chosen:
+            for name, check in checks.items():
+                verdicts += _answers(name, check, node)
+    return Examination(host=node.host.name, facts=facts(node), node=node, verdicts=tuple(verdicts))
+
+
+def _answers(name: str, check: Any, node: Node) -> list[Verdict]:
+    answers: list[Verdict] = []
+    try:
+        answers.extend(check(node))  # what it said before it could see no more is kept
+    except Unseen as unseen:
+        answers.append(skipped(name, unseen.reason))
+    return answers
+
+
+def facts(node: Node) -> dict[str, str]:
+    """What nodes of one cluster should have in common; what cannot be seen is left out."""
+    host, devices = node.host, node.devices
+    names = Counter(d.name for d in devices.found)
+    firmware = sorted({d.firmware for d in devices.found if d.firmware})
+    cards = sorted({f"{p.model} {p.firmware}" for p in ports(host) if p.firmware})
+    seen = {
+        "kernel": text_or_none(host, "/proc/sys/kernel/osrelease"),
+        "system": _system(host),
+        "container": container(host),
+        "processor": _processor(host),
+        "memory": _memory(host),
+        "devices": ", ".join(f"{count} x {name}" for name, count in names.items()),
+        "driver": devices.driver,
+        "runtime": devices.runtime,
+        "device firmware": ", ".join(firmware),
+        "network cards": ", ".join(cards),
+        "torch": _torch(),
+    }
+    return {name: value for name, value in seen.items() if value}
+
+
+def _system(host: Host) -> str | None:
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', text_or_none(host, "/etc/os-release") or "", re.MULTILINE)
+    return match[1] if match else None
+
+
+def _processor(host: Host) -> str | None:
+    match = re.search(r"^model name\s*:\s*(.+)$", text_or_none(host, "/proc/cpuinfo") or "", re.MULTILINE)
+    return match[1] if match else None
+
+
+def _memory(host: Host) -> str | None:
+    """Rounded to whole GiB: the kernel keeps back a little more or less from start to start."""
+    match = re.search(r"^MemTotal:\s+(\d+) kB", text_or_none(host, "/proc/meminfo") or "", re.MULTILINE)
+    return f"{int(match[1]) / 2**20:.0f} GiB" if match else None
+
+
+def _torch() -> str | None:
+    """The version that is installed, without importing it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None

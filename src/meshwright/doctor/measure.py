@@ -1,0 +1,138 @@
+"""Quick measurements in a process of their own, so that a device that hangs is killed with it.
+
+    python -m meshwright.doctor.measure device --select CUDA_VISIBLE_DEVICES=GPU-... --gemm-size 8192 --copy-bytes N
+    python -m meshwright.doctor.measure all-reduce --processes 8 --bytes N
+
+One JSON object on the last line of stdout. PyTorch is opened by name: this package needs none.
+A rate is the best of several repetitions: other programs only ever make it lower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REPETITIONS = 10
+WARM_UP_S = 0.5
+"""A device that slept takes this long to reach its clock."""
+
+
+def main(arguments: list[str]) -> None:
+    """Measure what the command line says and print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["device", "all-reduce"])
+    parser.add_argument("--select", default="", metavar="NAME=VALUE")
+    parser.add_argument("--gemm-size", type=int, default=1024)
+    parser.add_argument("--copy-bytes", type=int, default=2**26)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--bytes", type=int, default=2**20)
+    options = parser.parse_args(arguments)
+    if options.select:
+        name, _, value = options.select.partition("=")
+        os.environ[name] = value  # before torch is imported, which looks once
+    if options.what == "device":
+        measured = measure_device(gemm_size=options.gemm_size, copy_bytes=options.copy_bytes)
+    else:
+        measured = measure_all_reduce(num_processes=options.processes, size_bytes=options.bytes)
+    print(json.dumps(measured))
+
+
+def measure_device(*, gemm_size: int, copy_bytes: int) -> dict[str, Any]:
+    """A square GEMM and a copy on the first device, or on the CPU where there is none.
+
+    The product must be finite and the same bit for bit twice: a device that computes wrongly is worse than a slow one.
+    """
+    torch: Any = importlib.import_module("torch")
+    device, dtype = _device(torch)
+    generator = torch.Generator(device=device).manual_seed(1)
+    a, b = (torch.randn(gemm_size, gemm_size, generator=generator, device=device, dtype=dtype) for _ in "ab")
+    out, again = torch.empty_like(a), torch.empty_like(a)
+    source = torch.empty(copy_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    gemm_s = _best_s(torch, lambda: torch.mm(a, b, out=out))
+    copy_s = _best_s(torch, lambda: target.copy_(source))
+    torch.mm(a, b, out=again)
+    return {
+        "gemm_flops_per_s": 2.0 * gemm_size**3 / gemm_s,
+        "copy_bytes_per_s": 2.0 * copy_bytes / copy_s,
+        "is_finite": bool(torch.isfinite(out).all()),
+        "is_repeatable": bool(torch.equal(out, again)),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(0) if device.type == "cuda" else "cpu",
+    }
+
+
+def measure_all_reduce(*, num_processes: int, size_bytes: int) -> dict[str, Any]:
+    """One all-reduce of all devices of the node, one process each."""
+    torch_mp: Any = importlib.import_module("torch.multiprocessing")
+    with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        result = Path(folder) / "result.json"
+        torch_mp.spawn(_member, args=(num_processes, size_bytes, port, str(result)), nprocs=num_processes)
+        return json.loads(result.read_text())
+
+
+def _member(rank: int, num_processes: int, size_bytes: int, port: int, result: str) -> None:
+    torch: Any = importlib.import_module("torch")
+    dist: Any = importlib.import_module("torch.distributed")
+    is_gpu = torch.cuda.is_available()
+    if is_gpu:
+        torch.cuda.set_device(rank)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group(
+        "nccl" if is_gpu else "gloo", init_method=address, rank=rank, world_size=num_processes
+    )
+    device, _ = _device(torch, rank)
+    tensor = torch.ones(size_bytes // 4, device=device, dtype=torch.float32)
+    dist.all_reduce(tensor)
+    is_right = bool((tensor == num_processes).all())
+    seconds = _best_s(torch, lambda: dist.all_reduce(tensor), warm_up_s=0.0)
+    slowest = torch.tensor(seconds, device=device, dtype=torch.float32)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    right = torch.tensor(float(is_right), device=device)
+    dist.all_reduce(right, op=dist.ReduceOp.MIN)
+    if rank == 0:
+        measured = {"all_reduce_bytes_per_s": size_bytes / float(slowest), "is_right": bool(right > 0)}
+        Path(result).write_text(json.dumps(measured))
+    dist.destroy_process_group()
+
+
+def _device(torch: Any, index: int = 0) -> tuple[Any, Any]:
+    if torch.cuda.is_available():
+        return torch.device("cuda", index), torch.bfloat16
+    return torch.device("cpu"), torch.float32
+
+
+def _best_s(torch: Any, run: Callable[[], object], *, warm_up_s: float = WARM_UP_S) -> float:
+    """Seconds of the fastest repetition, the same number of them in every process."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    start_s = time.perf_counter()
+    run()
+    wait()
+    while time.perf_counter() - start_s < warm_up_s:
+        run()
+        wait()
+    times = []
+    for _ in range(REPETITIONS):
+        before_s = time.perf_counter()
+        run()
+        wait()
+        times.append(time.perf_counter() - before_s)
+    return min(times)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
