@@ -228,6 +228,7 @@ def _train(file: schema.RunFile) -> specs.Train:
         balance_loss=train.balance_loss,
         balance_bias_rate=train.balance_bias_rate,
         z_loss=train.z_loss,
+        compile=train.compile,
         checkpoint=None if train.checkpoint is None else same_fields(specs.Checkpoint, train.checkpoint),
         evaluate=None if train.evaluate is None else same_fields(specs.Evaluate, train.evaluate),
         trackers=tuple(dict.fromkeys(train.trackers)),

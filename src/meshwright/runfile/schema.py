@@ -287,6 +287,7 @@ class TrainSection(Section):
     balance_loss: NotNegative = 0.0
     balance_bias_rate: NotNegative = BIAS_RATE
     z_loss: Ratio = 0.0
+    compile: bool = False
     checkpoint: CheckpointSection | None = None
     evaluate: EvaluateSection | None = None
     trackers: Annotated[tuple[Annotated[Tracker, _Lax], ...], _Lax] = ()

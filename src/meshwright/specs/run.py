@@ -143,6 +143,7 @@ class Train:
     balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss, of every sequence and layer
     balance_bias_rate: float = BIAS_RATE  # what routing biases of sigmoid routers move by in a step
     z_loss: float = 0.0  # coefficient of the squared log-partition function in the gradient
+    compile: bool = False  # layers become kernels of their own at the first step
     checkpoint: Checkpoint | None = None
     evaluate: Evaluate | None = None
     trackers: tuple[Tracker, ...] = ()

@@ -308,6 +308,7 @@ def test_an_expert_without_tokens_gets_a_zero_gradient():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [DENSE, MIXTURE, LATENT])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of PyTorch's compiler
 def test_compiled_layers_compute_the_same(model):
     plain, compiled = filled(model).train(), filled(model).train()
     for layer in compiled.layers.values():

@@ -17,6 +17,7 @@ from torch import Tensor
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.native import fp8
+from meshwright.engines.native.compiling import compile_layers
 from meshwright.engines.native.models import (
     Options,
     Transformer,
@@ -204,6 +205,8 @@ def _stage(
     if experts is not None:
         divide_experts(module, experts=experts)
     earlier = [stages[i] for i in stages_of_rank(place.plan, place.pipeline_rank) if i < index]
+    if run.train.compile:
+        compile_layers(blocks, plan=place.plan)
     recompute(blocks, plan=place.plan, num_before=sum(len(layers) for layers in earlier))
     if place.mesh is not None:
         shard(module, layers=blocks, place=place, compute=compute, experts=experts)

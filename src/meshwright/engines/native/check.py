@@ -107,6 +107,7 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
         *_experts(plan, run),
         *_frozen(plan, run),
         *_pipeline(plan, run),
+        *_compiled(plan, run),
         *_fp8(plan, run),
     ]
 
@@ -146,6 +147,23 @@ def _recompute(plan: Plan, run: Run) -> Iterator[Unsupported]:
             key=key,
             reason=f"{plan.schedule.value} would compute it twice, for gradients of inputs and of weights",
             hint=f"allowed with it: none, or modules of {', '.join(DROPPED_MODULES)}",
+        )
+
+
+def _compiled(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    if not run.train.compile:
+        return
+    if plan.recompute is Recompute.SELECTIVE:
+        yield Unsupported(
+            key="train.compile",
+            reason="a compiled layer chooses by itself what of norms and activations is computed again",
+            hint="set parallel.recompute to none or full",
+        )
+    if plan.pipeline > 1 and plan.schedule in (Schedule.ZERO_BUBBLE, Schedule.ZBV):
+        yield Unsupported(
+            key="train.compile",
+            reason=f"the backward pass of a compiled layer is one piece, which {plan.schedule.value} would split",
+            hint="allowed with it: gpipe, 1f1b, interleaved",
         )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from meshwright import catalog
 from meshwright.engines.base import Ending, Record, TrainOptions, refuse
-from meshwright.engines.native import checkpoint, fp8, hang, telemetry, trackers
+from meshwright.engines.native import checkpoint, compiling, fp8, hang, telemetry, trackers
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.expect import Expectation, expect
@@ -83,6 +83,8 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     if run.cluster is not None:
         devices.require(run.cluster.accelerator.name, device=device)
     fp8.require(run.precision, device=device)
+    if run.train.compile:
+        compiling.require(device)
     plan = run.plan or plan_here(run, device=device)
     refuse("native", check_plan(plan, run=run))
     _require_devices(plan, device)

@@ -325,7 +325,7 @@ def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> Comp
     place = place_process(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
     alone = Place(plan=Plan(micro_batch=plan.micro_batch), device=cpu)
     mine = _Rehearsed(run, place)
-    reference = _Rehearsed(run, alone)
+    reference = _Rehearsed(replace(run, train=replace(run.train, compile=False)), alone)
     losses = [mine.step(i) for i in range(NUM_STEPS)]
     losses_alone = [reference.step(i) for i in range(NUM_STEPS)]
     found = (

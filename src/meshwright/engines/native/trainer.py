@@ -118,6 +118,7 @@ class _Loop:
         assert job.run.num_steps is not None  # `check` refuses a run without
         self.num_steps = job.run.num_steps
         self.measured = Measured()
+        self.is_compiling = job.run.train.compile  # in its first step
         self.guard = Guard(job.run.train.faults)
         self.load_ratio = 0.0  # rows of the busiest expert over the mean, in the step; 0 without experts
         settings = job.run.train.checkpoint
@@ -203,8 +204,9 @@ class _Loop:
         m = self.measured
         m.num_steps, m.last_loss = step + 1, taken.loss
         m.first_loss = taken.loss if m.first_loss is None else m.first_loss
-        if self.clock.phase is not Phase.PROFILING:
+        if self.clock.phase is not Phase.PROFILING and not self.is_compiling:
             m.step_s.append(step_s)
+        self.is_compiling = False
         validation_loss = self._validate(step + 1, is_last=step + 1 == self.num_steps)
         m.elapsed_s = time.perf_counter() - self.begin_s
         self._log(step, loss=taken.loss, norm=taken.norm, step_s=step_s, validation_loss=validation_loss)

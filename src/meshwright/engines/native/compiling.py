@@ -1,0 +1,59 @@
+"""torch.compile, one layer at a time: equal layers share one graph, so a deep model compiles as fast as a shallow one.
+
+The layer's forward method is compiled, inside of its full recomputation and of FSDP's hooks, outside of everything in
+it: norms, projections, attention and feed-forward become one graph. Embedding, head and loss stay eager: the loss is
+chunked to keep memory, which a compiler would undo. A layer with experts or context parallelism counts, sorts and
+exchanges by data: it compiles in pieces.
+
+The first step compiles; step statistics leave it out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.engines.native.models import Block
+from meshwright.engines.native.models.feed_forward import FeedForward
+from meshwright.errors import MissingDependencyError
+from meshwright.specs.plan import Plan
+
+
+def compile_layers(layers: Sequence[nn.Module], *, plan: Plan) -> None:
+    """Compile each of `layers` at its first call. Dense ones must become one graph: a break is an error."""
+    for layer in layers:
+        assert isinstance(layer, Block)
+        is_whole = isinstance(layer.ffn, FeedForward) and plan.context == 1
+        layer.forward = _on_plain_input(torch.compile(layer.forward, fullgraph=is_whole))
+
+
+def _on_plain_input(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Under tensor parallelism the first layer's input is a sum that is under way, to which a compiled function hands
+    no gradient: it is waited for here."""
+
+    def run(x_BTD: Tensor, *others: Any) -> Tensor:
+        return forward(x_BTD if type(x_BTD) is Tensor else x_BTD.clone(), *others)
+
+    return run
+
+
+def require(device: torch.device) -> None:
+    """Raises MissingDependencyError where what PyTorch compiles with is absent: C++ on a CPU, Triton on a GPU."""
+    if device.type == "cpu":
+        compiler = os.environ.get("CXX", "g++")
+        if shutil.which(compiler) is None:
+            raise MissingDependencyError(
+                f"train.compile needs a C++ compiler on a CPU: {compiler} is not there",
+                hint="apt-get install g++; or name another one with CXX=...; or --set train.compile=false",
+            )
+    elif find_spec("triton") is None:
+        raise MissingDependencyError(
+            "train.compile needs Triton on this device",
+            hint="pip install triton; or --set train.compile=false",
+        )

@@ -1,0 +1,116 @@
+"""Compiled layers compute what eager ones do, without breaks, and are refused where they cannot be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._dynamo.utils import counters  # noqa: E402
+
+from meshwright import runfile  # noqa: E402
+from meshwright.engines.base import TrainOptions  # noqa: E402
+from meshwright.engines.native import engine  # noqa: E402
+from meshwright.engines.native.check import check_plan  # noqa: E402
+from meshwright.engines.native.rehearsal import compare, compare_each  # noqa: E402
+from meshwright.errors import MissingDependencyError  # noqa: E402
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
+
+TEXT = """
+model: {name: tiny, hidden: 32, num_layers: 3, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}
+data: {source: synthetic, sequence_length: 16}
+batch: {global_sequences: 8, micro: 4}
+precision: fp32
+cluster: here
+optimizer: {learning_rate: 1.0e-2}
+train: {steps: 8, compile: true}
+"""
+EXPERTS = ", experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, router: sigmoid}"
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler"),
+    # What PyTorch's own compiler imports and says: not of this project.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+
+@pytest.fixture
+def run():
+    return runfile.loads(TEXT)
+
+
+@pytest.fixture
+def moe_run():
+    return runfile.loads(TEXT.replace("num_kv_heads: 2}", "num_kv_heads: 2}" + EXPERTS))
+
+
+def assert_equal(comparisons) -> None:
+    for found in comparisons:
+        assert found.loss_error < 1e-5, found.plan
+        assert found.gradient_error < 1e-4, (found.plan, found.gradient_errors)
+        assert found.weight_error < 1e-4, (found.plan, found.weight_errors)
+
+
+@pytest.mark.slow
+def test_one_graph_for_equal_layers_and_no_break(run, tmp_path):
+    torch._dynamo.reset()
+    counters.clear()
+    losses, records = [], []
+    for compiled in (True, False):
+        loaded = runfile.loads(TEXT, overrides=[f"train.compile={str(compiled).lower()}"])
+        options = TrainOptions(folder=tmp_path / str(compiled), quiet=True)
+        records.append(engine.train(loaded, options=options))
+        losses.append([records[-1].statistics[name] for name in ("first_loss", "last_loss")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1  # for three layers
+    # The first step compiled: it is not in the statistics, of which warming up leaves out three more.
+    assert [record.statistics["step_s"]["n"] for record in records] == [4, 5]
+
+
+@pytest.mark.slow
+def test_compiled_layers_equal_eager_ones(run, moe_run):
+    plans = [Plan(micro_batch=4), Plan(micro_batch=4, recompute=Recompute.FULL)]
+    assert_equal(compare_each([(run, plan) for plan in plans]))
+    assert_equal(compare_each([(moe_run, plan) for plan in plans]))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2, recompute=Recompute.FULL),
+        Plan(tensor=2, micro_batch=4),
+        Plan(pipeline=2, micro_batch=4),
+        Plan(context=2, micro_batch=4),
+    ],
+    ids=Plan.describe,
+)
+def test_compiled_layers_compose(run, plan, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert check_plan(plan, run=run) == []
+    assert_equal([compare(run, plan, timeout_s=300)])
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (Plan(recompute=Recompute.SELECTIVE, recompute_modules=("norm",)), "chooses by itself"),
+        (Plan(pipeline=2, schedule=Schedule.ZERO_BUBBLE), "is one piece"),
+    ],
+)
+def test_what_a_compiled_layer_cannot_do_is_refused(run, plan, words):
+    problems = {problem.key: problem.reason for problem in check_plan(plan, run=run)}
+    assert words in problems["train.compile"]
+
+
+def test_without_a_compiler_nothing_starts(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(MissingDependencyError, match="needs a C\\+\\+ compiler on a CPU: no-such-compiler"):
+        engine.train(run, options=TrainOptions(folder=tmp_path / "out", quiet=True))
+    assert not (tmp_path / "out").exists()
