@@ -104,6 +104,14 @@ class Host:
         except ValueError:
             raise Unseen(f"{name} holds {text[:40]!r}, not a number") from None
 
+    def begins(self, name: str, beginning: bytes) -> bool:
+        """Whether a file that is no text begins so; not when it cannot be read."""
+        try:
+            with self.path(name).open("rb") as file:
+                return file.read(len(beginning)) == beginning
+        except OSError:
+            return False
+
     def glob(self, pattern: str) -> list[str]:
         """Names of the node's files that match, in natural order (cpu2 before cpu10)."""
         found = self.root.glob(pattern.lstrip("/"))

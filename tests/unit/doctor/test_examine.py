@@ -96,6 +96,32 @@ def test_a_device_that_its_driver_lost(look, healthy):
     assert (counted.status, counted.measured, counted.expected) == (Status.FAIL, 7, 8)
 
 
+def test_a_device_that_is_only_not_shown_is_a_warning(look, healthy):
+    healthy.remove(CARD.format(4))
+    environment = {"SLURM_JOB_GPUS": "0,1,2,4,5,6,7"}
+    assert look(healthy, environment=environment)["devices.present"][0].status is Status.WARN
+
+
+def test_a_device_off_the_bus_is_lost_wherever_one_looks(look, healthy, tmp_path):
+    healthy.remove(CARD.format(4))
+    config = tmp_path / "node/sys/bus/pci/devices/0000:75:00.0/config"
+    config.parent.mkdir(parents=True)
+    config.write_bytes(b"\xff" * 64)
+    verdict = look(healthy, environment={"SLURM_JOB_GPUS": "0"})["devices.present"][0]
+    assert (verdict.status, verdict.message) == (Status.FAIL, "it no longer answers on the bus")
+
+
+def test_devices_are_selected_as_the_compute_driver_counts_them(look, healthy):
+    """The node with the highest bus address comes first in its list."""
+    first, last = (
+        "/sys/class/kfd/kfd/topology/nodes/2/properties",
+        "/sys/class/kfd/kfd/topology/nodes/9/properties",
+    )
+    healthy.files[first], healthy.files[last] = healthy.files[last], healthy.files[first]
+    selected = [d.select.partition("=")[2] for d in look(healthy)[""].node.devices.found]
+    assert selected == ["7", "1", "2", "3", "4", "5", "6", "0"]
+
+
 def test_a_lost_device_of_nvidia_speaks_instead_of_a_value(look, nvidia):
     log = nvidia.commands["nvidia-smi -q -x"]
     text = log.stdout.replace("<product_name>NVIDIA H200<", "<product_name>Unknown Error<", 1)
@@ -264,6 +290,7 @@ def test_a_device_that_hangs_while_it_is_measured_fails(look, healthy):
         ("device 3", Status.FAIL)
     ]
     assert len(found["rates.copy"]) == 7
+    assert found["rates.all-reduce"][0].status is Status.SKIPPED
 
 
 def test_a_device_that_computes_wrongly_fails_whatever_its_speed(look, healthy):

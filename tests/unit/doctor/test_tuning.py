@@ -80,8 +80,6 @@ def test_every_setting_says_why_at_what_risk_and_who_says_so():
     for s in settings():
         assert all((s.why, s.risk, s.source, s.wanted)), s.name
         assert s.path.startswith(("/proc/sys/", "/sys/")), s.name
-    # the governor decides whether the energy preference may be written
-    assert names.index("cpu-governor") < names.index("cpu-energy-preference")
 
 
 def test_a_survey_finds_each_file_and_says_what_it_lacks(node):
@@ -199,6 +197,16 @@ def test_a_failure_midway_puts_everything_back(node, state, refusal, reason):
     assert contents(host) == before
 
 
+def test_whichever_file_is_refused_all_or_none_are_changed(node, state):
+    before = contents(node)
+    changes = [v.path for v in survey(node, settings()) if v.action is Action.CHANGE]
+    for path in changes:
+        host = stubborn(node, refuses={path: OSError(16, "Device or resource busy")})
+        outcome = apply(host, survey(host, settings()), state=state)
+        assert (outcome.failure.path, contents(node), state.exists()) == (path, before, False)
+    assert len(changes) == 18
+
+
 def test_a_failure_midway_leaves_an_earlier_state_file_as_it_was(node, state):
     apply(node, survey(node, choose(only=("numa-balancing",))), state=state)
     text = state.read_text()
@@ -251,6 +259,28 @@ def test_a_kill_midway_leaves_enough_to_restore(node, state):
     assert node.read(GOVERNOR.format(0)) == "performance"
     assert restore(node, state=state).is_done
     assert {k: v.split() for k, v in contents(node).items()} == {k: v.split() for k, v in before.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivePstate(Host):
+    """Under the governor performance this kernel refuses every other energy preference."""
+
+    def write(self, name, value):
+        is_preference = name.endswith("energy_performance_preference")
+        governor = name.replace("energy_performance_preference", "scaling_governor")
+        if is_preference and value != "performance" and self.read(governor) == "performance":
+            raise OSError(16, "Device or resource busy")
+        super().write(name, value)
+
+
+def test_governor_and_energy_preference_come_back_where_one_rules_the_other(make_host, state):
+    preference = GOVERNOR.format(0).replace("scaling_governor", "energy_performance_preference")
+    made = make_host({GOVERNOR.format(0): "powersave\n", preference: "balance_performance\n"})
+    host = ActivePstate(root=made.root, runner=made.runner, environment={})
+    assert apply(host, survey(host, settings()), state=state).is_done
+    assert host.read(preference) == "performance"
+    assert restore(host, state=state).is_done
+    assert (host.read(GOVERNOR.format(0)), host.read(preference)) == ("powersave", "balance_performance")
 
 
 def test_what_cannot_be_restored_stays_saved(node, state):

@@ -17,6 +17,16 @@ GROUP = "devices"
 HIGHEST_CREDIBLE_MHZ = 10_000.0
 """No accelerator runs at half as much: a driver that says more says nothing (65535, say)."""
 NO_DEVICE = "no device was found"
+SHARES = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+)
+"""With one of these the process may have been given a part of the node's devices."""
+OFF_THE_BUS = b"\xff\xff"
+"""What the configuration of a device that no longer answers reads as."""
 
 
 def where(device: Device) -> str:
@@ -28,10 +38,7 @@ def _present(node: Node) -> Iterator[Verdict]:
     devices = node.devices
     num_found = len(devices.found)
     for address in devices.lost if num_found else ():
-        yield found(
-            "devices.present", Status.FAIL, "on the bus, but its driver does not have it", where=address,
-            hint="the device is lost: look at log.kernel, restart the node, then seat or exchange it",
-        )  # fmt: skip
+        yield _missing(node, address)
     if devices.problem and not num_found:
         hint = "load the driver, or restart the node when driver and library differ in version"
         yield found("devices.present", Status.FAIL, devices.problem, measured=0, unit="devices", hint=hint)
@@ -39,6 +46,22 @@ def _present(node: Node) -> Iterator[Verdict]:
         raise Unseen("no accelerator: neither on the PCI bus nor through nvidia-smi")
     else:
         yield _count(node)
+
+
+def _missing(node: Node, address: str) -> Verdict:
+    """A device of the bus that the driver does not show: lost, or only not given to this process."""
+    is_off = node.host.begins(f"/sys/bus/pci/devices/{address}/config", OFF_THE_BUS)
+    has_share = container(node.host) is not None or any(name in node.host.environment for name in SHARES)
+    if has_share and not is_off:
+        return found(
+            "devices.present", Status.WARN, "on the bus, and not shown to this process: lost, or given to others",
+            where=address, hint="run it outside the container or allocation, or say --expect-devices",
+        )  # fmt: skip
+    message = "it no longer answers on the bus" if is_off else "on the bus, but its driver does not have it"
+    return found(
+        "devices.present", Status.FAIL, message, where=address,
+        hint="the device is lost: look at log.kernel, restart the node, then seat or exchange it",
+    )  # fmt: skip
 
 
 def _count(node: Node) -> Verdict:

@@ -44,8 +44,14 @@ def _measured(node: Node) -> Iterator[Verdict]:
         answers = list(pool.map(lambda device: _ask_device(node.host, device), devices))
     for device, answer in zip(devices, answers, strict=True):
         yield from _of_device(device, answer)
-    if len(devices) > 1:
+    if len(devices) > 1 and all(_was_measured(answer) for answer in answers):
         yield from _of_all(node)
+    elif len(devices) > 1:
+        yield skipped("rates.all-reduce", "not every device could be measured alone")
+
+
+def _was_measured(answer: dict[str, Any] | str) -> bool:
+    return not isinstance(answer, str) and answer["device"] != "cpu"
 
 
 def _ask_device(host: Host, device: Device) -> dict[str, Any] | str:
@@ -74,7 +80,9 @@ def _of_device(device: Device, answer: dict[str, Any] | str) -> Iterator[Verdict
         return
     if answer["device"] == "cpu":
         yield skipped(
-            "rates.gemm", "this PyTorch sees no device: it is built for the CPU", where=where(device)
+            "rates.gemm",
+            "PyTorch does not see it: not built for it, or not allowed to",
+            where=where(device),
         )
         return
     wrong = [words for words, key in _WRONG.items() if not answer[key]]

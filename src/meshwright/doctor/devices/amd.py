@@ -76,7 +76,7 @@ def _device(
         name=name,
         accelerator=accelerator_of(name) or accelerator_of(known or ""),
         address=address,
-        select=f"HIP_VISIBLE_DEVICES={index}",
+        select=f"HIP_VISIBLE_DEVICES={list(nodes).index(address) if address in nodes else index}",
         numa_node=int_or_none(host, f"{card}/numa_node"),
         memory_bytes=int_or_none(host, f"{card}/mem_info_vram_total"),
         memory_used_bytes=int_or_none(host, f"{card}/mem_info_vram_used"),
