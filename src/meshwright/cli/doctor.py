@@ -130,8 +130,9 @@ def _show(found: Examination) -> None:
         measured = f"{_range(group, 'measured')} {group[0].unit}".strip()
         rows.append((group[0].check, status, _where(group), measured, _expected(group)))
     columns = {"check": "left", "verdict": "left", "where": "left", "measured": "right", "expected": "right"}
-    print_table(columns, rows)  # pyright: ignore[reportArgumentType]
-    print_line()
+    if rows:
+        print_table(columns, rows)  # pyright: ignore[reportArgumentType]
+        print_line()
     for v in found.verdicts:
         if v.message and v.status.value in ("warn", "fail"):
             place = f"{v.check} {v.where}".strip()

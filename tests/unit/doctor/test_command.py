@@ -56,5 +56,11 @@ def test_only_and_skip_choose_groups(doctor, healthy):
     assert {c["check"].split(".")[0] for c in checks} == {"host", "memory", "disk", "time"}
 
 
+def test_nothing_to_show_is_no_empty_table(doctor, healthy):
+    outcome = doctor(healthy, "--only", "rates", "--no-rates")
+    assert (outcome.exit_code, "measured" in outcome.stdout) == (0, False)
+    assert "Verdict: skipped" in outcome.stdout
+
+
 def test_a_table_says_why_something_was_not_looked_at(doctor, healthy):
     assert "skipped: rates.device: switched off with --no-rates" in doctor(healthy, "--no-rates").stdout
