@@ -25,8 +25,8 @@ from meshwright.engines.native.processes import WorkerLostError, run_ranks
 from meshwright.engines.native.telemetry import git_commit, moment, software_facts
 from meshwright.errors import MeshwrightError
 
-POINTS_A_FAMILY = 24
-"""Into so many the time of a family is divided, so that one slow point leaves time for others."""
+POINTS_A_FAMILY = 80
+"""Into so many the time of a family is divided: more shapes tell more than one shape known better."""
 
 LONGEST_POINT_S = 2.0
 MEMORY_SHARE = 0.4  # of the device's memory that the operands of one point may take
@@ -126,7 +126,7 @@ def _measure_family(
     points = points_of(
         family,
         device_type=device.type,
-        formats=formats_of(device),
+        formats=_formats(request, device),
         workload=request.workload,
         num_processes=request.num_processes,
     )
@@ -153,6 +153,12 @@ def _measure_family(
             largest, s_per_work = work, row.seconds_median / work
     if num_skipped:
         outcome.notes.append(f"{family}: {num_skipped} points are too large for the memory or the time left")
+
+
+def _formats(request: Request, device: torch.device) -> list[str]:
+    """Those that the workload uses, else all that the device multiplies."""
+    wanted = request.workload.formats if request.workload is not None else None
+    return [name for name in formats_of(device) if wanted is None or name in wanted]
 
 
 def _again(recorder: Recorder) -> str:

@@ -127,6 +127,7 @@ class Workload:
     model: Model
     plan: Plan
     seq_len: int
+    formats: tuple[str, ...] | None = None  # None: whatever the device multiplies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +220,8 @@ def _attention_points(reach: Reach, formats: Sequence[str], workload: Workload |
 
 def _sized(family: Family, reach: tuple[int, int], *, num_processes: int = 1) -> Iterator[Point]:
     sizes = [2**power for power in range(reach[0], reach[1] + 1)]
+    if family is Family.MEMORY:  # what no cache holds says most
+        sizes = [sizes[0], *sizes[:0:-1]]
     for size in sizes[::2] + sizes[1::2]:  # every second one first: a short budget still sees them all
         for kernel in KERNELS[family]:
             yield Point(family=family, kernel=kernel, size_bytes=size, num_processes=num_processes)

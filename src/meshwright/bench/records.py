@@ -44,6 +44,10 @@ SAME_DEVICE = ("device", "driver", "software")
 """Keys of the sidecar that must not change between measurements of one file."""
 
 
+FEWEST_SAMPLES = 6  # that give an interval of 95 %
+FEW_SD = 0.25
+"""Of the logarithm of a median of fewer samples: an assumption, as their own range says too little."""
+
 Kind = TypeVar("Kind", bound=StrEnum)
 
 
@@ -76,9 +80,8 @@ class Row:
     @property
     def log_sd(self) -> float:
         """Standard deviation of the logarithm of the median."""
-        if self.seconds_low >= self.seconds_high:
-            return 0.0
-        return math.log(self.seconds_high / self.seconds_low) / (2 * 1.96)
+        of_interval = math.log(self.seconds_high / self.seconds_low) / (2 * 1.96)
+        return of_interval if self.samples >= FEWEST_SAMPLES else max(of_interval, FEW_SD)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.catalog.surface import Surface
+
 Factors = Mapping[str, str]
 """Level name -> key, for one run: {"architecture": "hopper", "framework": "nemo", ...}."""
 
@@ -87,6 +89,7 @@ class Calibration:
     residual_sd: Mapping[str, float] = field(default_factory=dict)  # of log step time: "dense", "moe", ...
     interval_scale: float = 1.0  # so that 80 % intervals held 80 % of left-out sources
     made: str = "prior"
+    surfaces: Mapping[str, Surface] = field(default_factory=dict)  # "gemm/forward/bf16": of a measured device
 
     def etas(self, factors: Sequence[Factors]) -> dict[str, NDArray[np.float64]]:
         """Transformed values, one array of len(factors) per parameter."""

@@ -95,8 +95,9 @@ def command(
 ) -> None:
     """Measure this machine's device: matrix products, attention, memory, collectives.
 
-    First the shapes of a model and its plan, then a grid. Each measurement is repeated until its median is known to
-    3 %, or its part of the time is spent, and written at once: Ctrl-C keeps what was measured, --resume goes on.
+    First the shapes of a model and its plan, in the formats that the run uses, then a grid. Each measurement is
+    repeated until its median is known to 3 %, or its part of the time is spent, and written at once: Ctrl-C keeps
+    what was measured, --resume goes on.
     `meshwright calibrate DIR` makes of it what the planner uses.
     """
     workload = _workload(run_path, overrides, model, sequence_length)
@@ -161,7 +162,8 @@ def _workload(
         raise InputError("a run file and --model are both given", hint="--set model=NAME changes the file's")
     run = runfile.load(run_path, overrides=overrides)
     plan = run.plan or Plan(micro_batch=run.micro_batch or 1)
-    return Workload(model=run.model, plan=plan, seq_len=run.sequence_length)
+    formats = (run.precision.matmul, "bf16")  # attention, router and head stay in 16 bits
+    return Workload(model=run.model, plan=plan, seq_len=run.sequence_length, formats=formats)
 
 
 def _document(path: Path, sidecar: dict[str, Any], outcome: Outcome) -> dict[str, Any]:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.cli.options import html_option, json_option, run_argument, set_option, verb
+from meshwright.cli.options import (
+    calibration_option,
+    html_option,
+    json_option,
+    run_argument,
+    set_option,
+    verb,
+)
 
 if TYPE_CHECKING:
     from meshwright.report.run_estimate import RunEstimate
@@ -26,6 +33,7 @@ MAX_UNCERTAINTIES = 3
 )
 @run_argument()
 @set_option
+@calibration_option
 @click.option(
     "--trace", "trace_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.json",
     help="Write the step's timeline for Perfetto (ui.perfetto.dev).",
@@ -35,6 +43,7 @@ MAX_UNCERTAINTIES = 3
 def command(
     run_path: Path,
     overrides: tuple[str, ...],
+    calibration: str | None,
     trace_path: Path | None,
     html_path: Path | None,
     as_json: bool,
@@ -47,7 +56,7 @@ def command(
     from meshwright.cli.run_input import run_from
     from meshwright.report.run_estimate import estimate_run
 
-    run = run_from(run_path, overrides=overrides)
+    run = run_from(run_path, overrides=overrides, calibration=calibration)
     with progress(f"estimating {run.name}"):
         done = estimate_run(run)
     if done.chosen is not None:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.cli.options import json_option, run_argument, set_option, verb, why_not_option
+from meshwright.cli.options import (
+    calibration_option,
+    json_option,
+    run_argument,
+    set_option,
+    verb,
+    why_not_option,
+)
 
 if TYPE_CHECKING:
     from meshwright.cli.output import Align
@@ -34,12 +41,14 @@ BAR_WIDTH = 16
 )  # fmt: skip
 @why_not_option
 @set_option
+@calibration_option
 @json_option
 def command(
     run_path: Path,
     against_path: Path | None,
     questions: tuple[str, ...],
     overrides: tuple[str, ...],
+    calibration: str | None,
     as_json: bool,
 ) -> None:
     """Compare the run's plan with another, component by component, and say what decides.
@@ -52,12 +61,15 @@ def command(
     from meshwright.planner.fixed import fixed_fields
     from meshwright.report.explanation import explain_pair, explain_run
 
-    run, asked = run_from(run_path, overrides=overrides), [fixed_fields([q]) for q in questions]
+    run, asked = (
+        run_from(run_path, overrides=overrides, calibration=calibration),
+        [fixed_fields([q]) for q in questions],
+    )
     with progress(f"explaining {run.name}"):
         if against_path is None:
             answer = explain_run(run, questions=asked)
         else:
-            answer = explain_pair(run, run_from(against_path), questions=asked)
+            answer = explain_pair(run, run_from(against_path, calibration=calibration), questions=asked)
     if as_json:
         emit_json(_document(answer))
     else:

@@ -85,6 +85,11 @@ VERBS: dict[str, Verb] = {
         section="Measure",
         help="Measure a device: matrix products, attention, memory, collectives.",
     ),
+    "calibrate": Verb(
+        target="meshwright.cli.calibrate:command",
+        section="Measure",
+        help="Turn measurements of a device into what the planner uses.",
+    ),
     "accuracy": Verb(
         target="meshwright.cli.accuracy:command",
         section="Verify",

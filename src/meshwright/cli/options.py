@@ -11,6 +11,7 @@ Every command is written with `verb`:
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,16 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override one key of the run file, as in --set batch.micro=2. May be repeated.",
 )
+
+calibration_option = click.option(
+    "--calibration", "calibration", metavar="FILE",
+    help="Use what `meshwright calibrate` learned of the device; for cluster `here` the installed one is found.",
+)  # fmt: skip
+
+
+def calibration_override(path: str | None) -> list[str]:
+    """`--calibration` as an override of the run file's key."""
+    return [] if path is None else [f"calibration={json.dumps(path)}"]
 
 
 def run_argument(*, required: bool = True) -> Callable[[Function], Function]:

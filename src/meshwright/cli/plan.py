@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.cli.options import (
+    calibration_option,
     description_options,
     fix_option,
     json_option,
@@ -50,6 +51,7 @@ NUM_LOSERS = 3
 )
 @fix_option
 @set_option
+@calibration_option
 @click.option("--explain", is_flag=True, help="Say why the first plan wins, and what the next ones lose.")
 @why_not_option
 @click.option("--pareto", is_flag=True, help="Also show the plans that trade speed for memory.")

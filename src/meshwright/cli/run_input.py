@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from meshwright.cli.options import calibration_override
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,7 +18,20 @@ OBJECTIVE_WORDS = {"tokens": "throughput", "time": "time", "cost": "cost", "ener
 _REQUIRED = {"model": "--model", "cluster": "--cluster", "global_batch": "--gbs", "sequence_length": "--seq"}
 
 
-def run_from(
+def run_from(run_path: Path | None, *, overrides: Sequence[str] = (), **described: Any) -> Run:
+    """The run that a command line describes; for this machine with its installed calibration, if there is one.
+
+    Arguments are those of `_run`, which raises InputError.
+    """
+    from meshwright.catalog.device_calibration import installed_path
+
+    run = _run(run_path, overrides=overrides, **described)
+    if run.cluster is None and run.calibration is None and (installed := installed_path()).is_file():
+        return _run(run_path, overrides=overrides, **{**described, "calibration": str(installed)})
+    return run
+
+
+def _run(
     run_path: Path | None,
     *,
     overrides: Sequence[str] = (),
@@ -28,6 +42,7 @@ def run_from(
     precision: str | None = None,
     engine: str | None = None,
     objective: str | None = None,
+    calibration: str | None = None,
 ) -> Run:
     """The run that a command line describes. `overrides` are those of `--set`; they come last.
 
@@ -35,6 +50,7 @@ def run_from(
     """
     from meshwright import runfile
 
+    overrides = [*calibration_override(calibration), *overrides]
     goal = [] if objective is None else [f"objective={OBJECTIVE_WORDS[objective]}"]
     if run_path is not None:
         given = {

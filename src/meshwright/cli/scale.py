@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from meshwright.cli.options import (
+    calibration_option,
     description_options,
     fix_option,
     html_option,
@@ -21,7 +22,7 @@ from meshwright.errors import InputError
 MAX_DEVICES = 10**7
 MAX_NUMBER = 1e18
 
-_RUN_OPTIONS = ("model", "cluster", "global_batch", "sequence_length", "precision", "engine")
+_RUN_OPTIONS = ("model", "cluster", "global_batch", "sequence_length", "precision", "engine", "calibration")
 
 
 def _counts(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...]:
@@ -59,6 +60,7 @@ def _positive(name: str, destination: str, metavar: str, text: str) -> Any:
 @run_argument(required=False)
 @description_options
 @set_option
+@calibration_option
 @fix_option
 @click.option(
     "--devices",

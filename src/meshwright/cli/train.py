@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from meshwright.cli.needs import require_torch
-from meshwright.cli.options import json_option, run_argument, set_option, verb
+from meshwright.cli.options import (
+    calibration_option,
+    calibration_override,
+    json_option,
+    run_argument,
+    set_option,
+    verb,
+)
 from meshwright.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
@@ -34,6 +41,7 @@ RESULTS = Path("runs")
 )
 @run_argument()
 @set_option
+@calibration_option
 @click.option(
     "--out", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="Where results go.  [default: runs/NAME]",
@@ -60,6 +68,7 @@ RESULTS = Path("runs")
 def command(
     run_path: Path,
     overrides: tuple[str, ...],
+    calibration: str | None,
     folder: Path | None,
     resume: bool,
     max_restarts: int,
@@ -79,7 +88,7 @@ def command(
     from meshwright import runfile
 
     started_s = time.time()
-    run = runfile.load(run_path, overrides=overrides)
+    run = runfile.load(run_path, overrides=[*calibration_override(calibration), *overrides])
     _require_native(run)
     require_torch("training")
 

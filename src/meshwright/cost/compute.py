@@ -17,12 +17,14 @@ Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
 import numpy as np
 
+from meshwright.catalog.surface import Surface
 from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.tables import Array, BatchTable, ModelTable, PlanTable, PrecisionTable, Table
 
@@ -41,6 +43,19 @@ def gemm_tiles() -> GemmTiles:
     text = (files("meshwright.catalog") / "data" / "calibration" / "kernels.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     return GemmTiles(shapes=tuple(tuple(shape) for shape in data["tiles"]), depth=data["tile_depth"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSurfaces:
+    """What measured kernels take beside the formulas here, by shape; empty where nothing was measured."""
+
+    linear: Mapping[str, Surface] = field(default_factory=dict)  # "gemm/forward", ... in the matmul format
+    half: Mapping[str, Surface] = field(default_factory=dict)  # the same in 16 bits
+
+    def factor(self, kernel: str, *shape: Array, half: bool = False) -> Array:
+        """What to multiply the seconds of `kernel` by."""
+        surface = (self.half if half else self.linear).get(kernel)
+        return 1.0 if surface is None else surface.factor(*shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +88,7 @@ class DeviceRates(Table):
     host_moe_s: (
         Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
     )
+    surfaces: KernelSurfaces = field(default_factory=KernelSurfaces)
 
 
 def _tile_seconds(m: Array, n: Array, k: Array, groups: Array, flops_per_s: Array, units: Array) -> Array:
@@ -188,8 +204,9 @@ def layer_compute(
         )
         rate = peak * rates.grouped_ratio if grouped else peak
 
-        def seconds(rows: Array, columns: Array, depth: Array) -> Array:
-            return gemm_s(
+        def seconds(layout: str, rows: Array, columns: Array, depth: Array) -> Array:
+            beside = rates.surfaces.factor(f"gemm/{layout}", rows, columns, depth, half=half)
+            return beside * gemm_s(
                 rows,
                 columns,
                 depth,
@@ -206,9 +223,9 @@ def layer_compute(
         # gradients backward. Quantised weights are kept for all micro-batches of a step.
         casts = 0.0 if half else precision.cast_passes * (2 + 2 * b_in) * groups / streaming
         return Passes(
-            forward_s=seconds(m, n, k) + casts * m * k,
-            input_s=seconds(m, k, n) + casts * m * n,
-            weight_s=seconds(n, k, m) * trained,
+            forward_s=seconds("forward", m, n, k) + casts * m * k,
+            input_s=seconds("input_gradient", m, k, n) + casts * m * n,
+            weight_s=seconds("weight_gradient", n, k, m) * trained,
         )
 
     grouped_query = linear(tokens, (nq * d + nkv * (d + dv)) / t, h)
@@ -317,8 +334,11 @@ def _attention_core(
     forward = np.where(unfused, rates.half_gemm_ratio, rates.attention_forward_ratio)
     backward = np.where(unfused, rates.half_gemm_ratio, rates.attention_backward_ratio)
     backward_flops = np.where(unfused, 2.0, 2.5) * flops  # the fused kernel computes the scores again
+    shape = (model.num_heads * plan.micro_batch / plan.tensor, batch.seq_len / plan.context, model.qk_dim)
+    forward_s = flops / (rates.half_flops_per_s * forward) + 6 * traffic + rates.kernel_s
+    backward_s = backward_flops / (rates.half_flops_per_s * backward) + 8 * traffic + rates.kernel_s
     return Passes(
-        forward_s=flops / (rates.half_flops_per_s * forward) + 6 * traffic + rates.kernel_s,
-        input_s=backward_flops / (rates.half_flops_per_s * backward) + 8 * traffic + rates.kernel_s,
+        forward_s=forward_s * rates.surfaces.factor("attention/forward", *shape),
+        input_s=backward_s * rates.surfaces.factor("attention/backward", *shape),
         weight_s=0.0 * flops,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from meshwright.catalog.calibration import Calibration, Factors, fitted
 from meshwright.catalog.stacks import StackFacts, stack_facts
+from meshwright.catalog.surface import Surface
 from meshwright.cost.collectives import Network, constants_for, network_row
-from meshwright.cost.compute import DeviceRates
+from meshwright.cost.compute import DeviceRates, KernelSurfaces
 from meshwright.cost.tables import Array, Table
 from meshwright.errors import InfeasibleError
 from meshwright.specs.hardware import Cluster, Stack
@@ -19,6 +20,7 @@ from meshwright.specs.precision import Precision
 class SystemFacts(Table):
     """What does not depend on calibration: datasheet numbers and traits of the stack."""
 
+    matmul_format: Array  # its name
     matmul_flops_per_s: Array
     half_flops_per_s: Array
     memory_bytes_per_s: Array
@@ -94,6 +96,7 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
             hint=f"formats it has: {', '.join(peaks)}",
         )
     return SystemFacts(
+        matmul_format=precision.matmul,
         matmul_flops_per_s=peaks[precision.matmul],
         half_flops_per_s=peaks.get("bf16", peaks[precision.matmul]),
         memory_bytes_per_s=accelerator.memory_bytes_per_s,
@@ -153,7 +156,19 @@ def rates_from_etas(
     calibration: Calibration, facts: SystemFacts, etas: Mapping[str, Array], half_etas: Mapping[str, Array]
 ) -> SystemRates:
     """`join` for values still in transformed units."""
-    return join(facts, calibration.values(etas), calibration.values({"gemm_ratio": half_etas["gemm_ratio"]}))
+    rates = join(facts, calibration.values(etas), calibration.values({"gemm_ratio": half_etas["gemm_ratio"]}))
+    if not calibration.surfaces:
+        return rates
+    surfaces = KernelSurfaces(
+        linear=_of_format(calibration.surfaces, str(facts.matmul_format)),
+        half=_of_format(calibration.surfaces, "bf16"),
+    )
+    return replace(rates, device=replace(rates.device, surfaces=surfaces))
+
+
+def _of_format(surfaces: Mapping[str, Surface], name: str) -> dict[str, Surface]:
+    """Those in one number format, by kernel."""
+    return {key.removesuffix(f"/{name}"): s for key, s in surfaces.items() if key.endswith(f"/{name}")}
 
 
 def half_factors(factors: Factors) -> Factors:

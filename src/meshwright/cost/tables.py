@@ -8,7 +8,7 @@ model's are numbers; to calibrate, one row is one published run and every field 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -33,13 +33,21 @@ class Table:
 
     @classmethod
     def stack(cls, rows: Sequence[Self]) -> Self:
-        """One table with an array of len(rows) per field; tables inside tables are stacked too."""
+        """One table with an array of len(rows) per field; tables inside tables are stacked too.
+
+        What is no number (measured surfaces) must be the same in all rows, and stays.
+        """
         columns: dict[str, Any] = {}
         for f in fields(cls):
             values = [getattr(r, f.name) for r in rows]
-            columns[f.name] = (
-                type(values[0]).stack(values) if isinstance(values[0], Table) else np.array(values)
-            )
+            if isinstance(values[0], Table):
+                columns[f.name] = type(values[0]).stack(values)
+            elif is_dataclass(values[0]):
+                if any(value != values[0] for value in values):
+                    raise ValueError(f"rows of one table differ in {f.name}")
+                columns[f.name] = values[0]
+            else:
+                columns[f.name] = np.array(values)
         return cls(**columns)
 
     def take(self, index: NDArray[np.intp] | int) -> Self:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
+from meshwright.catalog import device_calibration
 from meshwright.catalog.calibration import Calibration
 from meshwright.cost.tables import BatchTable, ModelTable, PrecisionTable, model_row, precision_row
 from meshwright.errors import InputError, UnknownNameError
@@ -81,13 +82,15 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
     if run.cluster is None:
         raise InputError(
             "the planner needs a known cluster", got=run.cluster_name,
-            hint="name one of the catalogue, as in `cluster: h100-8x4`",
+            hint="name one of the catalogue, as in `cluster: h100-8x4`, or measure this machine: "
+            "`meshwright bench device`, then `meshwright calibrate bench --install`",
         )  # fmt: skip
     if run.lora is not None and run.lora.base_format is not BaseFormat.FULL:
         raise InputError(
             "a quantised base is not estimated", got=f"lora.base_format: {run.lora.base_format}",
             hint="estimate it in 16 bits with --set lora.base_format=full",
         )  # fmt: skip
+    calibration = None if run.calibration is None else device_calibration.load(run.calibration).calibration()
     fixed = {} if run.micro_batch is None else {"micro_batch": run.micro_batch}
     request = PlanRequest(
         model=run.model,
@@ -99,5 +102,6 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         stack=run.stack,
         engine=run.engine,
         fixed=fixed,
+        calibration=calibration,
     )
     return replace(request, **changes) if changes else request  # pyright: ignore[reportArgumentType]

@@ -62,7 +62,9 @@ def sources_of(done: RunEstimate) -> dict[str, Source]:
 
 def calibration_words(request: PlanRequest) -> str:
     """Which calibration was used, and how many measured rows it holds of this accelerator and software."""
-    calibration = fitted()
+    calibration = request.calibration or fitted()
+    if calibration.surfaces:
+        return f"measured: {calibration.made}"
     factors = factors_of(request.cluster, request.precision, request.stack)
     device = calibration.num_rows("device_format", factors["device_format"])
     framework = calibration.num_rows("framework", factors["framework"])

@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from meshwright import catalog
+from meshwright.catalog import device_calibration
+from meshwright.catalog.device_calibration import HERE
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError
 from meshwright.runfile import schema
 from meshwright.runfile.document import Document
@@ -25,7 +27,6 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.precision import MOMENT_BYTES, PRECISIONS, Precision
 
 T = TypeVar("T")
-HERE = "here"
 MAX_LAYERS = 2000  # the search tries every number of virtual stages: a million layers take minutes
 MAX_WIDTH = 10**7  # of hidden states and vocabulary, as the schema has it for inline shapes
 MAX_DEVICES = 10**7  # hundred times the largest machine that was announced; keeps counts in 64 bits
@@ -51,6 +52,7 @@ def resolve(document: Document, file: schema.RunFile, *, name: str, here: Cluste
     problems = _Problems()
     model = problems.attempt("model", _model, file.model)
     lora = problems.attempt("lora", _lora, file)
+    here = problems.attempt("calibration", _calibrated_here, file) or here
     cluster = problems.attempt("cluster", _cluster, file.cluster, here)
     precision = problems.attempt("precision", _precision, file, cluster)
     global_batch = problems.attempt("batch", _global_batch, file.batch, file.data.sequence_length)
@@ -72,6 +74,7 @@ def resolve(document: Document, file: schema.RunFile, *, name: str, here: Cluste
         lora=lora,
         cluster=cluster,
         cluster_name=_cluster_name(file.cluster),
+        calibration=file.calibration,
         sequence_length=file.data.sequence_length,
         global_batch=global_batch,
         micro_batch=micro,
@@ -131,6 +134,27 @@ def _cluster_name(given: str | schema.InlineCluster) -> str:
     if isinstance(given, str):
         return given
     return f"{given.accelerator}-{given.devices_per_node}x{given.num_nodes}"
+
+
+def _calibrated_here(file: schema.RunFile) -> Cluster | None:
+    """This machine as the run's calibration has it, with as many devices as a pinned plan needs; None without one."""
+    if file.calibration is None:
+        return None
+    found = device_calibration.load(file.calibration)
+    if file.cluster != HERE:
+        given = file.cluster
+        of = (
+            catalog.cluster(given).accelerator
+            if isinstance(given, str)
+            else catalog.accelerator(given.accelerator)
+        )
+        if of.name != found.accelerator.name:
+            raise InputError("is of another device", got=found.accelerator.name, allowed=of.name)
+        return None
+    plan, count = file.parallel, None
+    if isinstance(plan, schema.ParallelSection) and plan.data_shard:
+        count = plan.data_shard * plan.data_replicate * plan.context * plan.tensor * plan.pipeline
+    return found.cluster(count)
 
 
 def _cluster(given: str | schema.InlineCluster, here: Cluster | None) -> Cluster | None:

@@ -307,6 +307,7 @@ class RunFile(Section):
     optimizer: OptimizerSection = OptimizerSection()
     precision: Text = "bf16"
     cluster: Annotated[Annotated[Text, _Word] | Annotated[InlineCluster, _Mapping], Discriminator(_kind)]
+    calibration: Text | None = None
     parallel: Annotated[
         Annotated[Literal["auto"], _Word] | Annotated[ParallelSection, _Mapping], Discriminator(_kind)
     ] = "auto"

@@ -169,6 +169,7 @@ class Run:
     lora: Lora | None = None  # not None exactly when the task is LORA
     cluster: Cluster | None  # None: this machine, not measured yet
     cluster_name: str
+    calibration: str | None = None  # file of a device's calibration; None: the one that ships
     sequence_length: int  # tokens
     global_batch: int  # sequences per optimizer step
     micro_batch: int | None = None  # sequences per replica and micro-batch; None: the planner chooses

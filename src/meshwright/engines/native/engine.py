@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from meshwright import catalog
+from meshwright.catalog.device_calibration import HERE
 from meshwright.engines.base import Ending, Record, TrainOptions, refuse
 from meshwright.engines.native import checkpoint, compiling, fp8, hang, telemetry, trackers
 from meshwright.engines.native import device as devices
@@ -80,7 +81,7 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     trackers.require(run.train.trackers)
     _check_profile(run, options)
     device = devices.find_device()
-    if run.cluster is not None:
+    if run.cluster is not None and run.cluster_name != HERE:
         devices.require(run.cluster.accelerator.name, device=device)
     fp8.require(run.precision, device=device)
     if run.train.compile:

@@ -1,0 +1,152 @@
+"""What a kernel takes beside what the cost model says, as a function of its shape, learned from measured shapes.
+
+    y(x) = log(measured seconds / modelled seconds)          x = log2 of the shape
+    y(x) = mean + f(x) + noise,   f a Gaussian process, Matérn 3/2, one length for all axes
+
+Far from all measured shapes f returns to 0 and what is left is the cost model's roofline times exp(mean); nowhere does
+it leave the range of what was measured. Length and size of f are those under which each point is best predicted by the
+others (leave one out). Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, sections 2.2
+and 5.4.2; interpolation in the space of utilisation rather than of time: Nvidia, AIConfigurator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+LENGTHS = (0.5, 1.0, 2.0, 4.0, 8.0)  # doublings of the shape
+SDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+LEAST_NOISE = 0.02
+"""Repetitions of one process agree better than two processes do: nothing is known better than this."""
+
+FEWEST_POINTS = 4
+MOST_POINTS = 256  # their matrix is inverted
+MOST_SHAPES = 4096  # at once; more are first reduced to those that differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """y at some shapes, and its standard deviation there (without the noise of a measurement)."""
+
+    mean: Floats
+    sd: Floats
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Surface:
+    """One kernel in one number format: n points of d axes."""
+
+    axes: tuple[str, ...]  # what x is the log2 of
+    x: Floats  # n x d
+    y: Floats  # n
+    noise: Floats  # n, standard deviations
+    mean: float
+    length: float
+    sd: float
+
+    @cached_property
+    def inverse(self) -> Floats:
+        """Of the covariance of the points, n x n."""
+        return np.asarray(np.linalg.inv(self._covariance(self.x) + np.diag(self.noise**2)), dtype=np.float64)
+
+    @cached_property
+    def weights(self) -> Floats:
+        return self.inverse @ (self.y - self.mean)
+
+    def predict(self, x: Floats) -> Predicted:
+        """At shapes q x d, given as log2. Within the range of the measured y, whatever the shape."""
+        near = self._covariance(x)
+        mean = np.clip(self.mean + near @ self.weights, self.y.min(), self.y.max())
+        variance = self.sd**2 - np.einsum("qn,nm,qm->q", near, self.inverse, near)
+        return Predicted(mean=mean, sd=np.sqrt(np.maximum(variance, 0.0)))
+
+    def factor(self, *shape: Any) -> Any:
+        """exp(y): what to multiply modelled seconds by. Numbers, or arrays that broadcast; sizes below 1 count as 1."""
+        sizes = np.broadcast_arrays(*(np.maximum(np.asarray(s, dtype=float), 1.0) for s in shape))
+        x = np.log2(np.stack([s.ravel() for s in sizes], axis=1))
+        back = None
+        if len(x) > MOST_SHAPES:
+            x, back = np.unique(x, axis=0, return_inverse=True)
+        y = np.clip(self.mean + self._covariance(x) @ self.weights, self.y.min(), self.y.max())
+        found = np.exp(y if back is None else y[back.ravel()]).reshape(sizes[0].shape)
+        return found if found.ndim else float(found)
+
+    def left_out(self) -> Predicted:
+        """Each measured point as the others predict it, with the noise of measuring it."""
+        variance = 1 / np.diag(self.inverse)
+        return Predicted(mean=self.y - self.weights * variance, sd=np.sqrt(variance))
+
+    def _covariance(self, x: Floats) -> Floats:
+        return self.sd**2 * _matern(_distances(x, self.x) / self.length)
+
+
+def fit_surface(x: Floats, y: Floats, noise: Floats, *, axes: Sequence[str]) -> Surface | None:
+    """The surface through points (x, y); None when there are too few."""
+    if len(y) < FEWEST_POINTS:
+        return None
+    x, y = x[:MOST_POINTS], y[:MOST_POINTS]
+    noise = np.hypot(noise[:MOST_POINTS], LEAST_NOISE)
+    mean = float(np.median(y))
+    tried = [
+        Surface(axes=tuple(axes), x=x, y=y, noise=noise, mean=mean, length=length, sd=sd)
+        for length in LENGTHS
+        for sd in SDS
+    ]
+    return max(tried, key=_log_density)
+
+
+def _log_density(surface: Surface) -> float:
+    """Of the points, each under what the others say of it."""
+    out = surface.left_out()
+    return float(np.sum(-np.log(out.sd) - 0.5 * ((surface.y - out.mean) / out.sd) ** 2))
+
+
+def _distances(a: Floats, b: Floats) -> Floats:
+    squares = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
+    return np.sqrt(np.maximum(squares, 0.0))
+
+
+def _matern(distance: Floats) -> Floats:
+    scaled = np.sqrt(3.0) * distance
+    return (1 + scaled) * np.exp(-scaled)
+
+
+def to_document(surface: Surface) -> dict[str, Any]:
+    """As JSON has it; numbers rounded to what was measured."""
+    return {
+        "axes": list(surface.axes),
+        "mean": round(surface.mean, 6),
+        "length": surface.length,
+        "sd": surface.sd,
+        "points": [
+            {"x": [round(float(v), 6) for v in x], "y": round(float(y), 6), "noise": round(float(s), 6)}
+            for x, y, s in zip(surface.x, surface.y, surface.noise, strict=True)
+        ],
+    }
+
+
+def from_document(document: Mapping[str, Any]) -> Surface:
+    """What `to_document` wrote. Raises KeyError, TypeError or ValueError for what it did not."""
+    points = document["points"]
+    surface = Surface(
+        axes=tuple(document["axes"]),
+        x=np.array([p["x"] for p in points], dtype=float),
+        y=np.array([p["y"] for p in points], dtype=float),
+        noise=np.array([p["noise"] for p in points], dtype=float),
+        mean=float(document["mean"]),
+        length=float(document["length"]),
+        sd=float(document["sd"]),
+    )
+    numbers = (surface.x, surface.y, surface.noise, np.array([surface.mean]))
+    if surface.x.shape != (len(points), len(surface.axes)) or not all(np.isfinite(a).all() for a in numbers):
+        raise ValueError("a surface has points that are no numbers, or of another number of axes")
+    if not (surface.length > 0 and surface.sd > 0 and (surface.noise > 0).all()):
+        raise ValueError("length, sd and noise of a surface are above 0")
+    return surface

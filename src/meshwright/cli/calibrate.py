@@ -1,0 +1,180 @@
+"""`meshwright calibrate`: measurements of a device become what the planner uses for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshwright.cli.options import json_option, verb
+from meshwright.errors import InputError
+
+if TYPE_CHECKING:
+    from meshwright.bench.advice import Advice
+    from meshwright.catalog.device_calibration import DeviceCalibration
+
+SHOWN = 5
+
+
+@verb(
+    "calibrate",
+    examples=[
+        "meshwright calibrate bench",
+        "meshwright calibrate bench --install",
+        "meshwright calibrate monday/records.csv friday/records.csv --out h100.json",
+        "meshwright calibrate bench --for examples/runs/tiny-llama-cpu.yaml",
+    ],
+)
+@click.argument("paths", metavar="RECORDS...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--out", "out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Where the calibration goes.  [default: calibration.json beside the records]",
+)  # fmt: skip
+@click.option(
+    "--install",
+    is_flag=True,
+    help="Use it from now on for `cluster: here` of this user, without --calibration.",
+)
+@click.option(
+    "--for", "run_path", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.yaml",
+    help="Also say which measurement would make this run's estimate surer.",
+)  # fmt: skip
+@json_option
+def command(
+    paths: tuple[Path, ...], out: Path | None, install: bool, run_path: Path | None, as_json: bool
+) -> None:
+    """Make a calibration of the records that `meshwright bench device` left.
+
+    RECORDS are records.csv files or their folders, all of one device. How far the result is off is shown for each
+    family: every measurement is left out in turn and predicted by the others.
+    """
+    from meshwright.bench.calibrate import calibrate
+    from meshwright.bench.records import read
+    from meshwright.catalog.device_calibration import HERE, installed_path, to_document
+    from meshwright.cli.output import emit_json, jsonable, note
+
+    files = [read(path) for path in paths]
+    found = calibrate(files)
+    targets = [out or files[0].path.with_name("calibration.json")]
+    if install:
+        if found.details["device"]["accelerator"] is not None:
+            raise InputError(
+                "--install is for a device that no catalogue knows", got=found.accelerator.name,
+                hint="name the file: meshwright plan RUN.yaml --calibration FILE",
+            )  # fmt: skip
+        targets.append(installed_path())
+    for target in targets:
+        _write(jsonable(to_document(found)), target)
+    advice = None if run_path is None else _advice(run_path, targets[0])
+    if as_json:
+        emit_json(_document(found, targets, advice))
+        return
+    _show(found, advice)
+    for target in targets:
+        note(f"wrote {target}")
+    if not install and found.details["device"]["accelerator"] is None:
+        note(
+            f"a run of cluster {HERE!r} uses it with --calibration {targets[0]}; --install makes it the default"
+        )
+
+
+def _write(document: Any, target: Path) -> None:
+    import json
+
+    from meshwright.files import write_atomically
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise InputError(f"cannot write {str(target)!r} ({error.strerror})") from None
+
+
+def _advice(run_path: Path, calibration: Path) -> Advice:
+    from meshwright.bench.advice import advise
+    from meshwright.cli.run_input import run_from
+
+    return advise(run_from(run_path, calibration=str(calibration)))
+
+
+def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | None) -> dict[str, Any]:
+    return {
+        "calibration": targets,
+        "made": found.made,
+        "device": found.details["device"],
+        "peak_flops_per_s": found.accelerator.peak_flops_per_s,
+        "memory_bytes_per_s": found.accelerator.memory_bytes_per_s,
+        "parameters": found.parameters,
+        "errors": found.details["errors"],
+        "collectives": found.details["collectives"],
+        "surfaces": {name: len(s.y) for name, s in found.surfaces.items()},
+        "advice": advice,
+    }
+
+
+def _show(found: DeviceCalibration, advice: Advice | None) -> None:
+    from meshwright.cli.output import print_line, print_table
+    from meshwright.report.quantities import percent
+    from meshwright.units import format_seconds
+
+    print_line(found.made, style="bold")
+    peaks = ", ".join(
+        f"{rate / 1e12:.3g} TFLOP/s {name}" for name, rate in found.accelerator.peak_flops_per_s.items()
+    )
+    print_line(f"{peaks}; memory {found.accelerator.memory_bytes_per_s / 1e9:.3g} GB/s.")
+    print_line()
+    headings = {
+        "each left out": "left", "points": "right", "off by, median": "right", "one in ten": "right",
+        "formula alone": "right",
+    }  # fmt: skip
+    print_table(
+        headings,  # pyright: ignore[reportArgumentType]
+        [
+            (family, e["num_points"], percent(e["median"]), percent(e["p90"]), percent(e["formula_median"]))
+            for family, e in found.details["errors"].items()
+        ],
+    )  # fmt: skip
+    rows = [
+        (kernel, "larger" if c["up_to_bytes"] is None else f"to {c['up_to_bytes'] // 1024:,} KiB",
+         format_seconds(c["latency_s"]), "" if c["bytes_per_s"] is None else f"{c['bytes_per_s'] / 1e9:.3g}",
+         percent(c["error_median"]))
+        for kernel, classes in found.details["collectives"].items() for c in classes
+    ]  # fmt: skip
+    if rows:
+        print_line()
+        columns = {
+            "collective": "left",
+            "message": "left",
+            "latency": "right",
+            "GB/s": "right",
+            "off by": "right",
+        }
+        print_table(columns, rows)  # pyright: ignore[reportArgumentType]
+    if advice is not None:
+        _show_advice(advice)
+
+
+def _show_advice(advice: Advice) -> None:
+    from meshwright.cli.output import print_line, print_table
+    from meshwright.report.quantities import interval_of, percent, value_of
+
+    print_line()
+    print_line(
+        f"{advice.run}: a step takes {value_of(advice.step)} ({interval_of(advice.step)})", style="bold"
+    )
+    rows = [
+        (c.kernel, ", ".join(f"{axis} {size:g}" for axis, size in c.shape.items()), percent(c.step_share),
+         percent(c.sd), percent(c.gain / advice.sd**2))
+        for c in advice.candidates[:SHOWN]
+    ]  # fmt: skip
+    columns = {
+        "measure next": "left", "shape": "left", "of the step": "right", "known to": "right",
+        "gain": "right",
+    }  # fmt: skip
+    print_table(columns, rows)  # pyright: ignore[reportArgumentType]
+    name, share = max(advice.others.items(), key=lambda item: item[1])
+    print_line(
+        f"Gain: of the variance of the estimate. {percent(share)} of it is {name}, which no kernel's measurement "
+        "changes; a training's own quick measurement does."
+    )

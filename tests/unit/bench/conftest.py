@@ -1,0 +1,93 @@
+"""A device that does not exist: records of a machine whose rates are known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from meshwright.bench.harness import Measurement
+from meshwright.bench.points import Family, Point, Workload, points_of
+from meshwright.bench.records import Recorder, row_of
+from meshwright.cost.update import OPTIMIZER_BYTES
+
+SIDECAR = {
+    "device": {
+        "accelerator": None, "type": "cpu", "name": "a device", "count": 1,
+        "memory_bytes": 64 * 2**30, "compute_units": 0, "threads": 8,
+    },
+    "driver": None,
+    "software": {"torch": "2.13.0", "python": "3.11.7"},
+    "command": ["meshwright", "bench", "device"],
+    "started": "2026-01-02T03:04:05+00:00",
+    "ended": None,
+    "git_commit": None,
+    "budget_s": 60.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What it really does. Products reach less of `flops_per_s` the shallower they are."""
+
+    flops_per_s: float = 1e12
+    copy_bytes_per_s: float = 50e9
+    launch_s: float = 2e-6
+    attention_ratio: float = 0.25
+    elementwise_factor: float = 2.0
+    optimizer_passes: float = 1.5
+    message_s: float = 1e-4
+    message_bytes_per_s: float = 5e9
+
+    def seconds(self, p: Point) -> float:
+        """Of one call."""
+        match p.family:
+            case Family.GEMM:
+                peak = self.flops_per_s / (4 if p.format == "fp32" else 1)
+                reached = min(p.m, p.n, p.k) / (min(p.m, p.n, p.k) + 64)
+                return max(p.flops / (peak * reached), p.bytes / self.copy_bytes_per_s) + self.launch_s
+            case Family.ATTENTION:
+                return p.flops / (self.flops_per_s * self.attention_ratio) + self.launch_s
+            case Family.ELEMENTWISE:
+                return self.elementwise_factor * p.bytes / self.copy_bytes_per_s + self.launch_s
+            case Family.OPTIMIZER:
+                return self.optimizer_passes * OPTIMIZER_BYTES * p.m / self.copy_bytes_per_s + self.launch_s
+            case Family.LAUNCH:
+                return self.launch_s
+            case Family.COLLECTIVES:
+                return self.message_s + p.size_bytes / self.message_bytes_per_s
+            case _:
+                return p.bytes / self.copy_bytes_per_s + self.launch_s
+
+    def record(
+        self, folder: Path, *, workload: Workload | None = None, count: int = 150, noise: float = 0.01
+    ) -> Path:
+        """Write its records, a few samples of each point."""
+        out, draw = Recorder(folder, sidecar=SIDECAR, resume=False), random.Random(1)
+        for family in Family:
+            if family is Family.TRANSFER:
+                continue
+            points = points_of(
+                family, device_type="cpu", formats=("bf16", "fp32"), workload=workload, num_processes=2
+            )
+            for point in islice(points, count):
+                middle = self.seconds(point)
+                samples = tuple(middle * draw.lognormvariate(0, noise) for _ in range(9))
+                out.append(row_of(point, Measurement(seconds=samples, calls=1, target_ratio=0.03)))
+        return folder
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture(scope="session")
+def recorded(machine, tmp_path_factory) -> Callable[[], Path]:
+    """The folder of the machine's records, written once."""
+    folder = machine.record(tmp_path_factory.mktemp("records"))
+    return lambda: folder
