@@ -283,6 +283,17 @@ def test_planning_from_records_imports_no_torch(recorded, tiny, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_training_is_held_against_the_calibration_that_it_names(meshwright, tiny, file):
+    pytest.importorskip("torch")
+    expected = meshwright(
+        "estimate", tiny, "--calibration", file, "--set", "parallel={data_shard: 1}", "--json"
+    )
+    shown = meshwright("train", tiny, "--calibration", file, "--dry-run", "--json")
+    assert shown.exit_code == 0, shown.stderr
+    step = shown.json["predicted"]["step"]
+    assert step["value"] == pytest.approx(expected.json["estimate"]["step"]["value"], rel=0.01)
+
+
 def test_points_lie_where_the_cost_model_asks():
     shape = {"sequences": 2, "heads": 4, "kv_heads": 2, "seq_len": 256, "head_dim": 64}
     point = Point(family=Family.ATTENTION, kernel="forward", format="bf16", **shape)
