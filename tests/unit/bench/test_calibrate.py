@@ -294,6 +294,14 @@ def test_a_training_is_held_against_the_calibration_that_it_names(meshwright, ti
     assert step["value"] == pytest.approx(expected.json["estimate"]["step"]["value"], rel=0.01)
 
 
+def test_one_machine_does_not_scale(meshwright, tiny, file):
+    one = meshwright("scale", tiny, "--calibration", file, "--devices", "1", "--json")
+    assert one.exit_code == 0, one.stderr
+    outcome = meshwright("scale", tiny, "--calibration", file, "--devices", "2")
+    assert outcome.exit_code == 2
+    assert "one machine was measured" in outcome.stderr
+
+
 def test_points_lie_where_the_cost_model_asks():
     shape = {"sequences": 2, "heads": 4, "kv_heads": 2, "seq_len": 256, "head_dim": 64}
     point = Point(family=Family.ATTENTION, kernel="forward", format="bf16", **shape)

@@ -17,6 +17,7 @@ from math import lcm
 
 from meshwright.catalog.calibration import Calibration
 from meshwright.catalog.clusters import placed_fabric
+from meshwright.catalog.device_calibration import HERE
 from meshwright.errors import InputError
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.explain import explain_infeasible
@@ -103,6 +104,14 @@ def resized(cluster: Cluster, num_devices: int) -> Cluster:
 
     Racks are cut anew: how many devices share a scale-up domain may depend on the size.
     """
+    if cluster.name == HERE:
+        if num_devices == cluster.num_devices:
+            return cluster
+        raise InputError(
+            "one machine was measured, and no network between such machines",
+            got=num_devices, allowed=cluster.num_devices,
+            hint="name a cluster of the catalogue, as in --cluster h100-8x4",
+        )  # fmt: skip
     num_nodes, rest = divmod(num_devices, cluster.devices_per_node)
     if rest or num_nodes < 1:
         raise InputError(
