@@ -140,6 +140,26 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(n, v.help) for n, v in self.verbs.items() if v.section == section])
 
 
+def verb_group(name: str, *, about: str, verbs: dict[str, Verb], examples: Sequence[str]) -> LazyGroup:
+    """A command that only holds others, such as `bench`; without one of them it prints its help."""
+    lines = "\n".join(f"  {line}" for line in examples)
+
+    @click.group(
+        name,
+        cls=LazyGroup,
+        verbs=verbs,
+        help=about,
+        invoke_without_command=True,
+        epilog=f"\b\nExamples:\n{lines}",
+    )
+    @click.pass_context
+    def command(ctx: click.Context) -> None:
+        if ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
+
+    return command
+
+
 def _load(name: str, verb: Verb) -> click.Command:
     module, attribute = verb.target.split(":")
     try:

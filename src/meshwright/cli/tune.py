@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import click
+from meshwright.cli.main import Verb, verb_group
 
-from meshwright.cli.main import LazyGroup, Verb
+SECTION = "What to tune"
 
-TOPICS: dict[str, Verb] = {
-    "system": Verb(
-        target="meshwright.cli.tune_system:command",
-        section="What to tune",
-        help="Settings of the kernel: clocks, sleep states, memory, network.",
-    ),
-}
-
-
-@click.group(
+command = verb_group(
     "tune",
-    cls=LazyGroup,
-    verbs=TOPICS,
-    invoke_without_command=True,
-    epilog="\b\nExamples:\n  meshwright tune system",
+    about="Make this node ready for training. Nothing changes without --apply.",
+    verbs={
+        "system": Verb(
+            target="meshwright.cli.tune_system:command",
+            section=SECTION,
+            help="Settings of the kernel: clocks, sleep states, memory, network.",
+        ),
+    },
+    examples=["meshwright tune system"],
 )
-@click.pass_context
-def command(ctx: click.Context) -> None:
-    """Make this node ready for training. Nothing changes without --apply."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
