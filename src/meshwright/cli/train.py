@@ -22,9 +22,7 @@ from meshwright.cli.options import (
 from meshwright.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from meshwright.engines.base import ProfileSteps, Record
-    from meshwright.engines.native.trainer import Job
-    from meshwright.specs.run import Run
+    from meshwright.engines.base import ProfileSteps, Record, Start
 
 RESULTS = Path("runs")
 
@@ -89,16 +87,13 @@ def command(
 
     started_s = time.time()
     run = runfile.load(run_path, overrides=[*calibration_override(calibration), *overrides])
-    _require_native(run)
     require_torch("training")
 
     from meshwright.cli.output import progress
     from meshwright.cli.train_words import show_plan, show_record
+    from meshwright.engines.base import TrainOptions, find_engine
 
-    with progress("starting PyTorch"):  # seconds, the first time on a machine
-        from meshwright.engines.base import TrainOptions
-        from meshwright.engines.native import engine
-
+    engine = find_engine(run.engine.value)
     if folder is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             "the processes of a launcher need one folder for their results",
@@ -116,25 +111,19 @@ def command(
         profile=profile,
         profile_steps=_steps(profile_steps),
     )
+    with progress("starting the engine"):  # seconds, the first time on a machine
+        start = engine.prepare(run, options=options)
     if dry_run:
-        job = engine.prepare(run, options=options)
-        show_plan(job, engine.expected(job), as_json=as_json)
+        show_plan(start, engine.expected(start), as_json=as_json)
         return
-    record = engine.train(run, options=options, announce=_announce if _is_reporter() else None)
+    if _is_reporter():
+        _announce(start)
+    engine.launch(start)
+    record = engine.read(folder)
     if _is_reporter():
         page = _write_page(folder)
         show_record(record, folder=folder, page=page, as_json=as_json)
     _leave(record, folder=folder)
-
-
-def _require_native(run: Run) -> None:
-    from meshwright.specs.run import Engine
-
-    if run.engine is not Engine.NATIVE:
-        raise InputError(
-            "this version trains with its own engine only", got=run.engine.value, allowed="native",
-            hint="--set engine=native",
-        )  # fmt: skip
 
 
 def _default_folder(name: str, *, resume: bool) -> Path:
@@ -175,10 +164,10 @@ def _steps(words: str | None) -> ProfileSteps | None:
     return ProfileSteps(first=int(first), last=int(last))
 
 
-def _announce(job: Job) -> None:
+def _announce(start: Start) -> None:
     from meshwright.cli.train_words import introduction
 
-    for line in introduction(job):
+    for line in introduction(start):
         print(line, file=sys.stderr, flush=True)
 
 

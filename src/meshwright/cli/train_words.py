@@ -13,45 +13,43 @@ from meshwright.engines.base import interval
 from meshwright.units import format_bytes, format_count, format_duration, format_seconds
 
 if TYPE_CHECKING:
-    from meshwright.engines.base import Record
-    from meshwright.engines.native.expect import Expectation
-    from meshwright.engines.native.trainer import Job
+    from meshwright.engines.base import Prediction, Record, Start
 
 
-def introduction(job: Job) -> list[str]:
+def introduction(start: Start) -> list[str]:
     """What is about to be trained, on what, and what to expect of it."""
-    run, plan = job.run, job.plan
+    run, plan = start.run, start.plan
     parameters = float(count_parameters(model_row(run.model)).total)
     lines = [
         f"{run.name}: {run.model.name}, {format_count(parameters)} parameters, {run.precision.name}; "
-        f"{plan.describe()} on {plan.num_devices} x {job.device_name}",
-        f"{run.num_steps:,} steps of {run.tokens_per_step:,} tokens; results: {job.options.folder}",
+        f"{plan.describe()} on {plan.num_devices} x {start.device_name}",
+        f"{run.num_steps:,} steps of {run.tokens_per_step:,} tokens; results: {start.options.folder}",
     ]
     if plan.num_devices > 1 and "RANK" not in os.environ:  # no launcher has started them
         lines.append(f"starting {plan.num_devices} processes ...")
     return lines
 
 
-def show_plan(job: Job, expected: Expectation, *, as_json: bool) -> None:
+def show_plan(start: Start, expected: Prediction, *, as_json: bool) -> None:
     """What a dry run says."""
     if as_json:
         document = {
-            "plan": job.plan, "num_steps": job.run.num_steps, "predicted": expected.predicted,
-            "folder": job.options.folder, "notes": job.notes + expected.notes,
+            "plan": start.plan, "num_steps": start.run.num_steps, "predicted": expected.predicted,
+            "folder": start.options.folder, "notes": start.notes + expected.notes,
         }  # fmt: skip
         emit_json(document)
         return
-    print_line(f"{job.run.name}: {job.run.model.name}, {job.plan.describe()}", style="bold")
+    print_line(f"{start.run.name}: {start.run.model.name}, {start.plan.describe()}", style="bold")
     rows = [
-        ("processes", job.plan.num_devices),
-        ("steps", f"{job.run.num_steps:,}"),
-        ("tokens per step", f"{job.run.tokens_per_step:,}"),
-        ("results", job.options.folder),
+        ("processes", start.plan.num_devices),
+        ("steps", f"{start.run.num_steps:,}"),
+        ("tokens per step", f"{start.run.tokens_per_step:,}"),
+        ("results", start.options.folder),
     ]
     if expected.predicted is not None:
         rows.append(("expected step", interval(expected.predicted["step"])))
     print_table({"": "left", " ": "left"}, rows)
-    for words in job.notes + expected.notes:
+    for words in start.notes + expected.notes:
         note(words)
 
 

@@ -1,19 +1,26 @@
-"""What every engine offers, and what it hands back. Imports no tensor framework.
+"""The contract: what every engine offers, and what it hands back. Imports no tensor framework.
 
-check(run)   -> what this engine cannot do of the run, with reasons: nothing is ever silently ignored
-train(run)   -> a Record: what was measured, on what, with which software
+check(run)              -> what this engine cannot do of the run, with reasons: nothing is ever silently ignored
+lower(run, folder=...)  -> a Launch: the files, arguments and environment that start it. Pure
+prepare(run, ...)       -> a Start: all that is decided before the first process starts, this machine looked at
+launch(start)           starts the processes on this machine, or takes part in those of a launcher, and waits
+read(folder)            -> a Record: what was measured, on what, with which software; one FLOP rule for every engine
+
+An engine is a module with these functions, named as an entry point of the group `meshwright.engines`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MissingDependencyError, UnknownNameError
+from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.units import format_seconds
 
@@ -102,16 +109,111 @@ def interval(estimate: dict[str, Any]) -> str:
     return f"{words(estimate['value'])} ({words(estimate['low'])} to {words(estimate['high'])})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How one engine is started: what a launcher needs, and nothing of the machine that it runs on.
+
+    `argv` begins with `python`: the interpreter is the launcher's choice, on each host. It starts `num_processes`
+    processes with `argv`, one a device, all in the folder in which the user gave the command, and tells each where it
+    stands as torchrun does (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+    """
+
+    argv: tuple[str, ...]
+    files: Mapping[str, str]  # path below the folder of the results -> text; every host needs them
+    env: Mapping[str, str] = field(default_factory=dict)  # of every process
+    num_processes: int
+
+
+class Start(Protocol):
+    """All that is decided before the first process starts. An engine's own has more."""
+
+    @property
+    def run(self) -> Run: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def options(self) -> TrainOptions: ...
+    @property
+    def device_name(self) -> str:
+        """As its driver has it."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What the planner expects of a start."""
+
+    predicted: dict[str, Any] | None  # as in a record; None: nothing was predicted
+    notes: tuple[str, ...] = ()
+
+
 class TrainingEngine(Protocol):
-    """The contract, as the command line sees it."""
+    """The contract, as the command line sees it. Modules fulfil it with functions."""
 
     def check(self, run: Run) -> tuple[Unsupported, ...]:
-        """What this engine cannot do of `run`. Empty: it does all of it."""
+        """What this engine cannot do of `run`. Empty: it does all of it. Pure."""
         ...
 
-    def train(self, run: Run, *, options: TrainOptions) -> Record:
-        """Train as `run` says. Raises InputError for what `check` refuses."""
+    def lower(self, run: Run, *, folder: Path) -> Launch:
+        """How to start `run`, whose plan is pinned, with results in `folder`. Pure, and the same everywhere.
+
+        Raises InputError for what `check` refuses.
+        """
         ...
+
+    def prepare(self, run: Run, *, options: TrainOptions) -> Start:
+        """Decide everything for this machine; write nothing.
+
+        Raises InputError for what `check` refuses, MissingDependencyError when a package or device is absent.
+        """
+        ...
+
+    def expected(self, start: Any) -> Prediction:
+        """What to expect of `start`, for a dry run."""
+        ...
+
+    def launch(self, start: Any) -> None:
+        """Train on this machine, or take part in the processes of a launcher, until all steps are taken."""
+        ...
+
+    def read(self, folder: Path) -> Record:
+        """The record of the training whose results are in `folder`."""
+        ...
+
+
+ENTRY_POINTS = "meshwright.engines"
+"""Group of the entry points under which installed packages name their engines."""
+
+
+def engine_names() -> tuple[str, ...]:
+    """The engines of all installed packages."""
+    return tuple(sorted(point.name for point in entry_points(group=ENTRY_POINTS)))
+
+
+def find_engine(name: str) -> TrainingEngine:
+    """The engine called `name`. Raises MissingDependencyError when no installed package has it."""
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        return point.load()
+    known = engine_names()
+    if not known:  # the source was moved or is on the path without its metadata
+        raise MissingDependencyError(
+            "this installation names no engines",
+            hint="pip install meshwright, or pip install -e . in its source",
+        )
+    raise UnknownNameError("engine", name, known=known)
+
+
+def pinned(run: Run) -> Plan:
+    """The plan of `run`, which `lower` needs. Raises InputError where there is none."""
+    if run.plan is None:
+        raise InputError(
+            f"{run.source}: parallel is auto, and nothing can be started without a plan",
+            hint="meshwright plan RUN.yaml --write PINNED.yaml pins one",
+        )
+    return run.plan
 
 
 def refuse(engine: str, problems: Iterable[Unsupported]) -> None:

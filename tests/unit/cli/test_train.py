@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
 from meshwright.cli import needs
+from meshwright.engines import base
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
@@ -27,10 +29,18 @@ def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypat
     assert "hint: pip install 'meshwright[torch]'" in outcome.stderr
 
 
-def test_another_engine_is_refused(meshwright, run_file):
+@needs_torch
+def test_an_engine_that_nothing_installed_names_is_unknown(meshwright, run_file, monkeypatch):
+    monkeypatch.setattr(base, "entry_points", lambda **which: only_native(**which))
     outcome = meshwright("train", run_file, "--set", "engine=megatron")
     assert outcome.exit_code == 2
-    assert "got 'megatron', allowed: native" in outcome.stderr
+    assert "unknown engine: got 'megatron'" in outcome.stderr
+    assert "known: native" in outcome.stderr
+
+
+def only_native(**which):
+    native = EntryPoint("native", "meshwright.engines.native.contract", base.ENTRY_POINTS)
+    return EntryPoints([native]).select(**which)
 
 
 @needs_torch

@@ -2,7 +2,7 @@
 
 Read it in this order:
 
-    check        what this engine cannot do (imports no torch)
+    contract     what the command line sees (imports no torch), check: what this engine cannot do
     engine       from a run to a record: device, plan, what to expect
     processes    one process a device, on this machine or under torchrun
     trainer      the training loop of one process
@@ -13,7 +13,7 @@ Read it in this order:
     optimize     AdamW on fp32 master weights, learning rate, clipping; `moments`: its states in 16 or 8 bits
     models/, weights/, data/, feed     what is trained, and on what
     checkpoint, faults                 states on disk; signals
-    device, metrics, measured, clock, telemetry, trackers, progress, sample      what is measured, kept and shown
+    device, measured, clock, telemetry, trackers, progress, sample      what is measured, kept and shown
     profiling/   where the time of a step goes on the device
     rehearsal    a plan on local processes, compared with one process
 """

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from meshwright import catalog
+from meshwright.engines.metrics import THIS_MACHINE
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.hardware import Accelerator, Cluster, Fabric
 
@@ -39,10 +40,6 @@ KNOWN_GPUS = (
     ("RTX 4090", "rtx-4090"), ("RTX A6000", "rtx-a6000"), ("V100", "v100"),
 )  # fmt: skip
 """What a driver calls a device, and what the catalogue does; the first that the name contains."""
-
-
-THIS_MACHINE = "this machine"
-"""The vendor of an accelerator that was measured and not looked up."""
 
 
 @dataclass(frozen=True, kw_only=True)

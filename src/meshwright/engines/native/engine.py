@@ -1,12 +1,11 @@
 """From a run to a record: the device, the plan, what to expect, the processes.
 
-The contract of `engines.base`:  check(run), train(run, options=...).
+`contract` is what the command line sees of it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -41,19 +40,22 @@ CANDIDATES = 50
 TIMEOUT = timedelta(days=1)
 """What processes wait for each other: while the main one tokenises, hours. A step that hangs ends by `--timeout`."""
 
-__all__ = ["check", "expected", "prepare", "train"]
+__all__ = ["check", "expected", "launch", "prepare", "read_record", "train"]
 
 
-def train(run: Run, *, options: TrainOptions, announce: Callable[[Job], None] | None = None) -> Record:
-    """Train as `run` says and return the record, which is also in `options.folder`.
+def train(run: Run, *, options: TrainOptions) -> Record:
+    """Train as `run` says and return the record, which is also in `options.folder`. See `prepare` and `launch`."""
+    launch(prepare(run, options=options))
+    return read_record(options.folder)
 
-    `announce` is told of all that was decided, before the first process starts. Raises InputError for what this
-    engine cannot do, MissingDependencyError when the device or a tracker is absent.
+
+def launch(job: Job) -> None:
+    """Train until all steps are taken; the record is then in the folder of the results.
+
+    Raises InputError where checkpoints are in the way, WorkerLostError when a process was lost.
     """
-    job = prepare(run, options=options)
+    run, options = job.run, job.options
     _check_checkpoints(run, options)
-    if announce is not None:
-        announce(job)
     options.folder.mkdir(parents=True, exist_ok=True)
     telemetry.save_run(options.folder, run=run, plan=job.plan)
     again = replace(job, is_restart=True)
@@ -72,7 +74,6 @@ def train(run: Run, *, options: TrainOptions, announce: Callable[[Job], None] | 
             error.hint = f"where the processes stood is in {stacks}; {error.hint}"
         raise
     hang.clear(options.folder)
-    return read_record(options.folder)
 
 
 def prepare(run: Run, *, options: TrainOptions) -> Job:

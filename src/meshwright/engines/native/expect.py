@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engines.base import interval
+from meshwright.engines.metrics import Yardstick, yardstick
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.device import Rates
-from meshwright.engines.native.metrics import Yardstick, yardstick
 from meshwright.engines.native.probe import measure_exchange, measure_kernels, slowest
 from meshwright.errors import MeshwrightError
 from meshwright.planner.estimate import estimate_plan

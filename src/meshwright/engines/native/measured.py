@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshwright.engines.base import Ending
+from meshwright.engines.metrics import Yardstick, spread_of, throughput_of
 from meshwright.engines.native import device
 from meshwright.engines.native.assembly import Assembly
 from meshwright.engines.native.checkpoint import Saver
 from meshwright.engines.native.feed import Feed
-from meshwright.engines.native.metrics import Yardstick, spread_of, throughput_of
 from meshwright.engines.native.parallel.mesh import Place
 from meshwright.engines.native.telemetry import gathered
 from meshwright.specs.run import Run

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engines.base import Ending, Record, TrainOptions
+from meshwright.engines.metrics import WARM_UP_STEPS, spread_of
 from meshwright.engines.native import checkpoint, device, telemetry
 from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.clock import Clock, Phase
@@ -28,7 +29,6 @@ from meshwright.engines.native.faults import Fault, Guard
 from meshwright.engines.native.feed import Feed, num_labels, open_feed
 from meshwright.engines.native.hang import Watchdog
 from meshwright.engines.native.measured import Measured, ranks_of, statistics_of
-from meshwright.engines.native.metrics import WARM_UP_STEPS, spread_of
 from meshwright.engines.native.models import load_ratio
 from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process

@@ -1,4 +1,4 @@
-"""What a step measured.
+"""What a step measured: one rule for every engine.
 
     tokens/s/device   tokens of the global batch / step time / devices
     MFU               tokens/s/device x model FLOPs per token / peak;  model FLOPs are forward and backward
@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
-from meshwright.engines.native.device import THIS_MACHINE
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
+
+THIS_MACHINE = "this machine"
+"""The vendor of an accelerator that was measured and not looked up."""
 
 WARM_UP_STEPS = 3
 MFU_CONVENTION = "model FLOPs, causal attention, no recomputation"

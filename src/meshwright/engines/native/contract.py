@@ -1,0 +1,62 @@
+"""The native engine behind the contract of `engines.base`. Imports torch only when it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.engines.base import Launch, Prediction, Record, TrainOptions, pinned, refuse
+from meshwright.engines.native.check import check
+from meshwright.errors import InputError
+from meshwright.specs.run import Run
+
+if TYPE_CHECKING:
+    from meshwright.engines.native.trainer import Job
+
+__all__ = ["check", "expected", "launch", "lower", "prepare", "read"]
+
+RUN_FILE = "run.yaml"
+
+
+def lower(run: Run, *, folder: Path) -> Launch:
+    """The run file with its plan pinned, and `meshwright train` of it by every process."""
+    from meshwright.runfile import pinned_text
+
+    refuse("native", check(run))
+    if run.num_steps is None:  # `check` has refused it
+        raise InputError("the run says neither steps nor tokens")
+    plan = pinned(run)
+    return Launch(
+        argv=("python", "-m", "meshwright", "train", str(folder / RUN_FILE), "--out", str(folder)),
+        files={RUN_FILE: pinned_text(run, plan)},
+        num_processes=plan.num_devices,
+    )
+
+
+def prepare(run: Run, *, options: TrainOptions) -> Job:
+    """See `engine.prepare`."""
+    from meshwright.engines.native import engine
+
+    return engine.prepare(run, options=options)
+
+
+def expected(start: Job) -> Prediction:
+    """What the planner expects, from a quick measurement of this machine."""
+    from meshwright.engines.native import engine
+
+    found = engine.expected(start)
+    return Prediction(predicted=found.predicted, notes=found.notes)
+
+
+def launch(start: Job) -> None:
+    """One process a device, here or as torchrun has started them."""
+    from meshwright.engines.native import engine
+
+    engine.launch(start)
+
+
+def read(folder: Path) -> Record:
+    """The record that the main process wrote."""
+    from meshwright.engines.native import engine
+
+    return engine.read_record(folder)
