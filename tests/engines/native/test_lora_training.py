@@ -254,6 +254,15 @@ def test_a_resumed_run_drops_what_one_that_was_never_stopped_drops(tuned):
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
+@pytest.mark.parametrize("parallel", ["auto", "{data_shard: 1}"])
+@pytest.mark.parametrize("base_format", ["int8", "nf4"])
+def test_a_quantised_base_trains_without_a_prediction(tuned, base_format, parallel):
+    record = tuned("a", f"lora.base_format={base_format}", f"parallel={parallel}", "train.steps=1")
+    assert record["ending"] == "done"
+    assert record["predicted"] is None
+    assert any("nothing was predicted: a quantised base is not estimated" in note for note in record["notes"])
+
+
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_run, wait_for):
     lora = {"task": "lora", "lora": "{rank: 4, dropout: 0.2}"}
     train = "{steps: 60, checkpoint: {folder: saved, every_steps: 10}}"

@@ -31,6 +31,7 @@ from meshwright.engines.native.weights import differences, find_weights
 from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.request import request_for
+from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Engine, Run
 
@@ -132,7 +133,9 @@ def plan_here(run: Run, *, device: torch.device) -> Plan:
     Nothing is measured for it, so that all processes of a launcher come to the same plan.
     """
     cluster = run.cluster or devices.cluster_here(device, num_devices=_num_devices(device), rates=None)
-    asked = replace(run, cluster=cluster, engine=Engine.NATIVE)
+    # The planner knows no quantised base. One of 16 bits needs more memory, so what fits it fits.
+    lora = run.lora and replace(run.lora, base_format=BaseFormat.FULL)
+    asked = replace(run, cluster=cluster, engine=Engine.NATIVE, lora=lora)
     ranked = best_plans(request_for(asked), goal=goal_of(asked), top=CANDIDATES).plans
     possible = [found.plan for found in ranked if not check_plan(found.plan, run=run)]
     return possible[0] if possible else ranked[0].plan

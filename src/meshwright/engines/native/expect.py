@@ -56,15 +56,16 @@ def expect(run: Run, *, plan: Plan, device: torch.device) -> Expectation:
     if plan.num_devices > cluster.num_devices:
         note = f"{plan.num_devices} processes on {cluster.num_devices} devices: nothing was predicted"
         return Expectation(yardstick=held, predicted=None, notes=(note,))
-    request, notes = request_for(replace(run, cluster=cluster)), []
-    if run.cluster is None:
-        try:
-            request = _calibrated(request, run, plan, device)
-            notes.append(f"prediction: {MEASURED_HERE}")
-        except torch.OutOfMemoryError:
-            notes.append("prediction: there was no room to time a layer, so that of published runs")
-        devices.forget_memory(device)
+    notes = []
     try:
+        request = request_for(replace(run, cluster=cluster))
+        if run.cluster is None:
+            try:
+                request = _calibrated(request, run, plan, device)
+                notes.append(f"prediction: {MEASURED_HERE}")
+            except torch.OutOfMemoryError:
+                notes.append("prediction: there was no room to time a layer, so that of published runs")
+            devices.forget_memory(device)
         predicted = _predicted(request, plan, device)
     except MeshwrightError as error:
         predicted = None
