@@ -55,16 +55,21 @@ def assert_equal(comparisons) -> None:
 
 
 @pytest.mark.slow
-def test_one_graph_for_equal_layers_and_no_break(run, tmp_path):
+def test_one_graph_for_equal_layers_and_no_break(tmp_path):
+    """The sample that a run ends with grows by a token at a time: it compiles nothing anew."""
+    (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    data = f"data={{source: {tmp_path / 'corpus.txt'}, tokenizer: bytes, sequence_length: 16}}"
     torch._dynamo.reset()
     counters.clear()
     losses, records = [], []
     for compiled in (True, False):
-        loaded = runfile.loads(TEXT, overrides=[f"train.compile={str(compiled).lower()}"])
+        overrides = [data, "model.vocab=257", f"train.compile={str(compiled).lower()}"]
+        loaded = runfile.loads(TEXT, overrides=overrides)
         options = TrainOptions(folder=tmp_path / str(compiled), quiet=True)
         records.append(engine.train(loaded, options=options))
         losses.append([records[-1].statistics[name] for name in ("first_loss", "last_loss")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert records[0].sample == records[1].sample
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 1  # for three layers
     # The first step compiled: it is not in the statistics, of which warming up leaves out three more.

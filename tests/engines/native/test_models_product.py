@@ -1,3 +1,6 @@
+import os
+import shutil
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -28,6 +31,16 @@ def test_a_linear_layer_is_exact_to_fp32(frozen):
     for got, right in zip(with_gradients(products.linear, *given), expected, strict=True):
         assert got.shape == right.shape
         assert (got - right).norm() < 1e-6 * right.norm()
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what PyTorch's own compiler imports
+def test_a_compiled_layer_is_one_graph_of_the_same_products():
+    given = inputs()
+    expected = with_gradients(products.linear, *given)
+    found = with_gradients(torch.compile(products.linear, fullgraph=True), *given)
+    for got, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, right)
 
 
 def test_the_layer_takes_one_vector_and_other_formats():

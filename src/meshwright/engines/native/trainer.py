@@ -409,14 +409,15 @@ class _Loop:
         if self.feed.tokenizer is None:
             return None
         self.parts.evaluating()
-        tokens = write_sample(
-            self.parts.stepper.logits,
-            place=self.place,
-            prompt=self.feed.prompt(),
-            num_tokens=SAMPLE_TOKENS,
-            context=self.job.run.sequence_length,
-            seed=self.job.run.train.seed,
-        )
+        with torch.compiler.set_stance("force_eager"):  # a text grows, and compiled layers have one length
+            tokens = write_sample(
+                self.parts.stepper.logits,
+                place=self.place,
+                prompt=self.feed.prompt(),
+                num_tokens=SAMPLE_TOKENS,
+                context=self.job.run.sequence_length,
+                seed=self.job.run.train.seed,
+            )
         return self.feed.tokenizer.decode(tokens)
 
     def _open_trackers(self, done: int) -> Trackers:

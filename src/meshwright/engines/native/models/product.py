@@ -42,9 +42,22 @@ def suits(*matrices: Tensor) -> bool:
 
 def product(x_MK: Tensor, y_NK: Tensor) -> Tensor:
     """x yᵀ, [M, N]; autograd does not see it."""
-    if suits(x_MK, y_NK):
-        return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, None, "none", [], "")
-    return x_MK @ y_NK.T
+    if not suits(x_MK, y_NK):
+        return x_MK @ y_NK.T
+    return _opaque(x_MK, y_NK) if torch.compiler.is_compiling() else _by_onednn(x_MK, y_NK)
+
+
+def _by_onednn(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, None, "none", [], "")
+
+
+# For a compiled layer: PyTorch's compiler takes oneDNN's operation apart, and fails where the weight is no constant.
+_opaque = torch.library.custom_op("meshwright::product", _by_onednn, mutates_args=())
+
+
+@_opaque.register_fake
+def _(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+    return x_MK.new_empty(x_MK.shape[0], y_NK.shape[0])
 
 
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
