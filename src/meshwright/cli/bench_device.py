@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.cli.needs import require_torch
-from meshwright.cli.options import json_option, run_argument, set_option, verb
+from meshwright.cli.options import budget_option, json_option, run_argument, set_option, verb
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,18 +18,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = Path("bench")
 DEFAULT_SEQUENCE = 2048
-BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|)")
-UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-LONGEST_S = 7 * 24 * 3600.0
-
-
-def _seconds(ctx: click.Context, param: click.Parameter, text: str) -> float:
-    """`90`, `180s`, `3m`, `1.5h` in seconds."""
-    found = BUDGET.fullmatch(text.strip())
-    seconds = float(found["number"]) * UNIT_S[found["unit"]] if found else 0.0
-    if not 0 < seconds <= LONGEST_S:
-        raise InputError("--budget is not a time", got=text, allowed="above 0 to 168h, as in 180s, 3m or 1h")
-    return seconds
 
 
 def _families(ctx: click.Context, param: click.Parameter, text: str | None) -> list[Family]:
@@ -65,10 +52,7 @@ def _families(ctx: click.Context, param: click.Parameter, text: str | None) -> l
     help="What to measure: gemm, attention, memory, elementwise, optimizer, launch, transfer, collectives.  "
     "[default: all]",
 )  # fmt: skip
-@click.option(
-    "--budget", "budget_s", callback=_seconds, default="180s", show_default=True, metavar="TIME",
-    help="Time to measure for, shared out over the families.",
-)  # fmt: skip
+@budget_option(default="180s", help="Time to measure for, shared out over the families.")
 @click.option(
     "--out", "folder", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_FOLDER,
     show_default=True, metavar="DIR", help="Where records.csv and records.json go.",

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from meshwright.errors import InputError
 from meshwright.specs.run import Engine
 
 Function = Callable[..., Any]
@@ -67,6 +69,33 @@ def run_argument(*, required: bool = True) -> Callable[[Function], Function]:
     metavar = "RUN.yaml" if required else "[RUN.yaml]"
     return click.argument(
         "run_path", metavar=metavar, required=required, type=click.Path(path_type=Path, dir_okay=False)
+    )
+
+
+BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|)")
+UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+LONGEST_S = 7 * 24 * 3600.0
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, text: str) -> float:
+    """`90`, `180s`, `3m`, `1.5h` in seconds."""
+    found = BUDGET.fullmatch(text.strip())
+    seconds = float(found["number"]) * UNIT_S[found["unit"]] if found else 0.0
+    if not 0 < seconds <= LONGEST_S:
+        raise InputError("--budget is not a time", got=text, allowed="above 0 to 168h, as in 180s, 3m or 1h")
+    return seconds
+
+
+def budget_option(*, default: str, help: str) -> Callable[[Function], Function]:
+    """--budget TIME, passed on as `budget_s`."""
+    return click.option(
+        "--budget",
+        "budget_s",
+        callback=_seconds,
+        default=default,
+        show_default=True,
+        metavar="TIME",
+        help=help,
     )
 
 

@@ -8,13 +8,18 @@ SECTION = "What to tune"
 
 command = verb_group(
     "tune",
-    about="Make this node ready for training. Nothing changes without --apply.",
+    about="Make this node, and a run on it, ready for training. Nothing changes without --apply.",
     verbs={
         "system": Verb(
             target="meshwright.cli.tune_system:command",
             section=SECTION,
             help="Settings of the kernel: clocks, sleep states, memory, network.",
         ),
+        "dataloader": Verb(
+            target="meshwright.cli.tune_dataloader:command",
+            section=SECTION,
+            help="How many threads read a run's data, for training and for validation.",
+        ),
     },
-    examples=["meshwright tune system"],
+    examples=["meshwright tune system", "meshwright tune dataloader run.yaml --apply"],
 )

@@ -6,6 +6,7 @@
     loads(text) -> Run
     from_options(model=..., cluster=..., global_batch=..., sequence_length=...) -> Run
     pin_plan(run, plan, out)            the same file with the plan written into it
+    changed_text(run, values, ...)      its text with other values changed; write_text(text, out)
 
 The functions are imported when they are first used: pydantic and the YAML reader cost a fifth of a second,
 which `--help` should not pay.
@@ -18,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright.runfile.reading import from_options, load, loads
-    from meshwright.runfile.writing import pin_plan, pinned_text
+    from meshwright.runfile.writing import changed_text, pin_plan, pinned_text, write_text
 
-__all__ = ["from_options", "load", "loads", "pin_plan", "pinned_text"]
+__all__ = ["changed_text", "from_options", "load", "loads", "pin_plan", "pinned_text", "write_text"]
 
-_HOME = {"from_options": "reading", "load": "reading", "loads": "reading"} | {
-    "pin_plan": "writing",
-    "pinned_text": "writing",
-}
+_HOME = dict.fromkeys(("from_options", "load", "loads"), "reading") | dict.fromkeys(
+    ("changed_text", "pin_plan", "pinned_text", "write_text"), "writing"
+)
 
 
 def __getattr__(name: str) -> Any:

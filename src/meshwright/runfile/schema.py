@@ -17,6 +17,7 @@ from meshwright.specs.model import AttentionKind, BaseFormat, RopeScaling, Route
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
 from meshwright.specs.run import (
     BIAS_RATE,
+    MAX_WORKERS,
     Engine,
     LearningRateSchedule,
     Objective,
@@ -62,6 +63,7 @@ Count = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=10**9)]
 CountOrZero = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**9)]
 Size = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=10**7)]
 SizeOrZero = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**7)]
+Workers = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MAX_WORKERS)]
 Tokens = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=10**17)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 NotNegative = Annotated[float, Field(ge=0, le=1e12)]
@@ -167,6 +169,7 @@ class DataSection(Section):
     source: Text = "synthetic"
     tokenizer: Text | None = None
     validation: Text | None = None
+    workers: Workers | None = None
     sequence_length: Count
 
 
@@ -265,6 +268,7 @@ class EvaluateSection(Section):
 
     every_steps: Count = 1000
     num_batches: Count = 16
+    workers: Workers | None = None
     target_loss: Positive | None = None
 
 

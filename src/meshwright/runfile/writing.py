@@ -1,8 +1,9 @@
-"""Run files out: the same file with the plan pinned, comments kept."""
+"""Run files out: the same file with the plan pinned or other values changed, comments kept."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -23,10 +24,13 @@ def pin_plan(run: Run, plan: Plan, out: str | os.PathLike[str]) -> None:
 
     The whole file appears or none of it. Raises `InputError` where `out` cannot be written.
     """
-    text = pinned_text(run, plan)
-    path = Path(out)
+    write_text(pinned_text(run, plan), out)
+
+
+def write_text(text: str, out: str | os.PathLike[str]) -> None:
+    """Write a run file: all of it or nothing. Raises `InputError` where `out` cannot be written."""
     try:
-        write_atomically(path, text)
+        write_atomically(Path(out), text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot write {os.fspath(out)!r} ({reason})") from None
@@ -34,23 +38,31 @@ def pin_plan(run: Run, plan: Plan, out: str | os.PathLike[str]) -> None:
 
 def pinned_text(run: Run, plan: Plan) -> str:
     """The text of a run file that says `plan` and otherwise what `run` says, overrides included."""
+    values = {"batch.micro": plan.micro_batch, "parallel": section_from_plan(plan)}
+    return changed_text(
+        run, values, wanted=replace(run, plan=plan, micro_batch=plan.micro_batch), what="the plan"
+    )
+
+
+def changed_text(run: Run, values: Mapping[str, Any], *, wanted: Run, what: str) -> str:
+    """The text of a run file that says `values` (by `key.path`) and otherwise what `run` says, overrides included.
+
+    It is read again, and must describe `wanted`. Raises `InputError` where it does not: `what` cannot be said in it.
+    """
     yaml = YAML()  # round trip: keeps comments, order and the way numbers are written
     yaml.width = 4096  # never fold a line that the user did not fold
     content = yaml.load(run.text)
     for assignment in run.overrides:
         key, _, value = assignment.partition("=")
         _set(content, key.strip().split("."), YAML().load(value))
-    _set(content, ["batch", "micro"], plan.micro_batch)
-    _set(content, ["parallel"], section_from_plan(plan))
+    for key, value in values.items():
+        _set(content, key.split("."), value)
     out = StringIO()
     yaml.dump(content, out)
     text = out.getvalue()
     reread = loads(text, file=run.source, here=run.cluster)
-    wanted = replace(run, plan=plan, micro_batch=plan.micro_batch, text=text, overrides=())
-    if replace(reread, name=run.name) != wanted:
-        raise InputError(
-            f"{run.source}: the plan cannot be pinned in this file", hint="remove its aliases (*)"
-        )
+    if replace(reread, name=run.name) != replace(wanted, text=text, overrides=()):
+        raise InputError(f"{run.source}: {what} cannot be pinned in this file", hint="remove its aliases (*)")
     return text
 
 

@@ -81,6 +81,10 @@ class Optimizer:
     states: StateFormat = StateFormat.FP32
 
 
+MAX_WORKERS = 256
+"""More threads of one process than any host has cores for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Where tokens come from."""
@@ -88,6 +92,7 @@ class Data:
     source: str = "synthetic"  # a data set's name or path; synthetic: random tokens
     tokenizer: str | None = None  # None: the model's own
     validation: str | None = None  # a data set's name or path for `train.evaluate`
+    workers: int | None = None  # threads of a process that read ahead; None: found in the first steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,7 @@ class Evaluate:
 
     every_steps: int = 1000
     num_batches: int = 16  # global batches per evaluation
+    workers: int | None = None  # as `Data.workers`, for the batches of an evaluation
     target_loss: float | None = None  # training ends when the validation loss is no larger
 
 

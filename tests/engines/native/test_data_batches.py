@@ -184,3 +184,23 @@ def test_reading_that_costs_nothing_takes_no_thread() -> None:
     assert ahead.choice is not None
     assert ahead.choice.num_workers == 0
     assert not [t for t in threading.enumerate() if t.name.startswith("data")]
+
+
+def test_a_number_of_workers_that_is_given_is_not_measured() -> None:
+    ahead = ReadAhead(lambda number: number, num_workers=2)
+    assert [ahead.at(number) for number in range(9)] == list(range(9))
+    assert ahead.choice is not None
+    assert (ahead.choice.num_workers, ahead.choice.batch_s) == (2, {})
+    assert len([t for t in threading.enumerate() if t.name.startswith("data")]) == 2
+    ahead.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("data")]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_a_pass_reads_nothing_beyond_its_end_and_leaves_no_thread(num_workers: int) -> None:
+    reads: list[int] = []
+    ahead = ReadAhead(lambda number: reads.append(number) or number, num_workers=num_workers, stop=5)
+    for _ in range(2):
+        assert [ahead.at(number) for number in range(5)] == list(range(5))
+        assert not [t for t in threading.enumerate() if t.name.startswith("data")]
+    assert sorted(reads) == sorted([*range(5)] * 2)

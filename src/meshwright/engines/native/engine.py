@@ -41,7 +41,7 @@ CANDIDATES = 50
 TIMEOUT = timedelta(days=1)
 """What processes wait for each other: while the main one tokenises, hours. A step that hangs ends by `--timeout`."""
 
-__all__ = ["check", "expected", "launch", "prepare", "read_record", "train"]
+__all__ = ["check", "expected", "expected_of", "launch", "plan_here", "prepare", "read_record", "train"]
 
 
 def train(run: Run, *, options: TrainOptions) -> Record:
@@ -108,13 +108,18 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
 
 
 def expected(job: Job) -> Expectation:
-    """What to expect of `job`, measured in this process alone; a CPU is divided as it will be."""
+    """What to expect of `job`, measured in this process alone."""
+    return expected_of(job.run, plan=job.plan)
+
+
+def expected_of(run: Run, *, plan: Plan) -> Expectation:
+    """What `plan` will give, measured in this process alone; a CPU is divided as it will be."""
     device = devices.find_device()
     threads = torch.get_num_threads()
     if device.type == "cpu":
-        torch.set_num_threads(max(1, threads // job.plan.num_devices))
+        torch.set_num_threads(max(1, threads // plan.num_devices))
     try:
-        return expect(job.run, plan=job.plan, device=device)
+        return expect(run, plan=plan, device=device)
     finally:
         torch.set_num_threads(threads)
 

@@ -42,8 +42,13 @@ class Feed:
         self.validation = None
         if corpus.validation is not None:
             self.validation = replace(self.batches, samples=corpus.validation, is_shuffled=False)
-        self._training = ReadAhead(self.batches.at)
-        self._validation = ReadAhead((self.validation or self.batches).at)
+        evaluate = run.train.evaluate
+        self._training = ReadAhead(self.batches.at, num_workers=run.data.workers)
+        self._validation = ReadAhead(
+            (self.validation or self.batches).at,
+            num_workers=evaluate and evaluate.workers,
+            stop=evaluate and evaluate.num_batches,
+        )
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """This process's part of the batch of `step`; steps in order are read ahead."""

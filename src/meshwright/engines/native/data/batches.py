@@ -36,6 +36,11 @@ class Batch:
         """Labels that the loss counts."""
         return int(self.loss_mask_BT.sum())
 
+    @property
+    def num_bytes(self) -> int:
+        """That it takes in memory."""
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
     def to(self, device: torch.device | str) -> Batch:
         """A copy on `device`, from pinned memory without waiting where that is a GPU."""
         is_gpu = torch.device(device).type == "cuda"

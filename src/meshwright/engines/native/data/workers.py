@@ -51,7 +51,10 @@ def prefetch(
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerChoice:
-    """How many threads, and why: the measured time of a batch with each number of them that was tried."""
+    """How many threads, and why: the measured time of a batch with each number of them that was tried.
+
+    Where the run file says how many, nothing was measured.
+    """
 
     num_workers: int
     step_s: float | None  # that they must keep up with
@@ -61,14 +64,26 @@ class WorkerChoice:
 class ReadAhead(Generic[T]):
     """`at(number)` is `read(number)`; numbers in order are read ahead. Any count of threads gives the same.
 
-    One thread begins. When `num_steps` batches were used, the time between them is the step that reading must keep up
-    with, and the count is chosen by `measure_workers`.
+    With `num_workers` there are so many. Without, one thread begins; when `num_steps` batches were used, the time
+    between them is the step that reading must keep up with, and the count is chosen by `measure_workers`.
+
+    Nothing at or beyond `stop` is asked for, or read: the threads end with the last batch before it.
     """
 
-    def __init__(self, read: Callable[[int], T], *, num_steps: int = 4) -> None:
+    def __init__(
+        self,
+        read: Callable[[int], T],
+        *,
+        num_workers: int | None = None,
+        stop: int | None = None,
+        num_steps: int = 4,
+    ) -> None:
         self.read = read
+        self.stop = stop
         self.num_steps = num_steps
         self.choice: WorkerChoice | None = None  # None: not measured yet
+        if num_workers is not None:
+            self.choice = WorkerChoice(num_workers=num_workers, step_s=None, batch_s={})
         self._reading: Generator[T, None, None] | None = None
         self._next = -1
         self._used_s: list[float] = []
@@ -88,13 +103,20 @@ class ReadAhead(Generic[T]):
         assert self._reading is not None
         batch = next(self._reading)
         self._next, self._given_s = number + 1, time.perf_counter()
+        if self._next == self.stop:
+            self.close()
         return batch
 
-    def _restart(self, number: int) -> None:
+    def close(self) -> None:
+        """End the threads. `at` starts them again."""
         if self._reading is not None:
             self._reading.close()
+            self._reading = None
+
+    def _restart(self, number: int) -> None:
+        self.close()
         num_workers = FIRST_WORKERS if self.choice is None else self.choice.num_workers
-        self._reading = prefetch(self.read, start=number, stop=None, num_workers=num_workers)
+        self._reading = prefetch(self.read, start=number, stop=self.stop, num_workers=num_workers)
 
 
 def measure_workers(
