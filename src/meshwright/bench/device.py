@@ -18,6 +18,7 @@ from meshwright.bench.collectives import Exchanges, measure_exchanges
 from meshwright.bench.harness import AbsurdClockError, measure
 from meshwright.bench.kernels import footprint_bytes, formats_of, task_of
 from meshwright.bench.points import SHARES, Family, Point, Workload, points_of
+from meshwright.bench.recordfile import driver_version
 from meshwright.bench.records import Recorder, Row, Status, failed, row_of
 from meshwright.bench.sensors import read_sensors
 from meshwright.engines.native import device as devices
@@ -78,7 +79,7 @@ def sidecar_of(device: torch.device, request: Request) -> dict[str, Any]:
             "compute_units": _compute_units(device),
             "threads": torch.get_num_threads(),
         },
-        "driver": _driver(device),
+        "driver": driver_version(device.type),
         "software": software_facts(),
         "command": list(request.command),
         "started": moment(time.time()),
@@ -224,16 +225,6 @@ def _measure_collectives(
     finally:
         for row in recorder.added_by_others():
             outcome.count(Family.COLLECTIVES, row.status)
-
-
-def _driver(device: torch.device) -> str | None:
-    """The driver's version where PyTorch can tell."""
-    if device.type != "cuda":
-        return None
-    for path in (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version")):
-        if path.exists():
-            return path.read_text().strip()
-    return None
 
 
 def _compute_units(device: torch.device) -> int:

@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from meshwright.bench.harness import Measurement
 from meshwright.bench.points import KERNELS, POINT_FIELDS, Family, Point
+from meshwright.bench.recordfile import (
+    Cells,
+    csv_line,
+    differing,
+    read_sidecar,
+    read_text,
+    sidecar_text,
+    whole_lines,
+)
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 
 SCHEMA = "meshwright bench records 1"
+MADE_BY = "meshwright bench device"
 CSV_NAME, SIDECAR_NAME = "records.csv", "records.json"
 TIMES = ("seconds_median", "seconds_low", "seconds_high", "seconds_q1", "seconds_q3")
 COLUMNS = (
@@ -47,8 +56,6 @@ SAME_DEVICE = ("device", "driver", "software")
 FEWEST_SAMPLES = 6  # that give an interval of 95 %
 FEW_SD = 0.25
 """Of the logarithm of a median of fewer samples: an assumption, as their own range says too little."""
-
-Kind = TypeVar("Kind", bound=StrEnum)
 
 
 class Status(StrEnum):
@@ -139,7 +146,7 @@ class Recorder:
                 )
             kept = self._kept()
         write_atomically(self.path, _text(kept))
-        write_atomically(folder / SIDECAR_NAME, _json(self.sidecar))
+        write_atomically(folder / SIDECAR_NAME, sidecar_text(self.sidecar))
 
     def append(self, row: Row) -> None:
         """Add one line; it is in the file when this returns."""
@@ -157,7 +164,7 @@ class Recorder:
     def close(self, *, ended: str) -> None:
         """Note when the measuring ended."""
         self.sidecar = {**self.sidecar, "ended": ended}
-        write_atomically(self.path.with_name(SIDECAR_NAME), _json(self.sidecar))
+        write_atomically(self.path.with_name(SIDECAR_NAME), sidecar_text(self.sidecar))
 
     def _kept(self) -> list[Row]:
         before = read(self.path, whole=False)
@@ -165,21 +172,12 @@ class Recorder:
             if before.sidecar.get(key) != self.sidecar.get(key):
                 raise InputError(
                     f"{self.path}: these records are of another {key}",
-                    got=_differing(before.sidecar.get(key), self.sidecar.get(key)),
+                    got=differing(before.sidecar.get(key), self.sidecar.get(key)),
                     hint="write to another folder with --out",
                 )
         self.sidecar["started"] = before.sidecar["started"]
         self.done = {row.point for row in before.measured}
         return before.measured
-
-
-def _differing(before: Any, now: Any) -> str:
-    """What was and what is, the first difference of two flat mappings alone."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in sorted({*before, *now}):
-            if before.get(key) != now.get(key):
-                return f"{key}: {before.get(key)!r} then, {now.get(key)!r} now"
-    return f"{before!r} then, {now!r} now"
 
 
 # --- reading ---
@@ -191,11 +189,9 @@ def read(path: Path, *, whole: bool = True) -> Records:
     Raises InputError with file and line for whatever is not a file of this schema.
     """
     path = path / CSV_NAME if path.is_dir() else path
-    text = _read_text(path)
-    sidecar = _read_sidecar(path.with_suffix(".json"))
-    if not whole and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-    lines = csv.reader(io.StringIO(text))
+    text = read_text(path, made_by=MADE_BY)
+    sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
+    lines = csv.reader(io.StringIO(text if whole else whole_lines(text)))
     header = next(lines, [])
     if tuple(header) != COLUMNS:
         raise InputError(
@@ -205,36 +201,10 @@ def read(path: Path, *, whole: bool = True) -> Records:
     return Records(path=path, sidecar=sidecar, rows=tuple(rows))
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError("no such file", got=str(path), hint="`meshwright bench device` makes it") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a text file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _read_sidecar(path: Path) -> dict[str, Any]:
-    text = _read_text(path)
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        got = found.get("schema") if isinstance(found, dict) else type(found).__name__
-        raise InputError(f"{path}: not the sidecar of bench records", got=got, allowed=SCHEMA)
-    for key in SIDECAR_KEYS:
-        if key not in found:
-            raise InputError(f"{path}: {key} is missing")
-    return found
-
-
 def _row(cells: list[str], *, where: str) -> Row:
     if len(cells) != len(COLUMNS):
         raise InputError(f"{where}: cells of this line", got=len(cells), allowed=len(COLUMNS))
-    line = _Cells(dict(zip(COLUMNS, cells, strict=True)), where)
+    line = Cells(dict(zip(COLUMNS, cells, strict=True)), where)
     status = line.one_of("status", Status)
     family = line.one_of("family", Family)
     if (kernel := line.cells["kernel"]) not in KERNELS[family]:
@@ -258,41 +228,6 @@ def _row(cells: list[str], *, where: str) -> Row:
     )
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """The cells of one line by column, and where the line is."""
-
-    cells: Mapping[str, str]
-    where: str
-
-    def one_of(self, column: str, kind: type[Kind]) -> Kind:
-        try:
-            return kind(self.cells[column])
-        except ValueError:
-            raise InputError(
-                f"{self.where}: {column}", got=self.cells[column], allowed=", ".join(kind)
-            ) from None
-
-    def whole(self, column: str) -> int:
-        text = self.cells[column]
-        if not (text == "" or (text.isascii() and text.isdigit())):
-            raise InputError(f"{self.where}: {column} is not a whole number", got=text)
-        return int(text or 0)
-
-    def number(self, column: str, *, least: float = -math.inf, may_be_least: bool = True) -> float | None:
-        """None where the cell is empty and may be."""
-        text = self.cells[column]
-        if not text and may_be_least:
-            return None
-        try:
-            found = float(text)
-        except ValueError:
-            raise InputError(f"{self.where}: {column} is not a number", got=text) from None
-        if not (math.isfinite(found) and (found > least or (may_be_least and found == least))):
-            raise InputError(f"{self.where}: {column} is out of range", got=text, allowed=f"above {least:g}")
-        return found
-
-
 # --- writing ---
 
 
@@ -312,18 +247,8 @@ def _line(row: Row) -> str:
         **point, **measured, "flops": f"{row.point.flops:.9g}", "bytes": f"{row.point.bytes:.9g}",
         "status": row.status.value, "reason": row.reason,
     }  # fmt: skip
-    return _csv([str(cells[name]) for name in COLUMNS])
+    return csv_line([str(cells[name]) for name in COLUMNS])
 
 
 def _text(rows: Iterable[Row]) -> str:
-    return _csv(COLUMNS) + "".join(_line(row) for row in rows)
-
-
-def _csv(cells: Iterable[str]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(cells)
-    return out.getvalue()
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, indent=2) + "\n"
+    return csv_line(COLUMNS) + "".join(_line(row) for row in rows)

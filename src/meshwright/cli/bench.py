@@ -15,6 +15,14 @@ command = verb_group(
             section=SECTION,
             help="Matrix products, attention, memory, optimizer, collectives.",
         ),
+        "train": Verb(
+            target="meshwright.cli.bench_train:command",
+            section=SECTION,
+            help="Training throughput: sweeps of run files, each beside its prediction.",
+        ),
     },
-    examples=["meshwright bench device --budget 60s"],
+    examples=[
+        "meshwright bench device --budget 60s",
+        "meshwright bench train run.yaml --sweep batch.micro=1,2",
+    ],
 )

@@ -61,6 +61,11 @@ RESULTS = Path("runs")
     "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=600.0, metavar="SECONDS",
     help="After which a step counts as hung: the processes write where they stand, and end.  [default: 600]",
 )  # fmt: skip
+@click.option(
+    "--only-steps",
+    is_flag=True,
+    help="When the steps are taken write the record alone: no sample, adapter or page.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be trained, and where; train nothing.")
 @json_option
 def command(
@@ -73,6 +78,7 @@ def command(
     profile: bool,
     profile_steps: str | None,
     timeout_s: float,
+    only_steps: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -108,6 +114,7 @@ def command(
         max_restarts=max_restarts,
         timeout_s=timeout_s,
         started_s=started_s,
+        only_steps=only_steps,
         profile=profile,
         profile_steps=_steps(profile_steps),
     )
@@ -121,7 +128,7 @@ def command(
     engine.launch(start)
     record = engine.read(folder)
     if _is_reporter():
-        page = _write_page(folder)
+        page = None if only_steps else _write_page(folder)
         show_record(record, folder=folder, page=page, as_json=as_json)
     _leave(record, folder=folder)
 

@@ -65,6 +65,7 @@ class TrainOptions:
     max_restarts: int = 0  # after a worker was lost; needs checkpoints
     timeout_s: float = 600.0  # of one step; then the run counts as hung
     started_s: float = field(default_factory=time.time)  # Unix time at which the command began
+    only_steps: bool = False  # for measuring: no text sample, no adapter when the steps are taken
     profile: bool = False  # write a trace of some steps
     profile_steps: ProfileSteps | None = None  # None: a few after the warm-up
 

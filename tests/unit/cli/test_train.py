@@ -77,6 +77,19 @@ def test_measured_stands_beside_predicted(meshwright, run_file, tmp_path):
 
 
 @needs_torch
+def test_only_steps_leaves_the_record_alone(meshwright, run_file, tmp_path):
+    (tmp_path / "text.txt").write_text("ab" * 4000)
+    data = "data={source: text.txt, tokenizer: bytes, sequence_length: 16}"  # without --only-steps it would write
+    outcome = meshwright(
+        "train", run_file, "--only-steps", "--json", "--set", data, "--set", "model.vocab=257"
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.json["statistics"]["steps"] == 4
+    assert outcome.json["sample"] is None
+    assert not (tmp_path / "runs" / "tiny" / "report.html").exists()
+
+
+@needs_torch
 def test_a_second_training_takes_a_folder_of_its_own(meshwright, run_file, tmp_path):
     for _ in range(2):
         assert meshwright("train", run_file, "--set", "train.steps=1").exit_code == 0

@@ -151,9 +151,10 @@ class _Loop:
             if self.saver is not None:
                 with self.clock.during(Phase.CHECKPOINT), self.progress.phase("finishing the checkpoint"):
                     self.saver.wait()
-            with self.progress.phase("writing a sample"):
-                sample = self._sample() if ending in (Ending.DONE, Ending.REACHED) else None
-            if ending in (Ending.DONE, Ending.REACHED):
+            sample = None
+            if ending in (Ending.DONE, Ending.REACHED) and not self.job.options.only_steps:
+                with self.progress.phase("writing a sample"):
+                    sample = self._sample()
                 self._save_adapters()
         except Exception:
             if self.saver is not None:

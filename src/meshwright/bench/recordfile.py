@@ -1,0 +1,116 @@
+"""What all record files share: a CSV file that is appended to, and a JSON file beside it that says of what it is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from meshwright.errors import InputError
+
+Kind = TypeVar("Kind", bound=StrEnum)
+
+
+DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
+
+
+def driver_version(device_type: str) -> str | None:
+    """The version of the GPUs' driver, where the kernel tells; None for a CPU."""
+    if device_type == "cpu":
+        return None
+    return next((path.read_text().strip() for path in DRIVERS if path.exists()), None)
+
+
+def csv_line(cells: Iterable[str]) -> str:
+    """One line of a CSV file, its end included."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(cells)
+    return out.getvalue()
+
+
+def sidecar_text(document: Mapping[str, Any]) -> str:
+    """The text of a sidecar."""
+    return json.dumps(document, indent=2) + "\n"
+
+
+def whole_lines(text: str) -> str:
+    """`text` without a last line that a killed process left half written."""
+    return text if text.endswith("\n") else text[: text.rfind("\n") + 1]
+
+
+def differing(before: Any, now: Any) -> str:
+    """What was and what is, the first difference of two flat mappings alone."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*before, *now}):
+            if before.get(key) != now.get(key):
+                return f"{key}: {before.get(key)!r} then, {now.get(key)!r} now"
+    return f"{before!r} then, {now!r} now"
+
+
+def read_text(path: Path, *, made_by: str) -> str:
+    """The text of a file of records, which the command `made_by` makes."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError("no such file", got=str(path), hint=f"`{made_by}` makes it") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_sidecar(path: Path, *, schema: str, keys: Iterable[str], made_by: str) -> dict[str, Any]:
+    """The sidecar at `path`, which has all `keys`."""
+    text = read_text(path, made_by=made_by)
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
+    if not isinstance(found, dict) or found.get("schema") != schema:
+        got = found.get("schema") if isinstance(found, dict) else type(found).__name__
+        raise InputError(f"{path}: not the sidecar of bench records", got=got, allowed=schema)
+    for key in keys:
+        if key not in found:
+            raise InputError(f"{path}: {key} is missing")
+    return found
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of one line by column, and where the line is."""
+
+    cells: Mapping[str, str]
+    where: str
+
+    def one_of(self, column: str, kind: type[Kind]) -> Kind:
+        try:
+            return kind(self.cells[column])
+        except ValueError:
+            raise InputError(
+                f"{self.where}: {column}", got=self.cells[column], allowed=", ".join(kind)
+            ) from None
+
+    def whole(self, column: str) -> int:
+        text = self.cells[column]
+        if not (text == "" or (text.isascii() and text.isdigit())):
+            raise InputError(f"{self.where}: {column} is not a whole number", got=text)
+        return int(text or 0)
+
+    def number(self, column: str, *, least: float = -math.inf, may_be_least: bool = True) -> float | None:
+        """None where the cell is empty and may be."""
+        text = self.cells[column]
+        if not text and may_be_least:
+            return None
+        try:
+            found = float(text)
+        except ValueError:
+            raise InputError(f"{self.where}: {column} is not a number", got=text) from None
+        if not (math.isfinite(found) and (found > least or (may_be_least and found == least))):
+            raise InputError(f"{self.where}: {column} is out of range", got=text, allowed=f"above {least:g}")
+        return found

@@ -1,0 +1,284 @@
+"""Train every configuration several times, each time in a process of its own, and keep what each measured.
+
+    for each round:               a drift of the machine meets all configurations alike,
+        for each configuration:   and each round begins with another one
+            `meshwright train`    ->  one line of the records
+
+Nothing is shared between two trainings but the file system. What goes wrong is a line that says so, and the next
+training starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from meshwright.bench.recordfile import driver_version
+from meshwright.bench.sweep import Configuration
+from meshwright.bench.training_records import OF_THE_CONFIGURATION, Recorder, Row, Status
+from meshwright.errors import InputError
+
+TRAININGS = "trainings"  # folder of what each left, below that of the records
+GRACE_S = 20.0  # what a training gets to end by itself when it is told to
+STOPPED_EXIT_CODES = (128 + signal.SIGTERM, 128 + signal.SIGINT)
+REFUSALS = (2, 3)  # exit codes: bad input, a package or a device is missing
+OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory|MemoryError", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to train, how often, and how it is started."""
+
+    configurations: Sequence[Configuration]
+    num_runs: int
+    warmup: int  # steps at the beginning that do not count
+    launcher: tuple[str, ...]  # what stands before `-m meshwright train`
+    timeout_s: float  # of one training
+
+
+def rounds(request: Request) -> Iterator[tuple[Configuration, int]]:
+    """All runs in the order in which they are taken."""
+    count = len(request.configurations)
+    for number in range(1, request.num_runs + 1):
+        for i in range(count):
+            yield request.configurations[(i + number - 1) % count], number
+
+
+def train_all(
+    request: Request,
+    *,
+    recorder: Recorder,
+    begin: Callable[[Configuration, int], object] = lambda configuration, run: None,
+    tell: Callable[[Row], object] = lambda row: None,
+) -> None:
+    """Train what `recorder` does not hold yet. `begin` and `tell` hear of each training before and after it.
+
+    Raises KeyboardInterrupt and, on SIGTERM, SystemExit; the training that is under way is then ended, and what was
+    measured before is kept. Raises InputError when a training ran on something else than the others.
+    """
+    given_up: set[str] = set()
+    try:
+        with _sigterm_raises():
+            for configuration, run in rounds(request):
+                if (configuration.name, run) in recorder.done or configuration.name in given_up:
+                    continue
+                begin(configuration, run)
+                row = _trained(configuration, run, request, recorder)
+                recorder.append(row)
+                tell(row)
+                if row.status in OF_THE_CONFIGURATION:
+                    given_up.add(configuration.name)
+    finally:
+        recorder.close(ended=now())
+
+
+def now() -> str:
+    """This moment as ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _trained(configuration: Configuration, run: int, request: Request, recorder: Recorder) -> Row:
+    """One training in a process of its own, as a line of the records."""
+    if configuration.refusal:
+        return Row(
+            configuration=configuration.name, engine=configuration.engine, run=run, status=Status.REFUSED,
+            reason=configuration.refusal, started=now(), wall_s=0.0,
+        )  # fmt: skip
+    root = recorder.path.parent
+    folder = _free_folder(root / TRAININGS / _safe(configuration.name))
+    about: dict[str, Any] = {
+        "configuration": configuration.name, "engine": configuration.engine, "run": run, "started": now(),
+        "folder": str(folder.relative_to(root)),
+    }  # fmt: skip
+    start_s = time.perf_counter()
+    ended = _run(_command(configuration, folder, request), folder, timeout_s=request.timeout_s)
+    about["wall_s"] = time.perf_counter() - start_s
+    if ended.status is not Status.OK:
+        return Row(**about, status=ended.status, reason=ended.reason)
+    try:
+        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+        measured = measured_of(record, _step_times(folder)[request.warmup :])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"it left no record of its steps ({type(error).__name__}: {error})"
+        return Row(**about, status=Status.FAILED, reason=reason)
+    recorder.identify(record, engine=configuration.engine, driver=driver_version(record["device"]["type"]))
+    return Row(**about, status=Status.OK, **measured)
+
+
+def _command(configuration: Configuration, folder: Path, request: Request) -> list[str]:
+    laid = [f"--set={override}" for override in configuration.overrides]
+    told = [*request.launcher, "-m", "meshwright", "train", configuration.path, *laid]
+    return [*told, "--out", str(folder), "--only-steps", "--json"]
+
+
+def _free_folder(parent: Path) -> Path:
+    """A folder that nothing has written to, made."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        with suppress(FileExistsError):
+            (parent / str(number)).mkdir()
+            return parent / str(number)
+        number += 1
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._=-]+", "_", name).strip(".")[:100] or "_"
+
+
+# --- a process ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ended:
+    status: Status
+    reason: str = ""
+
+
+def _run(command: Sequence[str], folder: Path, *, timeout_s: float) -> _Ended:
+    """Run `command` to its end. When anything interrupts, its processes are ended before this returns."""
+    log = folder / "stderr.txt"
+    with log.open("w", encoding="utf-8") as stderr:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise InputError(
+                "--launcher cannot be started", got=command[0], allowed="a program", hint=error.strerror
+            ) from None
+        try:
+            stdout, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            return _Ended(status=Status.TIMED_OUT, reason=f"it took more than {timeout_s:g} s")
+        finally:
+            _end(process)
+    return _verdict(process.returncode, stdout, log.read_text(encoding="utf-8", errors="replace"))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the training with all its processes: asked first, then made to."""
+    try:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GRACE_S)
+    finally:  # and what it started and left behind
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _verdict(returncode: int, stdout: str, stderr: str) -> _Ended:
+    """What an exit code and the last words mean."""
+    if returncode == 0:
+        return _Ended(status=Status.OK)
+    told = _error(stdout)
+    code = told.get("exit_code", returncode)
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    reason = " ".join(str(told.get("message") or (lines[-1] if lines else f"exit code {returncode}")).split())
+    if OUT_OF_MEMORY.search(f"{reason}\n{stderr}"):
+        return _Ended(status=Status.OUT_OF_MEMORY, reason=reason)
+    if code in REFUSALS:
+        return _Ended(status=Status.REFUSED, reason=reason)
+    if returncode < 0:
+        perhaps = ", as the kernel does when memory runs out" if -returncode == signal.SIGKILL else ""
+        return _Ended(status=Status.KILLED, reason=f"killed by {signal.Signals(-returncode).name}{perhaps}")
+    if returncode in STOPPED_EXIT_CODES:
+        return _Ended(status=Status.KILLED, reason="stopped by a signal")
+    return _Ended(status=Status.FAILED, reason=reason)
+
+
+def _error(stdout: str) -> Mapping[str, Any]:
+    """The error that the command wrote as JSON; under a launcher the first process's."""
+    with suppress(ValueError, TypeError, AttributeError):
+        document, _ = json.JSONDecoder().raw_decode(stdout.lstrip())
+        return dict(document.get("error") or {})
+    return {}
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM ends this process in order, so that it leaves no training behind."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + signum)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # signals belong to the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- what a training left ---
+
+
+def _step_times(folder: Path) -> list[float]:
+    """Seconds of each step, in order."""
+    text = (folder / "steps.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line)["step_s"] for line in text.splitlines()]
+
+
+def measured_of(record: Mapping[str, Any], step_s: Sequence[float]) -> dict[str, Any]:
+    """The measured and predicted columns of a `Row`, of a record and its steps. Raises KeyError, ValueError."""
+    if not step_s:
+        raise ValueError("no step is left after the warm-up")
+    run, found = record["run"], record["statistics"]
+    plan = run["plan"]
+    median_s = statistics.median(step_s)
+    tokens = run["global_batch"] * run["sequence_length"]
+    rate = tokens / median_s / found["num_devices"]
+    row: dict[str, Any] = {
+        "model": run["model"]["name"],
+        "precision": run["precision"]["name"],
+        "plan": run["plan_in_words"],
+        "num_devices": found["num_devices"],
+        "threads": record["device"]["threads"],
+        "sequence_length": run["sequence_length"],
+        "global_batch": run["global_batch"],
+        "micro_batch": plan["micro_batch"],
+        "steps": len(step_s),
+        "step_s_median": median_s,
+        "step_s_low": min(step_s),
+        "step_s_high": max(step_s),
+        "tokens_per_s_per_device": rate,
+        "mfu": rate * found["model_flops_per_token"] / found["peak_flops_per_s"],
+        "mfu_convention": found["mfu_convention"],
+        "peak_memory_bytes": float(found["peak_memory_bytes"]),
+        "first_loss": found["first_loss"],
+        "last_loss": found["last_loss"],
+    }
+    predicted = record["predicted"]
+    if predicted is None:
+        return row
+    step = predicted["step"]
+    return row | {
+        "predicted_step_s": step["value"],
+        "predicted_step_s_low": step["low"],
+        "predicted_step_s_high": step["high"],
+        "predicted_mfu": predicted["mfu"]["value"],
+        "predicted_memory_bytes": predicted["memory_bytes"],
+        "error": step["value"] / median_s - 1,
+        "inside": "yes" if step["low"] <= median_s <= step["high"] else "no",
+    }

@@ -1,0 +1,203 @@
+"""What the runs of each configuration come to, and how good the predictions were.
+
+A configuration's step time is the median of its runs' medians, with the 95 % interval of the median by order statistics
+(`harness`); with fewer than six runs the interval is their whole range. Rates follow from it: tokens of a step over its
+time and devices. A prediction that was made anew before each run is the median of those.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.bench.harness import Measurement
+from meshwright.bench.records import FEWEST_SAMPLES
+from meshwright.bench.training_records import Row, Status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A value and what it may also be."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """One configuration. `rows` are its runs that were measured, `failures` all others."""
+
+    name: str
+    rows: tuple[Row, ...]
+    failures: tuple[Row, ...]
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the intervals are those of 95 % and not the range of few runs."""
+        return len(self.rows) >= FEWEST_SAMPLES
+
+    @property
+    def _measurement(self) -> Measurement:
+        seconds = tuple(_known(row.step_s_median) for row in self.rows)
+        return Measurement(seconds=seconds, calls=1, target_ratio=0.0)
+
+    @property
+    def step_s(self) -> Span:
+        """Median of the runs, with its interval."""
+        low, high = self._measurement.interval
+        return Span(value=self._measurement.median, low=low, high=high)
+
+    @property
+    def tokens_per_s_per_device(self) -> Span:
+        return self._as_rate(self.step_s)
+
+    @property
+    def extremes(self) -> Span:
+        """Tokens/s/device of the median, the slowest and the fastest run."""
+        seconds = self._measurement.seconds
+        return self._as_rate(Span(value=self._measurement.median, low=min(seconds), high=max(seconds)))
+
+    @property
+    def mfu(self) -> float:
+        return self._median("mfu")
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Of the fullest process of any run."""
+        return max(_known(row.peak_memory_bytes) for row in self.rows)
+
+    @property
+    def last_loss(self) -> float | None:
+        found = [row.last_loss for row in self.rows if row.last_loss is not None]
+        return statistics.median(found) if found else None
+
+    @property
+    def predicted_step_s(self) -> Span | None:
+        """With its 80 % interval; None: it was not predicted."""
+        if any(row.predicted_step_s is None for row in self.rows) or not self.rows:
+            return None
+        ends = ("predicted_step_s", "predicted_step_s_low", "predicted_step_s_high")
+        value, low, high = (self._median(end) for end in ends)
+        return Span(value=value, low=low, high=high)
+
+    @property
+    def predicted_rate(self) -> Span | None:
+        """Tokens/s/device."""
+        return None if self.predicted_step_s is None else self._as_rate(self.predicted_step_s)
+
+    @property
+    def predicted_memory_bytes(self) -> float | None:
+        return None if self.predicted_step_s is None else self._median("predicted_memory_bytes")
+
+    @property
+    def error(self) -> float | None:
+        """Measured over predicted tokens/s/device, minus one."""
+        p = self.predicted_rate
+        return None if p is None else self.tokens_per_s_per_device.value / p.value - 1
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the predicted interval holds the measured step time."""
+        p = self.predicted_step_s
+        return None if p is None else p.low <= self.step_s.value <= p.high
+
+    @property
+    def num_inside(self) -> int:
+        """Runs whose own prediction's interval held."""
+        return sum(row.inside == "yes" for row in self.rows)
+
+    @property
+    def outliers(self) -> tuple[Row, ...]:
+        """Runs far out of the others."""
+        return tuple(self.rows[outlier.sample - 1] for outlier in self._measurement.outliers)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        told: dict[str, Any] = {
+            "configuration": self.name,
+            "num_runs": len(self.rows),
+            "failures": [{"run": r.run, "status": r.status, "reason": r.reason} for r in self.failures],
+            "engine": (*self.rows, *self.failures)[0].engine,
+        }
+        if not self.is_measured:
+            return told
+        same = ("model", "precision", "plan", "num_devices", "sequence_length", "global_batch", "micro_batch")
+        return told | {key: getattr(self.rows[0], key) for key in same} | {
+            "interval": "95 % of the median" if self.has_confidence else "range of the runs",
+            "step_s": self.step_s,
+            "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "slowest": self.extremes.low,
+            "fastest": self.extremes.high,
+            "mfu": self.mfu,
+            "mfu_convention": self.rows[0].mfu_convention,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "last_loss": self.last_loss,
+            "predicted": self.predicted_rate
+            and {
+                "step_s": self.predicted_step_s,
+                "tokens_per_s_per_device": self.predicted_rate,
+                "memory_bytes": self.predicted_memory_bytes,
+            },
+            "error": self.error,
+            "is_inside": self.is_inside,
+            "runs_inside": self.num_inside,
+            "outliers": [{"run": row.run, "step_s": row.step_s_median} for row in self.outliers],
+        }  # fmt: skip
+
+    def _median(self, column: str) -> float:
+        return statistics.median(_known(getattr(row, column)) for row in self.rows)
+
+    def _as_rate(self, step: Span) -> Span:
+        """Tokens/s/device: the slowest step is the lowest rate."""
+        row = self.rows[0]
+        per_device = row.tokens_per_step / row.num_devices
+        return Span(value=per_device / step.value, low=per_device / step.high, high=per_device / step.low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How good the predictions of all configurations were."""
+
+    num_configurations: int
+    num_measured: int
+    num_predicted: int
+    median_error: float | None  # of the absolute errors
+    num_inside: int
+
+
+def summaries(rows: Iterable[Row], *, names: Sequence[str]) -> list[Summary]:
+    """One for each of `names` that was tried, in that order."""
+    found = sorted(rows, key=lambda row: row.run)
+    made = [
+        Summary(
+            name=name,
+            rows=tuple(r for r in found if r.configuration == name and r.status is Status.OK),
+            failures=tuple(r for r in found if r.configuration == name and r.status is not Status.OK),
+        )
+        for name in names
+    ]
+    return [summary for summary in made if summary.rows or summary.failures]
+
+
+def verdict(found: Sequence[Summary]) -> Verdict:
+    """Over the configurations that were measured and predicted, each counted once."""
+    errors = [abs(s.error) for s in found if s.is_measured and s.error is not None]
+    return Verdict(
+        num_configurations=len(found),
+        num_measured=sum(s.is_measured for s in found),
+        num_predicted=len(errors),
+        median_error=statistics.median(errors) if errors else None,
+        num_inside=sum(s.is_measured and s.is_inside is True for s in found),
+    )
+
+
+def _known(value: float | None) -> float:
+    assert value is not None  # rows of this kind have it
+    return value

@@ -1,0 +1,247 @@
+"""Tables and the page of `bench train`: configurations beside each other, measured beside predicted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshwright import __version__
+from meshwright.bench.training_summary import Summary, Verdict, verdict
+from meshwright.report.figures import INK, WIDTH, svg
+from meshwright.report.html import Endnotes, Section, document, figure, paragraph, text_table, tiles
+from meshwright.report.provenance import INTERVAL_CONVENTION
+from meshwright.report.quantities import percent, rate, seconds
+from meshwright.report.text_table import TextTable
+from meshwright.report.training_figures import BLUE, GREEN, PURPLE, RED
+from meshwright.units import format_bytes
+
+INSIDE, OUTSIDE, UNPREDICTED = "inside the interval", "outside", "not predicted"
+COLORS = {INSIDE: GREEN, OUTSIDE: RED, UNPREDICTED: PURPLE}
+WIDE_RATIO = 5.0
+"""Fastest over slowest configuration from which on the figure's axis is logarithmic."""
+
+
+def speed_table(found: Sequence[Summary]) -> TextTable:
+    """Throughput of each configuration, measured and predicted."""
+    rows = []
+    for s in found:
+        if s.is_measured:
+            here, said = s.tokens_per_s_per_device, s.predicted_rate
+            rows.append(
+                (
+                    s.name, len(s.rows), seconds(s.step_s.value), _with_ends(here.value, here.low, here.high),
+                    "" if said is None else _with_ends(said.value, said.low, said.high),
+                    "" if s.error is None else f"{100 * s.error:+.1f} %",
+                    {True: "yes", False: "no", None: ""}[s.is_inside],
+                )
+            )  # fmt: skip
+    few = any(s.is_measured and not s.has_confidence for s in found)
+    return TextTable(
+        title="Tokens/s/device",
+        headings=("configuration", "runs", "step", "measured", "predicted", "off by", "inside"),
+        rows=rows,
+        caption="Measured: median of the runs and "
+        + ("their range" if few else "its 95 % interval")
+        + ". Predicted: before each run, with the 80 % interval. Off by: measured over predicted, minus one.",
+    )
+
+
+def use_table(found: Sequence[Summary]) -> TextTable:
+    """What each configuration made of the device."""
+    rows = []
+    for s in found:
+        if s.is_measured:
+            first, said = s.rows[0], s.predicted_memory_bytes
+            loss = "" if s.last_loss is None else f"{s.last_loss:.3f}"
+            rows.append(
+                (
+                    s.name, first.plan, percent(s.mfu), format_bytes(s.peak_memory_bytes),
+                    "" if said is None else format_bytes(said), loss,
+                )
+            )  # fmt: skip
+    conventions = dict.fromkeys(s.rows[0].mfu_convention for s in found if s.is_measured)
+    return TextTable(
+        title="Use of the device",
+        headings=("configuration", "plan", "MFU", "peak memory", "predicted", "last loss"),
+        rows=rows,
+        caption=f"MFU: {'; or: '.join(conventions)}.",
+        words=("plan",),
+    )
+
+
+def failure_table(found: Sequence[Summary]) -> TextTable:
+    """What could not be measured, and why; equal failures of a configuration once."""
+    rows = []
+    for s in found:
+        kinds = dict.fromkeys((row.status, row.reason) for row in s.failures)
+        for status, reason in kinds:
+            count = sum((row.status, row.reason) == (status, reason) for row in s.failures)
+            rows.append((s.name, status.replace("_", " "), count, reason))
+    return TextTable(
+        title="Not measured",
+        headings=("configuration", "ended", "runs", "why"),
+        rows=rows,
+        words=("ended", "why"),
+    )
+
+
+def tables(found: Sequence[Summary]) -> list[TextTable]:
+    """Those that have something to say."""
+    return [made for made in (speed_table(found), use_table(found), failure_table(found)) if made.rows]
+
+
+def outlier_words(found: Sequence[Summary]) -> list[str]:
+    """Runs that are far out of the others of their configuration."""
+    return [
+        f"{s.name}: run {row.run} is far out of the others, {seconds(row.step_s_median or 0.0)} a step; "
+        "it counts in the median all the same"
+        for s in found
+        if s.is_measured
+        for row in s.outliers
+    ]
+
+
+def verdict_words(judged: Verdict) -> str:
+    """The last line: how good the predictions were."""
+    words = f"{judged.num_measured} of {judged.num_configurations} configurations measured"
+    if judged.median_error is None:
+        return f"{words}; none was predicted."
+    inside = judged.num_inside / judged.num_predicted
+    return (
+        f"{words}. Predictions are off by {percent(judged.median_error)} in the median; the 80 % interval holds "
+        f"{judged.num_inside} of {judged.num_predicted} ({percent(inside)})."
+    )
+
+
+def _with_ends(value: float, low: float, high: float) -> str:
+    return f"{rate(value)} ({rate(low)}–{rate(high)})"
+
+
+# --- the page ---
+
+
+def sweep_page(found: Sequence[Summary], *, sidecar: Mapping[str, Any]) -> str:
+    """The whole page."""
+    judged, notes = verdict(found), Endnotes()
+    device = sidecar["device"] or {"name": "an unknown device"}
+    lead = paragraph(verdict_words(judged), css_class="lead") + tiles(_tiles(found, judged))
+    lead += "".join(paragraph(f"Note: {words}.", css_class="lead") for words in outlier_words(found))
+    measured = [s for s in found if s.is_measured]
+    sections = []
+    if measured:
+        words = (
+            "Each configuration was trained several times, each time in a process of its own and in turn with the "
+            f"others; the first {sidecar['warmup']} steps do not count, {sidecar['steps']} do."
+        )
+        legend = [("80 % interval of the prediction", "#c5d6e8"), *_legend(measured), ("one run", BLUE)]
+        parts = [
+            paragraph(words, marks=notes.mark(INTERVAL_CONVENTION)),
+            figure(rates_svg(measured), legend=legend),
+        ]
+        sections.append(
+            Section(title="Measured and predicted", parts=[*parts, text_table(speed_table(found))])
+        )
+        sections.append(Section(title="Use of the device", parts=[text_table(use_table(found))]))
+    failed = failure_table(found)
+    if failed.rows:
+        sections.append(Section(title="Not measured", parts=[text_table(failed)]))
+    sections.append(Section(title="Conditions", parts=[text_table(_conditions(sidecar))]))
+    sections.append(Section(title="What is counted how", parts=[notes.html()]))
+    return document(
+        title=f"{len(found)} training configurations on {device['name']}",
+        lead=lead,
+        sections=sections,
+        footer=f"Meshwright {__version__}. Measured on {sidecar['started'][:10]}.",
+    )
+
+
+def _tiles(found: Sequence[Summary], judged: Verdict) -> list[tuple[str, str, str]]:
+    measured = [s for s in found if s.is_measured]
+    shown = []
+    if measured:
+        best = max(measured, key=lambda s: s.tokens_per_s_per_device.value)
+        shown.append((rate(best.tokens_per_s_per_device.value), "tokens/s/device, the fastest", best.name))
+    if judged.median_error is not None:
+        shown.append(
+            (percent(judged.median_error), "off, predictions in the median", "measured over predicted")
+        )
+        shown.append(
+            (f"{judged.num_inside} of {judged.num_predicted}", "inside the interval", "80 % expected")
+        )
+    return shown
+
+
+def _legend(measured: Sequence[Summary]) -> list[tuple[str, str]]:
+    present = {_where(s) for s in measured}
+    return [(f"measured, {name}", color) for name, color in COLORS.items() if name in present]
+
+
+def _where(s: Summary) -> str:
+    return {True: INSIDE, False: OUTSIDE, None: UNPREDICTED}[s.is_inside]
+
+
+def rates_svg(measured: Sequence[Summary]) -> str:
+    """Tokens/s/device, one line a configuration: the predicted interval as a band, runs as dots, their median as a
+    point with its interval."""
+    import altair as alt
+
+    rows, dots = [], []
+    for s in measured:
+        here, said = s.tokens_per_s_per_device, s.predicted_rate
+        row = {"name": s.name, "value": here.value, "low": here.low, "high": here.high, "where": _where(s)}
+        if said is not None:
+            row |= {"said": said.value, "said_low": said.low, "said_high": said.high}
+        rows.append(row)
+        dots += [{"name": s.name, "value": r.tokens_per_s_per_device} for r in s.rows]
+    ends = [row[key] for row in rows for key in ("low", "high", "said_low", "said_high") if key in row]
+    is_wide = max(ends) / min(ends) > WIDE_RATIO
+    scale = (
+        alt.Scale(type="log", domain=[min(ends) / 1.1, max(ends) * 1.1], nice=False)
+        if is_wide
+        else alt.Scale(domain=[0, max(ends) * 1.05], nice=False)
+    )
+
+    def x(field: str) -> Any:
+        axis = alt.Axis(format="~s", grid=True)
+        return alt.X(f"{field}:Q", scale=scale, axis=axis, title="tokens/s/device")
+
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("name:N", sort=[s.name for s in measured], title=None)
+    )
+    foretold = base.transform_filter("isValid(datum.said)")
+    color = alt.Color(
+        "where:N", legend=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
+    )
+    runs = alt.Chart(alt.Data(values=dots)).encode(y=alt.Y("name:N", sort=[s.name for s in measured]))
+    layers = [
+        foretold.mark_bar(color=BLUE, opacity=0.28, height={"band": 0.55}).encode(
+            x=x("said_low"), x2="said_high:Q"
+        ),
+        foretold.mark_tick(color=INK, thickness=1.5, height={"band": 0.55}).encode(x=x("said")),
+        runs.mark_point(color=BLUE, filled=True, size=18, opacity=0.6, yOffset=8).encode(x=x("value")),
+        base.mark_rule(strokeWidth=2).encode(x=x("low"), x2="high:Q", color=color),
+        base.mark_point(filled=True, size=90, opacity=1).encode(x=x("value"), color=color),
+    ]
+    chart = alt.layer(*layers).properties(width=WIDTH, height={"step": 38})
+    return svg(chart, title="Tokens/s/device of each configuration, measured and predicted")
+
+
+def _conditions(sidecar: Mapping[str, Any]) -> TextTable:
+    device = sidecar["device"] or {}
+    software = {
+        f"software, {engine}": ", ".join(f"{name} {version}" for name, version in versions.items())
+        for engine, versions in sidecar["software"].items()
+    }
+    rows = {
+        "device": device.get("name"),
+        "memory": device and format_bytes(device["memory_bytes"]),
+        "driver": sidecar["driver"],
+        "system": device.get("system"),
+        **software,
+        "revision": sidecar["git_commit"],
+        "command": shlex.join(sidecar["command"]),
+        "from, to": f"{sidecar['started']}, {sidecar['ended'] or 'interrupted'}",
+    }
+    shown = [(name, value) for name, value in rows.items() if value]
+    return TextTable(title="Conditions", headings=("", "what"), rows=shown, words=("what",))
