@@ -27,8 +27,12 @@ from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 ROOT = Path(__file__).parent
+collect_ignore_glob = [
+    "src/meshwright/engines/torchtitan/parts.py",  # belongs in torchtitan's processes
+    "tests/engines/torchtitan/shim/*",  # acts when it is imported
+]
 if importlib.util.find_spec("torch") is None:
-    collect_ignore_glob = ["src/meshwright/engines/native/*"]  # doctests of the doing half import torch
+    collect_ignore_glob.append("src/meshwright/engines/native/*")  # doctests of the doing half import torch
 COMPARISON = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 ENVIRONMENT_SETUP = re.compile(r"python3 -m venv \S+ && \S+/pip install [^&\n]+ && \.venv/bin/")
 """Set-up that a README command needs on a fresh machine; the tests already run inside such an environment."""

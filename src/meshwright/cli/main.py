@@ -70,6 +70,11 @@ VERBS: dict[str, Verb] = {
         section="Train",
         help="Train a model here: on the CPU, on one accelerator, or on many.",
     ),
+    "export": Verb(
+        target="meshwright.cli.export:command",
+        section="Train",
+        help="Write a run as another engine's own configuration.",
+    ),
     "rehearse": Verb(
         target="meshwright.cli.rehearse:command",
         section="Train",

@@ -11,9 +11,10 @@ An engine is a module with these functions, named as an entry point of the group
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -93,6 +94,21 @@ class Record:
     events: tuple[dict[str, Any], ...] = ()  # faults of the training, and what was done about them
     profile: dict[str, Any] | None = None  # the content of `profile/summary.json`
     notes: tuple[str, ...] = field(default=())
+
+
+RECORD = "record.json"
+
+
+def read_record(folder: Path) -> Record:
+    """The record that is in `folder`."""
+    record = Record(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    return replace(
+        record,
+        ending=Ending(record.ending),
+        command=tuple(record.command),
+        events=tuple(record.events),
+        notes=tuple(record.notes),
+    )
 
 
 def interval(estimate: dict[str, Any]) -> str:

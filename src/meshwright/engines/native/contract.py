@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.engines.base import Launch, Prediction, Record, TrainOptions, pinned, refuse
+from meshwright.engines.base import Launch, Prediction, Record, TrainOptions, pinned, read_record, refuse
 from meshwright.engines.native.check import check
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
@@ -57,6 +57,4 @@ def launch(start: Job) -> None:
 
 def read(folder: Path) -> Record:
     """The record that the main process wrote."""
-    from meshwright.engines.native import engine
-
-    return engine.read_record(folder)
+    return read_record(folder)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from meshwright import catalog
 from meshwright.catalog.device_calibration import HERE
-from meshwright.engines.base import Ending, Record, TrainOptions, refuse
+from meshwright.engines.base import Record, TrainOptions, read_record, refuse
 from meshwright.engines.native import checkpoint, compiling, fp8, hang, telemetry, trackers
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.check import check, check_plan
@@ -183,16 +182,3 @@ def _check_checkpoints(run: Run, options: TrainOptions) -> None:
             f"{settings.folder} already holds checkpoints, the newest after step {found[-1].step}",
             hint="go on with --resume, or name another folder with --set train.checkpoint.folder=...",
         )
-
-
-def read_record(folder: Path) -> Record:
-    """The record that the main process wrote."""
-    values = json.loads((folder / telemetry.RECORD).read_text(encoding="utf-8"))
-    record = Record(**values)
-    return replace(
-        record,
-        ending=Ending(record.ending),
-        command=tuple(record.command),
-        events=tuple(record.events),
-        notes=tuple(record.notes),
-    )

@@ -43,7 +43,9 @@ STEPS, EVENTS, RECORD, RESOLVED, RUN_FILE = (
     "resolved.json",
     "run.yaml",
 )
-PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "transformers", "datasets", "pyarrow")
+PACKAGES = (
+    "torch", "torchtitan", "triton", "numpy", "tokenizers", "safetensors", "transformers", "datasets", "pyarrow",
+)  # fmt: skip
 
 
 class StepLog:

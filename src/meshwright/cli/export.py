@@ -1,0 +1,132 @@
+"""`meshwright export`: a run as another engine's own configuration. The engine need not be installed."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from meshwright.cli.options import calibration_option, json_option, run_argument, set_option, verb
+from meshwright.cli.run_input import run_from
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.specs.run import Engine
+
+if TYPE_CHECKING:
+    from meshwright.engines.base import Launch
+    from meshwright.specs.run import Run
+
+CANDIDATES = 50
+"""Plans that the planner ranks; the first that the engine runs is taken."""
+
+
+@verb(
+    "export",
+    examples=[
+        "meshwright export examples/runs/llama3.1-8b-pretrain.yaml --engine torchtitan --out titan",
+        "meshwright export run.yaml --engine native --out here --set train.steps=100",
+    ],
+)
+@run_argument()
+@click.option(
+    "--engine", "engine_name", type=click.Choice([e.value for e in Engine]),
+    help="Whose configuration to write.  [default: the run's engine]",
+)  # fmt: skip
+@click.option(
+    "--out", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Where the files go.",
+)  # fmt: skip
+@set_option
+@calibration_option
+@json_option
+def command(
+    run_path: Path,
+    engine_name: str | None,
+    folder: Path,
+    overrides: tuple[str, ...],
+    calibration: str | None,
+    as_json: bool,
+) -> None:
+    """Write a run as the configuration of an engine.
+
+    What the engine cannot do of the run is refused, with the reason. `parallel: auto` becomes the planner's best plan
+    for the run's cluster. The files are complete: the command that is printed starts them.
+    """
+    from meshwright.cli.output import emit_json, note, print_line
+    from meshwright.engines.base import find_engine, refuse
+    from meshwright.engines.local import write_files
+
+    run = run_from(run_path, engine=engine_name, calibration=calibration, overrides=overrides)
+    engine = find_engine(run.engine.value)
+    refuse(run.engine.value, engine.check(run))
+    run = _planned(run)
+    launch = engine.lower(run, folder=folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError("the folder is not empty", got=str(folder), hint="name a new one")
+    try:
+        write_files(launch, folder)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error
+    notes = _lint(run)
+    if as_json:
+        document = {
+            "engine": run.engine, "plan": run.plan, "files": sorted(launch.files), "folder": folder,
+            "argv": launch.argv, "env": launch.env, "num_processes": launch.num_processes, "notes": notes,
+        }  # fmt: skip
+        emit_json(document)
+        return
+    assert run.plan is not None
+    print_line(f"{run.name}: {run.model.name} with {run.engine.value}, {run.plan.describe()}", style="bold")
+    for name in sorted(launch.files):
+        print_line(f"  {folder / name}")
+    print_line()
+    print_line("Start it on every host:")
+    print(f"  {start_command(launch, run=run)}")
+    for words in notes:
+        note(words)
+
+
+def start_command(launch: Launch, *, run: Run) -> str:
+    """The command of one host, with torchrun, which tells processes where they stand."""
+    words = [f"{name}={value}" for name, value in launch.env.items()]
+    if launch.num_processes == 1:
+        return shlex.join([*words, *launch.argv])
+    num_nodes = 1 if run.cluster is None else run.cluster.num_nodes
+    torchrun = ["torchrun", f"--nproc-per-node={launch.num_processes // num_nodes}"]
+    if num_nodes > 1:
+        torchrun += [f"--nnodes={num_nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
+    return shlex.join([*words, *torchrun, *launch.argv[1:]])
+
+
+def _planned(run: Run) -> Run:
+    """`run` with the planner's best plan that its engine runs, where it names none."""
+    from meshwright.engines.base import find_engine
+    from meshwright.planner.choice import best_plans, goal_of
+    from meshwright.planner.request import request_for
+
+    if run.plan is not None:
+        return run
+    ranked = best_plans(request_for(run), goal=goal_of(run), top=CANDIDATES).plans
+    engine = find_engine(run.engine.value)
+    pinned = [replace(run, plan=found.plan, micro_batch=found.plan.micro_batch) for found in ranked]
+    return next((run for run in pinned if not engine.check(run)), pinned[0])
+
+
+def _lint(run: Run) -> list[str]:
+    """What `estimate` would say against the plan."""
+    from meshwright.planner.estimate import estimate_plan
+    from meshwright.planner.request import request_for
+    from meshwright.units import format_bytes
+
+    if run.cluster is None or run.plan is None:
+        return []
+    try:
+        memory = estimate_plan(request_for(run), run.plan).step.memory
+    except MeshwrightError as error:
+        return [f"nothing was estimated: {error.message}"]
+    if memory.fits:
+        return []
+    needed, there = format_bytes(memory.reserved_bytes), format_bytes(memory.capacity_bytes)
+    return [f"the plan does not fit: stage {memory.stage} needs {needed} of {there} a device"]

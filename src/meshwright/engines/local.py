@@ -1,0 +1,135 @@
+"""The processes of a launch on this machine: one a device, started together, ended together.
+
+They find each other as under torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. What each prints goes to
+FOLDER/logs/rank-N.txt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from meshwright.engines.base import Launch
+from meshwright.errors import MeshwrightError
+from meshwright.files import write_atomically
+
+LOGS = "logs"
+POLL_S = 0.1
+GRACE_S = 20.0  # what the others get to end by themselves after one was lost
+
+
+class ProcessLostError(MeshwrightError):
+    """A process of a launch ended too early."""
+
+    exit_code = 1
+
+
+def write_files(launch: Launch, folder: Path) -> None:
+    """Put the files of `launch` below `folder`."""
+    for name, text in launch.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+
+
+def under_launcher() -> bool:
+    """Whether a launcher has started this process as one of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def run(
+    launch: Launch, *, folder: Path, watch: Callable[[], None] = lambda: None, divides_cores: bool = False
+) -> None:
+    """Start all processes, or this one's under a launcher, and wait; `watch` is called meanwhile.
+
+    `divides_cores`: the processes share this machine's CPU, and each gets its part of the threads. Raises
+    ProcessLostError when one fails; the others are ended then.
+    """
+    ranks = [int(os.environ["RANK"])] if under_launcher() else list(range(launch.num_processes))
+    (folder / LOGS).mkdir(parents=True, exist_ok=True)
+    port = _free_port()
+    with ExitStack() as stack:
+        processes = {}
+        for rank in ranks:
+            log = stack.enter_context((folder / LOGS / f"rank-{rank}.txt").open("a", encoding="utf-8"))
+            processes[rank] = subprocess.Popen(
+                [sys.executable, *launch.argv[1:]],
+                env=os.environ | _environment(launch, rank, port=port, divides_cores=divides_cores),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C comes to this process, which passes it on
+            )
+        try:
+            _wait(processes, folder=folder, watch=watch)
+        finally:
+            _end(processes)
+
+
+def _environment(launch: Launch, rank: int, *, port: int, divides_cores: bool) -> dict[str, str]:
+    if under_launcher():
+        return dict(launch.env)
+    place = {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(launch.num_processes),
+        "LOCAL_WORLD_SIZE": str(launch.num_processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    if divides_cores and "OMP_NUM_THREADS" not in os.environ:
+        place["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // launch.num_processes))
+    return place | dict(launch.env)
+
+
+def _wait(processes: dict[int, subprocess.Popen[bytes]], *, folder: Path, watch: Callable[[], None]) -> None:
+    while True:
+        codes = {rank: process.poll() for rank, process in processes.items()}
+        watch()
+        for rank, code in codes.items():
+            if code:
+                log = folder / LOGS / f"rank-{rank}.txt"
+                raise ProcessLostError(
+                    f"process {rank} ended with {_ended(code)}: {_last_words(log)}", hint=f"see {log}"
+                )
+        if all(code == 0 for code in codes.values()):
+            return
+        time.sleep(POLL_S)
+
+
+def _ended(code: int) -> str:
+    return f"exit code {code}" if code > 0 else signal.Signals(-code).name
+
+
+def _last_words(log: Path) -> str:
+    """The last line that is not a traceback's frame: the error."""
+    with suppress(OSError):
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        errors = [line for line in lines if "Error" in line.partition(":")[0]]
+        told = errors or [line for line in lines if line]
+        return told[-1] if told else "it printed nothing"
+    return "it printed nothing"
+
+
+def _end(processes: dict[int, subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to those that still run, SIGKILL to those that do not end."""
+    running = [p for p in processes.values() if p.poll() is None]
+    for process in running:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + GRACE_S
+    for process in running:
+        try:
+            process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

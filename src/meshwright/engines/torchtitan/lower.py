@@ -1,0 +1,255 @@
+"""A run as a configuration module of torchtitan 0.3.0. Pure: torchtitan need not be installed.
+
+The module has one function, `train`, which returns a `Trainer.Config`; torchtitan takes it as it takes its own:
+
+    torchrun --nproc-per-node 8 -m torchtitan.train --module meshwright_run --config train
+
+with the folder of the module on PYTHONPATH. Options of torchtitan's command line are not used: they are frozen, and
+announced to go. Data in our order, learning rates and the step log are `parts`, which stand at torchtitan's own
+extension points.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshwright.cost.stages import layers_per_stage
+from meshwright.engines.base import Launch, pinned, refuse
+from meshwright.engines.torchtitan import VERSION
+from meshwright.engines.torchtitan.check import check
+from meshwright.engines.torchtitan.models import HOMES, STD, model_spec, residual_std
+from meshwright.engines.torchtitan.source import Call, Name, call, imports, render, roots
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.run import Run, StateFormat, Tracker
+
+MODULE, RUN_FILE, FUNCTION = "meshwright_run.py", "meshwright_run.yaml", "train"
+OUTPUT = "torchtitan"  # folder of what its processes write, below that of the results
+ENDLESS = 10**9  # an interval of checkpoints that are not written
+
+SCHEDULES = {
+    Schedule.GPIPE: "GPipe",
+    Schedule.ONE_F_ONE_B: "1F1B",
+    Schedule.INTERLEAVED: "Interleaved1F1B",
+    Schedule.ZBV: "ZBVZeroBubble",
+}
+
+_PARTS = "meshwright.engines.torchtitan.parts"
+_CONFIGS = "torchtitan.config.configs"
+_TABLE = HOMES | {
+    **dict.fromkeys(("CompileConfig", "DebugConfig", "ParallelismConfig", "TrainingConfig"), _CONFIGS),
+    **dict.fromkeys(("FullAC", "SelectiveAC"), "torchtitan.distributed.activation_checkpoint"),
+    **dict.fromkeys(("OptimizersContainer", "ParamGroupConfig"), "torchtitan.components.optimizer"),
+    **dict.fromkeys(("Batches", "LearningRates", "StepLog", "Tokens", "weights_folder"), _PARTS),
+    "CheckpointManager": "torchtitan.components.checkpointer",
+    "CrossEntropyLoss": "torchtitan.components.loss",
+    "Path": "pathlib",
+    "Trainer": "torchtitan.trainer",
+    "Validator": "torchtitan.components.validate",
+}
+FOLDER = Name("str(FOLDER)")
+
+
+def lower(run: Run, *, folder: Path) -> Launch:
+    """The configuration module and the run file beside it, and the command of every process."""
+    from meshwright.runfile import pinned_text
+
+    refuse("torchtitan", check(run))
+    plan = pinned(run)
+    return Launch(
+        argv=("python", "-m", "meshwright.engines.torchtitan.worker", str(folder / MODULE)),
+        files={MODULE: module_text(run, plan), RUN_FILE: pinned_text(run, plan)},
+        num_processes=plan.num_devices,
+    )
+
+
+def module_text(run: Run, plan: Plan) -> str:
+    """The source of the configuration module."""
+    functions, spec = model_spec(run)
+    trainer = trainer_config(run, plan, spec=spec)
+    names = {*roots(list(functions.values())), *roots(trainer), "nn", "partial", "Path", "Trainer"}
+    pieces = [
+        f'"""{run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for torchtitan '
+        f'{VERSION}.\n\nWritten by Meshwright from the run file beside it.\n"""',
+        imports(names, table=_TABLE),
+        "FOLDER = Path(__file__).parent",
+        _inits(run),
+    ]
+    if "convert" in names:
+        pieces.append("\n\ndef convert(converter, model):\n    return converter.build().convert(model)")
+    for name, tree in functions.items():
+        pieces.append(f"\n\ndef {name}(index: int):\n    return {render(tree, indent=4)}")
+    pieces.append(f"\n\ndef {FUNCTION}() -> Trainer.Config:\n    return {render(trainer, indent=4)}")
+    return "\n\n".join(pieces).replace("\n\n\n\n\n", "\n\n\n").replace("\n\n\n\n", "\n\n\n") + "\n"
+
+
+def _inits(run: Run) -> str:
+    """First weights of matrices, of those that write to the residual stream, and of norms."""
+    lines = []
+    for name, std in (("MATRIX", STD), ("RESIDUAL", residual_std(run.model))):
+        lines.append(f'{name} = {{"weight": partial(nn.init.normal_, std={std!r}), "bias": nn.init.zeros_}}')
+    return "\n".join([*lines, 'NORM = {"weight": nn.init.ones_}'])
+
+
+def trainer_config(run: Run, plan: Plan, *, spec: Call) -> Call:
+    """The `Trainer.Config` of a run."""
+    return call(
+        "Trainer.Config",
+        model_spec=spec,
+        dump_folder=Name(f'str(FOLDER / "{OUTPUT}")'),
+        hf_assets_path=FOLDER,
+        tokenizer=call("Tokens.Config"),
+        dataloader=call("Batches.Config", dataset_path=Name(f'str(FOLDER / "{RUN_FILE}")')),
+        metrics=_metrics(run),
+        optimizer=_optimizer(run),
+        lr_scheduler=_learning_rates(run),
+        training=_training(run, plan),
+        parallelism=_parallelism(run, plan),
+        checkpoint=_checkpoint(run),
+        activation_checkpoint=_recompute(plan),
+        compile=call("CompileConfig", enable=run.train.compile),
+        validator=_validator(run, plan),
+        debug=call("DebugConfig", seed=run.train.seed),
+        loss=call("CrossEntropyLoss.Config", global_vocab_size=run.model.vocab),
+    )
+
+
+def _metrics(run: Run) -> Call:
+    trackers = run.train.trackers
+    return call(
+        "StepLog.Config",
+        log_freq=1,
+        disable_color_printing=True,
+        enable_tensorboard=Tracker.TENSORBOARD in trackers,
+        enable_wandb=Tracker.WANDB in trackers,
+    )
+
+
+def _optimizer(run: Run) -> Call:
+    """Vectors do not decay, as in the native engine. Adapters are matrices all."""
+    o = run.optimizer
+
+    def group(pattern: str, decay: float) -> Call:
+        settings = {"lr": o.learning_rate, "betas": tuple(o.betas), "eps": o.epsilon, "weight_decay": decay}
+        return call("ParamGroupConfig", pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=settings)
+
+    groups = [group(r".*", o.weight_decay)]
+    if run.lora is None:
+        groups.insert(0, group(r"(norm\.weight|\.bias|\.sinks)$", 0.0))
+    bf16 = o.states is StateFormat.BF16
+    return call(
+        "OptimizersContainer.Config",
+        param_groups=groups,
+        implementation="fused_opt_states_bf16" if bf16 else "fused",
+    )
+
+
+def _learning_rates(run: Run) -> Call:
+    o = run.optimizer
+    return call(
+        "LearningRates.Config",
+        schedule=o.schedule.value,
+        warmup_steps=o.warmup_steps,
+        min_lr_factor=o.final_ratio,
+        decay_ratio=o.decay_ratio,
+    )
+
+
+def _training(run: Run, plan: Plan) -> Call:
+    """Micro-batches of a pipeline are one local batch; without one they are gradient accumulation."""
+    per_rank = run.global_batch // plan.data
+    clip = run.optimizer.gradient_clip
+    return call(
+        "TrainingConfig",
+        local_batch_size=per_rank if plan.pipeline > 1 else plan.micro_batch,
+        global_batch_size=run.global_batch,
+        seq_len=run.sequence_length,
+        max_norm=float("inf") if clip is None else clip,
+        steps=run.num_steps,
+        dtype="float32",
+        mixed_precision_param="float32" if run.precision.name == "fp32" else "bfloat16",
+        disable_cuda_graphs=True,  # they do not go with pipelines, nor with experts over devices
+    )
+
+
+def _parallelism(run: Run, plan: Plan) -> Call:
+    is_sharded = plan.sharding is not Sharding.NONE
+    pipeline: dict[str, Any] = {}
+    if plan.pipeline > 1:
+        pipeline = {
+            "pipeline_parallel_degree": plan.pipeline,
+            "pipeline_parallel_schedule": SCHEDULES[plan.schedule],
+            "pipeline_parallel_microbatch_size": plan.micro_batch,
+            "module_fqns_per_model_part": stage_modules(run, plan),
+        }
+    return call(
+        "ParallelismConfig",
+        data_parallel_replicate_degree=plan.data_replicate if is_sharded else plan.data,
+        data_parallel_shard_degree=plan.data_shard if is_sharded else 1,
+        fsdp_reshard_after_forward="always" if plan.sharding is Sharding.PARAMETERS else "never",
+        tensor_parallel_degree=plan.tensor,
+        enable_sequence_parallel=plan.sequence_parallel,
+        context_parallel_degree=plan.context,
+        expert_parallel_degree=plan.expert,
+        **pipeline,
+        spmd_backend="partial_dtensor",  # the one that released versions of PyTorch run
+    )
+
+
+def stage_modules(run: Run, plan: Plan) -> list[list[str]]:
+    """Names of the modules of every pipeline stage, in the order of the model."""
+    num_stages = plan.pipeline * plan.virtual_pipeline
+    counts = plan.layers_per_stage or layers_per_stage(run.model.num_layers, num_stages)
+    stages, first = [], 0
+    for count in counts:
+        stages.append([f"layers.{i}" for i in range(first, first + count)])
+        first += count
+    stages[0].insert(0, "tok_embeddings")
+    stages[-1] += ["norm", "lm_head"]
+    return stages
+
+
+def _checkpoint(run: Run) -> Call:
+    """Where training starts, and what it saves. A folder with checkpoints is resumed from."""
+    saves, settings = run.train.checkpoint, {}
+    if run.weights is not None:
+        settings = {
+            "initial_load_path": call("weights_folder", run.weights),
+            "initial_load_model_only": True,
+            "initial_load_in_hf": True,
+        }
+    if saves is None:
+        kept = {"interval": ENDLESS, "load_only": True} if settings else {}
+        return call("CheckpointManager.Config", enable=bool(settings), **kept, **settings)
+    return call(
+        "CheckpointManager.Config",
+        enable=True,
+        folder=Name(f"str(Path({saves.folder!r}).absolute())"),
+        interval=saves.every_steps,
+        keep_latest_k=saves.keep or 0,
+        async_mode="async" if saves.asynchronous else "disabled",
+        last_save_model_only=False,
+        **settings,
+    )
+
+
+def _recompute(plan: Plan) -> Call | None:
+    if plan.recompute is Recompute.FULL:
+        return call("FullAC.Config")
+    return call("SelectiveAC.Config") if plan.recompute is Recompute.SELECTIVE else None
+
+
+def _validator(run: Run, plan: Plan) -> Call:
+    """Torchtitan counts the local batches of an evaluation; the run file the global ones."""
+    evaluate = run.train.evaluate
+    if evaluate is None:
+        return call("Validator.Config", enable=False)
+    in_batch = 1 if plan.pipeline > 1 else plan.num_micro_batches(run.global_batch)
+    run_file = Name(f'str(FOLDER / "{RUN_FILE}")')
+    return call(
+        "Validator.Config",
+        enable=True,
+        freq=evaluate.every_steps,
+        steps=evaluate.num_batches * in_batch,
+        dataloader=call("Batches.Config", dataset_path=run_file, is_validation=True),
+    )

@@ -1,0 +1,38 @@
+"""One of torchtitan's processes: `python -m meshwright.engines.torchtitan.worker FOLDER/meshwright_run.py`.
+
+Does what torchtitan's `train` does with `--module meshwright_run --config train`; the module is found by its path.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from meshwright.engines.torchtitan.lower import FUNCTION
+
+
+def main(path: Path) -> None:
+    """Train as the configuration module at `path` says."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    for name, alone in (
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+    ):
+        os.environ.setdefault(name, alone)
+    from torchtitan.train import main as train
+
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    sys.argv = [sys.argv[0], "--module", path.stem, "--config", FUNCTION]
+    train()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
