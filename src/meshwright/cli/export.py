@@ -69,7 +69,7 @@ def command(
         write_files(launch, folder)
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error
-    notes = _lint(run)
+    notes = lint(run)
     if as_json:
         document = {
             "engine": run.engine, "plan": run.plan, "files": sorted(launch.files), "folder": folder,
@@ -114,7 +114,7 @@ def _planned(run: Run) -> Run:
     return next((run for run in pinned if not engine.check(run)), pinned[0])
 
 
-def _lint(run: Run) -> list[str]:
+def lint(run: Run) -> list[str]:
     """What `estimate` would say against the plan."""
     from meshwright.planner.estimate import estimate_plan
     from meshwright.planner.request import request_for

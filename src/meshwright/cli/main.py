@@ -75,6 +75,11 @@ VERBS: dict[str, Verb] = {
         section="Train",
         help="Write a run as another engine's own configuration.",
     ),
+    "import": Verb(
+        target="meshwright.cli.import_:command",
+        section="Train",
+        help="Read another engine's configuration as a run file.",
+    ),
     "rehearse": Verb(
         target="meshwright.cli.rehearse:command",
         section="Train",
