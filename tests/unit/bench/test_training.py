@@ -134,10 +134,13 @@ def test_what_goes_wrong_is_a_line_and_costs_no_other(bench, what, status, reaso
 
 
 def test_what_takes_too_long_is_ended(bench):
-    outcome, rows = bench("--runs", 2, "--timeout", 2, micro_1="hang")
-    assert outcome.exit_code == 0, outcome.stderr
-    assert [row.status for row in rows if row.reason] == [Status.TIMED_OUT]
-    assert_gone()
+    _, rows = bench("--runs", 2, "--timeout", 4, micro_1="hang")
+    ended = [row for row in rows if row.configuration == "tiny micro=1"]
+    assert [row.status for row in ended] == [Status.TIMED_OUT]
+    assert ended[0].reason == "it took more than 4 s"
+    assert ended[0].wall_s > 4
+    if Path("pids").exists():  # it may have been ended before it could write them
+        assert_gone()
 
 
 def test_when_nothing_could_be_trained_the_answer_is_no(bench):
@@ -232,7 +235,7 @@ def test_an_interruption_keeps_what_was_measured_and_leaves_no_process(bench, fo
     (folder / "behaviour.json").write_text(json.dumps({"micro=2": "hang"}))
     words = [sys.executable, "-m", "meshwright", "bench", "train", *SWEEP, "--runs", "1"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while not (folder / "pids").exists() or not (folder / "pids").read_text():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
@@ -249,7 +252,7 @@ def test_an_interruption_keeps_what_was_measured_and_leaves_no_process(bench, fo
 
 def assert_gone():
     """Neither the training nor what it started is there any more."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     for pid in Path("pids").read_text().split():
         while is_alive(int(pid)):
             assert time.monotonic() < deadline_s
