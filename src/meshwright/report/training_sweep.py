@@ -30,7 +30,7 @@ def speed_table(found: Sequence[Summary]) -> TextTable:
             here, said = s.tokens_per_s_per_device, s.predicted_rate
             rows.append(
                 (
-                    s.name, len(s.rows), seconds(s.step_s.value), _with_ends(here.value, here.low, here.high),
+                    s.name, _with_ends(here.value, here.low, here.high),
                     "" if said is None else _with_ends(said.value, said.low, said.high),
                     "" if s.error is None else f"{100 * s.error:+.1f} %",
                     {True: "yes", False: "no", None: ""}[s.is_inside],
@@ -39,11 +39,12 @@ def speed_table(found: Sequence[Summary]) -> TextTable:
     few = any(s.is_measured and not s.has_confidence for s in found)
     return TextTable(
         title="Tokens/s/device",
-        headings=("configuration", "runs", "step", "measured", "predicted", "off by", "inside"),
+        headings=("configuration", "measured", "predicted", "off by", "inside"),
         rows=rows,
         caption="Measured: median of the runs and "
         + ("their range" if few else "its 95 % interval")
         + ". Predicted: before each run, with the 80 % interval. Off by: measured over predicted, minus one.",
+        words=("inside",),
     )
 
 
@@ -56,14 +57,14 @@ def use_table(found: Sequence[Summary]) -> TextTable:
             loss = "" if s.last_loss is None else f"{s.last_loss:.3f}"
             rows.append(
                 (
-                    s.name, first.plan, percent(s.mfu), format_bytes(s.peak_memory_bytes),
-                    "" if said is None else format_bytes(said), loss,
+                    s.name, first.plan, len(s.rows), seconds(s.step_s.value), percent(s.mfu),
+                    format_bytes(s.peak_memory_bytes), "" if said is None else format_bytes(said), loss,
                 )
             )  # fmt: skip
     conventions = dict.fromkeys(s.rows[0].mfu_convention for s in found if s.is_measured)
     return TextTable(
         title="Use of the device",
-        headings=("configuration", "plan", "MFU", "peak memory", "predicted", "last loss"),
+        headings=("configuration", "plan", "runs", "step", "MFU", "memory", "predicted", "last loss"),
         rows=rows,
         caption=f"MFU: {'; or: '.join(conventions)}.",
         words=("plan",),
