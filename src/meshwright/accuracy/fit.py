@@ -11,7 +11,7 @@ moves. `python -m meshwright.accuracy.calibrate` writes the result that ships.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from meshwright.accuracy.predict import log_step_of
 from meshwright.accuracy.rows import PublishedRun
+from meshwright.accuracy.surfaces import BySurface
 from meshwright.accuracy.tables import RunTables, tables_of
 from meshwright.catalog.calibration import (
     ALL,
@@ -61,10 +62,15 @@ class Problem:
     prior_half_eta: NDArray[np.float64]
 
 
-def make_problem(runs: Sequence[PublishedRun], calibration: Calibration) -> Problem:
+def make_problem(
+    runs: Sequence[PublishedRun],
+    calibration: Calibration,
+    *,
+    surfaces: Mapping[str, BySurface] | None = None,
+) -> Problem:
     """Tables and offsets of all runs with conditions and a rate."""
     conditions = [r.conditions for r in runs if r.conditions is not None]
-    tables = tables_of(conditions)
+    tables = tables_of(conditions, surfaces=surfaces)
     index: dict[tuple[str, str, str], int] = {}
     sds: list[float] = []
 
@@ -213,9 +219,11 @@ class Fitted:
     calibration: Calibration
 
 
-def fit(runs: Sequence[PublishedRun], *, made: str) -> Fitted:
-    """The calibration of all `runs`; each has conditions and a rate."""
-    problem = make_problem(runs, prior())
+def fit(
+    runs: Sequence[PublishedRun], *, made: str, surfaces: Mapping[str, BySurface] | None = None
+) -> Fitted:
+    """The calibration of all `runs`; each has conditions and a rate. `surfaces` by accelerator are not fitted."""
+    problem = make_problem(runs, prior(), surfaces=surfaces)
     everything = np.ones(len(runs), dtype=bool)
     wide = solve(problem, prior(), use=everything, cauchy=WIDE_CAUCHY)
     solution = solve(problem, prior(), use=everything, start=wide.beta, iterations=2 * ITERATIONS)

@@ -27,11 +27,16 @@ def predict_left_out(
     interval_scale: float,
     progress: Progress = lambda _: None,
 ) -> Predictions:
-    """As `predict`, each source by the calibration of all other sources. Every run must have conditions."""
+    """As `predict`, each source by the calibration of all other sources. Every run must have conditions.
+
+    With the surfaces of kernels that `fitted` had.
+    """
     columns: dict[str, NDArray[np.generic]] = {}
+    whole = fitted.problem.tables.surfaces
+    surfaces = None if whole is None else whole.by_device
     for source, rows in _by_source(runs).items():
         refit = without(fitted, source).scaled(interval_scale)
-        part = predict([runs[i] for i in rows], calibration=refit)
+        part = predict([runs[i] for i in rows], calibration=refit, surfaces=surfaces)
         for name, values in vars(part).items():
             columns.setdefault(name, np.zeros(len(runs), dtype=np.asarray(values).dtype))[rows] = values
         progress(len(rows))

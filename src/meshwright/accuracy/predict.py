@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.rows import PublishedRun
+from meshwright.accuracy.surfaces import BySurface
 from meshwright.accuracy.tables import RunTables, memory_of, tables_of
 from meshwright.catalog.calibration import Calibration, fitted
 from meshwright.cost.rates import rates_from_etas
@@ -21,6 +23,8 @@ def log_step_of(tables: RunTables, calibration: Calibration) -> LogStep:
 
     def log_step(etas: Etas, half: Etas) -> NDArray[np.float64]:
         rates = rates_from_etas(calibration, tables.facts, etas, half)
+        if tables.surfaces is not None:
+            rates = replace(rates, device=replace(rates.device, surfaces=tables.surfaces))
         steps = estimate_steps(
             model=tables.model, batch=tables.batch, plan=tables.plan, precision=tables.precision, rates=rates
         )
@@ -40,10 +44,15 @@ def predict_steps(
     return log_step(etas, half), variances
 
 
-def predict(runs: Sequence[PublishedRun], *, calibration: Calibration | None = None) -> Predictions:
-    """Rate and memory of every run; each must have conditions."""
+def predict(
+    runs: Sequence[PublishedRun],
+    *,
+    calibration: Calibration | None = None,
+    surfaces: Mapping[str, BySurface] | None = None,
+) -> Predictions:
+    """Rate and memory of every run; each must have conditions. `surfaces` by accelerator, as `tables_of` has them."""
     conditions = [run.conditions for run in runs if run.conditions is not None]
-    tables = tables_of(conditions)
+    tables = tables_of(conditions, surfaces=surfaces)
     log_step_s, variances = predict_steps(tables, calibration or fitted())
     factor = spread(variances)
     rate = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices / np.exp(log_step_s)

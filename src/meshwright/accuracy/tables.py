@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from meshwright import catalog
 from meshwright.accuracy.rows import Conditions
+from meshwright.accuracy.surfaces import BySurface, RowSurfaces
 from meshwright.catalog.calibration import Factors
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
@@ -40,6 +41,7 @@ class RunTables:
     facts: SystemFacts
     factors: list[Factors]
     half_factors: list[Factors]
+    surfaces: RowSurfaces | None = None  # None: formulas alone
 
     def take(self, index: NDArray[np.intp]) -> RunTables:
         """The runs at `index`."""
@@ -51,6 +53,7 @@ class RunTables:
             facts=self.facts.take(index),
             factors=[self.factors[i] for i in index],
             half_factors=[self.half_factors[i] for i in index],
+            surfaces=None if self.surfaces is None else self.surfaces.take(index),
         )
 
 
@@ -72,8 +75,10 @@ def cluster_of(conditions: Conditions) -> Cluster:
     )
 
 
-def tables_of(conditions: Sequence[Conditions]) -> RunTables:
-    """One table row per run, in order."""
+def tables_of(
+    conditions: Sequence[Conditions], *, surfaces: Mapping[str, BySurface] | None = None
+) -> RunTables:
+    """One table row per run, in order. `surfaces` by accelerator: measured shapes of its kernels."""
     clusters = [cluster_of(c) for c in conditions]
     precisions = [PRECISIONS[c.precision] for c in conditions]
     factors = [
@@ -88,6 +93,8 @@ def tables_of(conditions: Sequence[Conditions]) -> RunTables:
         if c.fused_norm:
             row = replace(row, unfused_norm=0)
         facts.append(row)
+    stacked = SystemFacts.stack(facts)
+    devices = np.array([f["device"] for f in factors])
     return RunTables(
         model=ModelTable.stack([_model_row(c) for c in conditions]),
         batch=BatchTable(
@@ -96,9 +103,12 @@ def tables_of(conditions: Sequence[Conditions]) -> RunTables:
         ),
         plan=PlanTable.stack([plan_row(c.plan) for c in conditions]),
         precision=PrecisionTable.stack([precision_row(p) for p in precisions]),
-        facts=SystemFacts.stack(facts),
+        facts=stacked,
         factors=factors,
         half_factors=[half_factors(f) for f in factors],
+        surfaces=RowSurfaces(by_device=surfaces, devices=devices, formats=stacked.matmul_format)
+        if surfaces
+        else None,
     )
 
 

@@ -257,14 +257,14 @@ class _Found:
         )
         middle = float(np.median(logs))
         self.parameters[name] = Measured(value=math.exp(middle), sd=_clipped(_robust_sd(logs)))
-        self.errors[large[0].point.family] = _errors(logs - middle, logs - middle)
+        self.errors[large[0].point.family] = errors_of(logs - middle, logs - middle)
 
     def _keep(self, family: Family, kernels: dict[str, _Kernel]) -> None:
         self.kernels.update(kernels)
         left = [k.surface.left_out().mean - k.surface.y for k in kernels.values() if k.surface is not None]
         plain = [k.log_ratios for k in kernels.values() if k.surface is not None]
         if left:
-            self.errors[family] = _errors(np.concatenate(left), np.concatenate(plain))
+            self.errors[family] = errors_of(np.concatenate(left), np.concatenate(plain))
 
 
 def coordinates(point: Point) -> tuple[float, ...]:
@@ -326,7 +326,8 @@ def _clipped(sd: float) -> float:
     return min(max(sd, LEAST_SD), MOST_SD)
 
 
-def _errors(left_out: Any, formula: Any) -> Errors:
+def errors_of(left_out: Any, formula: Any) -> Errors:
+    """Of logarithms of predicted over measured."""
     with_surface, without = (np.abs(np.expm1(logs)) for logs in (left_out, formula))
     return Errors(
         num_points=len(left_out),
@@ -345,7 +346,7 @@ def _fabric(
 ) -> tuple[Fabric, dict[str, list[dict[str, Any]]]]:
     """The fabric of this machine, and latency and rate of each collective by size of its messages."""
     classes = {
-        kernel: _size_classes([r for r in rows if r.point.kernel == kernel])
+        kernel: size_classes([r for r in rows if r.point.kernel == kernel])
         for kernel in sorted({r.point.kernel for r in rows})
     }
     half = accelerator.memory_bytes_per_s / 2  # processes exchange through memory: one copy in, one out
@@ -395,7 +396,8 @@ def _bisect(is_too_low: Callable[[float], bool], low: float, high: float) -> flo
     return low
 
 
-def _size_classes(rows: list[Row]) -> list[dict[str, Any]]:
+def size_classes(rows: list[Row]) -> list[dict[str, Any]]:
+    """Latency and rate of one collective, by class of the size of its messages."""
     found, below = [], 0.0
     for upper in CLASSES:
         own = [r for r in rows if below < r.point.size_bytes <= upper]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from meshwright.cli.options import html_option, json_option, verb
+from meshwright.errors import InputError
 
 if TYPE_CHECKING:
     from meshwright.accuracy.metrics import Predictions
     from meshwright.accuracy.report import AccuracyReport
     from meshwright.accuracy.rows import PublishedRun
+    from meshwright.accuracy.surfaces import BySurface
 
 GROUP_CHOICES = ("source", "accelerator", "architecture", "size", "precision", "framework", "task", "quality")
 
@@ -30,6 +32,7 @@ def _file(name: str, destination: str, text: str) -> Any:
         "meshwright accuracy --by accelerator --rows",
         "meshwright accuracy --leave-one-source-out",
         "meshwright accuracy --runs mine.csv --json",
+        "meshwright accuracy --calibration h100.json --leave-one-source-out --by accelerator",
     ],
 )
 @_file(
@@ -49,6 +52,10 @@ def _file(name: str, destination: str, text: str) -> Any:
     is_flag=True,
     help="Predict each source by a calibration refitted without it (about a minute).",
 )
+@click.option(
+    "--calibration", "calibrations", multiple=True, metavar="FILE",
+    help="Kernel shapes that `meshwright calibrate --from-tables` learned of one accelerator. May be repeated.",
+)  # fmt: skip
 @click.option("--rows", "show_rows", is_flag=True, help="Also print every row.")
 @_file("--csv", "csv_path", "Write one line a row: predicted, measured, error, or why not.")
 @html_option
@@ -58,6 +65,7 @@ def command(
     failed_path: Path | None,
     by: str,
     leave_out: bool,
+    calibrations: tuple[str, ...],
     show_rows: bool,
     csv_path: Path | None,
     html_path: Path | None,
@@ -70,7 +78,7 @@ def command(
     """
     from meshwright.cli.output import emit_json, note
 
-    report = _report(runs_path, failed_path, leave_out=leave_out)
+    report = _report(runs_path, failed_path, leave_out=leave_out, surfaces=_surfaces(calibrations))
     if csv_path is not None:
         from meshwright.accuracy.export import write_rows
 
@@ -88,7 +96,31 @@ def command(
         _print(report, by=by, show_rows=show_rows)
 
 
-def _report(runs_path: Path | None, failed_path: Path | None, *, leave_out: bool) -> AccuracyReport:
+def _surfaces(calibrations: Sequence[str]) -> dict[str, BySurface]:
+    """By accelerator, of files that `meshwright calibrate --from-tables` wrote."""
+    from meshwright.catalog.device_calibration import load
+
+    surfaces: dict[str, BySurface] = {}
+    for path in calibrations:
+        found = load(path)
+        if found.parameters:
+            raise InputError(
+                f"{path}: holds what one machine was measured to do, which says nothing of the published runs",
+                got=found.made, allowed="files of `meshwright calibrate --from-tables`",
+            )  # fmt: skip
+        surfaces[found.accelerator.name] = found.surfaces
+    return surfaces
+
+
+def _report(
+    runs_path: Path | None,
+    failed_path: Path | None,
+    *,
+    leave_out: bool,
+    surfaces: Mapping[str, BySurface],
+) -> AccuracyReport:
+    from functools import partial
+
     from meshwright.accuracy.predict import predict
     from meshwright.accuracy.report import compare
     from meshwright.accuracy.rows import read_failed, read_runs
@@ -98,10 +130,13 @@ def _report(runs_path: Path | None, failed_path: Path | None, *, leave_out: bool
         failed_path = failed_configs_path()
     runs = read_runs(runs_path or measured_runs_path())
     failed = None if failed_path is None else read_failed(failed_path)
-    return compare(runs, predict=_left_out_predictor() if leave_out else predict, failed=failed)
+    chosen = _left_out_predictor(surfaces) if leave_out else partial(predict, surfaces=surfaces)
+    return compare(runs, predict=chosen, failed=failed)
 
 
-def _left_out_predictor() -> Callable[[Sequence[PublishedRun]], Predictions]:
+def _left_out_predictor(
+    surfaces: Mapping[str, BySurface],
+) -> Callable[[Sequence[PublishedRun]], Predictions]:
     """Predicts by calibrations of the shipped runs, each without the source it predicts."""
     from meshwright.accuracy.fit import fit
     from meshwright.accuracy.left_out import predict_left_out
@@ -111,7 +146,9 @@ def _left_out_predictor() -> Callable[[Sequence[PublishedRun]], Predictions]:
     from meshwright.cli.output import note, progress
 
     note("fitting the shipped runs")
-    whole = fit([r for r in read_runs(measured_runs_path()) if r.reason is None], made="refitted")
+    whole = fit(
+        [r for r in read_runs(measured_runs_path()) if r.reason is None], made="refitted", surfaces=surfaces
+    )
 
     def predictor(runs: Sequence[PublishedRun]) -> Predictions:
         with progress("leaving out each source", total=len(runs)) as advance:

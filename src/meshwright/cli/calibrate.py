@@ -24,12 +24,22 @@ SHOWN = 5
         "meshwright calibrate bench --install",
         "meshwright calibrate monday/records.csv friday/records.csv --out h100.json",
         "meshwright calibrate bench --for examples/runs/tiny-llama-cpu.yaml",
+        "meshwright calibrate --from-tables aiconfigurator --device h100 --out h100.json",
     ],
 )
-@click.argument("paths", metavar="RECORDS...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="[RECORDS...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--out", "out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Where the calibration goes.  [default: calibration.json beside the records]",
+    help="Where the calibration goes.  [default: calibration.json beside the records; DEVICE.json]",
+)  # fmt: skip
+@click.option(
+    "--from-tables", "tables", type=click.Choice(["aiconfigurator"]),
+    help="Instead of records: kernel tables that others measured and published.",
+)  # fmt: skip
+@click.option("--device", metavar="NAME", help="With --from-tables: an accelerator of the catalogue.")
+@click.option(
+    "--framework", metavar="NAME", default="trtllm", show_default=True,
+    help="With --from-tables: the software that was measured: trtllm, vllm or sglang.",
 )  # fmt: skip
 @click.option(
     "--install",
@@ -42,21 +52,31 @@ SHOWN = 5
 )  # fmt: skip
 @json_option
 def command(
-    paths: tuple[Path, ...], out: Path | None, install: bool, run_path: Path | None, as_json: bool
+    paths: tuple[Path, ...],
+    out: Path | None,
+    tables: str | None,
+    device: str | None,
+    framework: str,
+    install: bool,
+    run_path: Path | None,
+    as_json: bool,
 ) -> None:
     """Make a calibration of the records that `meshwright bench device` left.
 
     RECORDS are records.csv files or their folders, all of one device. How far the result is off is shown for each
     family: every measurement is left out in turn and predicted by the others.
+
+    With --from-tables it is made of kernels that somebody else measured on an accelerator of the catalogue. They say
+    how a kernel's rate depends on its shape; how fast the large ones are in training stays as shipped.
     """
-    from meshwright.bench.calibrate import calibrate
-    from meshwright.bench.records import read
     from meshwright.catalog.device_calibration import HERE, installed_path, to_document
     from meshwright.cli.output import emit_json, jsonable, note
 
-    files = [read(path) for path in paths]
-    found = calibrate(files)
-    targets = [out or files[0].path.with_name("calibration.json")]
+    if tables is None:
+        found, target = _of_records(paths)
+    else:
+        found, target = _of_tables(paths, device, framework)
+    targets = [out or target]
     if install:
         if found.details["device"]["accelerator"] is not None:
             raise InputError(
@@ -77,6 +97,31 @@ def command(
         note(
             f"a run of cluster {HERE!r} uses it with --calibration {targets[0]}; --install makes it the default"
         )
+
+
+def _of_records(paths: tuple[Path, ...]) -> tuple[DeviceCalibration, Path]:
+    """The calibration, and where it goes unless that is said."""
+    from meshwright.bench.calibrate import calibrate
+    from meshwright.bench.records import read
+
+    if not paths:
+        raise InputError(
+            "there is nothing to calibrate from",
+            hint="name the records of `meshwright bench device`, or --from-tables aiconfigurator --device NAME",
+        )
+    files = [read(path) for path in paths]
+    return calibrate(files), files[0].path.with_name("calibration.json")
+
+
+def _of_tables(paths: tuple[Path, ...], device: str | None, framework: str) -> tuple[DeviceCalibration, Path]:
+    from meshwright.bench.published_tables import calibrate_from_tables
+
+    if paths:
+        raise InputError("--from-tables takes no records", got=str(paths[0]), hint="calibrate them apart")
+    if device is None:
+        raise InputError("--from-tables needs --device", hint="for example --device h100")
+    found = calibrate_from_tables(device, framework=framework)
+    return found, Path(f"{found.accelerator.name}.json")
 
 
 def _write(document: Any, target: Path) -> None:
@@ -108,6 +153,7 @@ def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | No
         "parameters": found.parameters,
         "errors": found.details["errors"],
         "collectives": found.details["collectives"],
+        "tables": found.details.get("tables"),
         "surfaces": {name: len(s.y) for name, s in found.surfaces.items()},
         "advice": advice,
     }
@@ -135,6 +181,7 @@ def _show(found: DeviceCalibration, advice: Advice | None) -> None:
             for family, e in found.details["errors"].items()
         ],
     )  # fmt: skip
+    _show_tables(found)
     rows = [
         (kernel, "larger" if c["up_to_bytes"] is None else f"to {c['up_to_bytes'] // 1024:,} KiB",
          format_seconds(c["latency_s"]), "" if c["bytes_per_s"] is None else f"{c['bytes_per_s'] / 1e9:.3g}",
@@ -153,6 +200,23 @@ def _show(found: DeviceCalibration, advice: Advice | None) -> None:
         print_table(columns, rows)  # pyright: ignore[reportArgumentType]
     if advice is not None:
         _show_advice(advice)
+
+
+def _show_tables(found: DeviceCalibration) -> None:
+    """Whose measurements these are, and what was odd about them."""
+    from meshwright.cli.output import print_line
+
+    tables = found.details.get("tables")
+    if tables is None:
+        return
+    print_line()
+    print_line(
+        f"Measured and published by others: {tables['package']} {tables['version']}, {tables['licence']}."
+    )
+    for name, surface in tables["surfaces"].items():
+        print_line(f"  {name}: {surface['file']}, {surface['framework']}")
+        for note in surface["notes"]:
+            print_line(f"    {note}")
 
 
 def _show_advice(advice: Advice) -> None:
