@@ -106,7 +106,9 @@ def estimate_plan(
 def _tier(calibration: Calibration, factors: Factors) -> Tier:
     """Interpolated where the device itself was measured or both it and its software have rows, datasheet where one of
     them has, guessed where neither has."""
-    if calibration.surfaces and not calibration.parameters["gemm_ratio"].levels:  # published tables have no level
+    if (
+        calibration.surfaces and not calibration.parameters["gemm_ratio"].levels
+    ):  # published tables have no level
         return Tier.INTERPOLATED
     known = [calibration.num_rows(level, factors[level]) > 0 for level in ("device_format", "framework")]
     return (Tier.GUESSED, Tier.DATASHEET, Tier.INTERPOLATED)[sum(known)]

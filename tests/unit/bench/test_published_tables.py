@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
+from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.bench import aiconfigurator
 from meshwright.bench.published_tables import calibrate_from_tables
-from meshwright.catalog.calibration import fitted, prior
+from meshwright.catalog.calibration import Measured, fitted, prior
 from meshwright.catalog.device_calibration import load, to_document
 from meshwright.cost.compute import gemm_s
 from meshwright.errors import InputError, MissingDependencyError
@@ -277,6 +278,30 @@ def test_the_command_writes_what_the_planner_reads(package, meshwright, tmp_path
     seconds = [r.json["estimate"]["step"]["value"] for r in (plain, shaped)]
     assert seconds[1] != seconds[0]
     assert seconds[1] == pytest.approx(seconds[0], rel=0.2)
+
+
+def test_accuracy_judges_it(package, meshwright, tmp_path):
+    out, runs = tmp_path / "h100.json", tmp_path / "runs.csv"
+    meshwright("calibrate", "--from-tables", "aiconfigurator", "--device", "h100", "--out", out)
+    lines = measured_runs_path().read_text(encoding="utf-8").splitlines()
+    chosen = [line for line in lines[1:] if line.startswith("nemo_24_07") and "H100" in line]
+    runs.write_text("\n".join([lines[0], *chosen]) + "\n", encoding="utf-8")
+    plain = meshwright("accuracy", "--runs", runs, "--json")
+    shaped = meshwright("accuracy", "--runs", runs, "--calibration", out, "--json")
+    assert shaped.exit_code == 0, shaped.stderr
+    bias = [r.json["summary"]["bias"] for r in (plain, shaped)]
+    assert bias[0] != bias[1]
+    assert bias[0] == pytest.approx(bias[1], abs=0.1)
+
+
+def test_accuracy_takes_no_calibration_of_one_machine(package, meshwright, tmp_path):
+    found = calibrate_from_tables("h100", framework="trtllm")
+    measured = replace(found, parameters={"gemm_ratio": Measured(value=0.5, sd=0.1)})
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(to_document(measured)))
+    outcome = meshwright("accuracy", "--calibration", path)
+    assert outcome.exit_code == 2
+    assert "what one machine was measured to do" in outcome.stderr
 
 
 @pytest.mark.parametrize(

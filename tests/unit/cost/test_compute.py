@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
-from meshwright.cost.compute import Passes, gemm_s, gemm_tiles
+from meshwright.catalog.surface import Surface
+from meshwright.cost.compute import KernelSurfaces, Passes, gemm_s, gemm_tiles
 from meshwright.specs.model import Attention, Lora, Model
 from meshwright.specs.plan import Plan
 
@@ -130,6 +131,22 @@ class TestLayer:
 
 class TestExperts:
     MODEL = "mixtral-8x7b"
+
+    def test_measured_products_say_nothing_of_grouped_ones_on_a_device_with_tiles(self, case):
+        x = np.array([[8.0, 8, 8], [14, 14, 14]])
+        surface = Surface(
+            axes=("m", "n", "k"), x=x, y=np.log([2.0, 2.0]), noise=np.full(2, 0.02), mean=np.log(2.0),
+            length=4.0, sd=0.1,
+        )  # fmt: skip
+        surfaces = KernelSurfaces(linear={"gemm/forward": surface})
+        formula = case(model=self.MODEL)
+        tiles, none = formula.with_rates(surfaces=surfaces), formula.with_rates(output_tiles=0)
+        assert tiles.layer().experts.forward_s == formula.layer().experts.forward_s
+        assert tiles.layer().attention_gemm.forward_s == pytest.approx(
+            2 * formula.layer().attention_gemm.forward_s
+        )
+        slower = none.with_rates(surfaces=surfaces).layer().experts.forward_s
+        assert slower == pytest.approx(2 * none.layer().experts.forward_s)
 
     def test_a_dense_model_has_none(self, case):
         layer = case().layer()
