@@ -12,26 +12,39 @@ import sys
 import time
 from pathlib import Path
 
-arguments = sys.argv[1:]
-assert arguments[:3] == ["-m", "meshwright", "train"], arguments
-assert {"--only-steps", "--json"} <= set(arguments)
-folder = Path(arguments[arguments.index("--out") + 1])
-overrides = dict(a.removeprefix("--set=").split("=", 1) for a in arguments if a.startswith("--set="))
-micro, steps = int(overrides.get("batch.micro", 1)), int(overrides["train.steps"])
-number = int(folder.name)
+WARM_UP = [10.0] * 3  # seconds of the first steps, which must not count
 
 
-def leave(message: str, exit_code: int) -> None:
-    print(json.dumps({"error": {"message": message, "hint": None, "exit_code": exit_code}}))
-    sys.exit(exit_code)
+def main(arguments: list[str]) -> None:
+    assert arguments[:3] == ["-m", "meshwright", "train"], arguments
+    assert {"--only-steps", "--json"} <= set(arguments)
+    folder = Path(arguments[arguments.index("--out") + 1])
+    overrides = dict(a.removeprefix("--set=").split("=", 1) for a in arguments if a.startswith("--set="))
+    micro, steps = int(overrides.get("batch.micro", 1)), int(overrides["train.steps"])
+    asked = {what for key, what in behaviour().items() if is_meant(key, arguments, int(folder.name))}
+    for what in asked:
+        go_wrong(what)
+    if "leave nothing" in asked:
+        return
+    step_s = 0.1 / micro * (1 + 0.01 * int(folder.name)) * (3 if "slow" in asked else 1)
+    times = (WARM_UP + [step_s] * steps)[:steps]
+    (folder / "steps.jsonl").write_text("".join(json.dumps({"step_s": s}) + "\n" for s in times))
+    record = record_of(micro) | ({"predicted": None} if "unpredicted" in asked else {})
+    record["device"]["name"] = "another device" if "elsewhere" in asked else "a device"
+    (folder / "record.json").write_text(json.dumps(record))
 
 
-step_s, device, rest = 0.1 / micro * (1 + 0.01 * number), "a device", []
-behaviour = json.loads(Path("behaviour.json").read_text()) if Path("behaviour.json").exists() else {}
-for key, what in behaviour.items():
+def behaviour() -> dict[str, str]:
+    path = Path("behaviour.json")
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def is_meant(key: str, arguments: list[str], number: int) -> bool:
     word, _, at = key.partition("@")
-    if not any(word in a for a in arguments) or (at and int(at) != number):
-        continue
+    return any(word in argument for argument in arguments) and at in ("", str(number))
+
+
+def go_wrong(what: str) -> None:
     match what:
         case "out of memory":
             leave("internal error: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 70)
@@ -45,43 +58,34 @@ for key, what in behaviour.items():
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             Path("pids").write_text(f"{os.getpid()} {child.pid}")
             time.sleep(600)
-        case "leave nothing":
-            sys.exit(0)
-        case "unpredicted":
-            rest.append("unpredicted")
-        case "slow":
-            step_s *= 3
-        case "elsewhere":
-            device = "another device"
-predicted = {
-    "step": {
-        "value": 0.1 / micro,
-        "low": 0.09 / micro,
-        "high": 0.12 / micro,
-        "unit": "s",
-        "tier": "measured",
-    },
-    "mfu": {"value": 0.4, "low": 0.3, "high": 0.5, "unit": "ratio", "tier": "measured"},
-    "memory_bytes": 2**30,
-}
-record = {
-    "run": {
-        "model": {"name": "tiny"}, "precision": {"name": "bf16"}, "plan": {"micro_batch": micro},
-        "plan_in_words": f"DP1 ddp mbs{micro}", "global_batch": 4, "sequence_length": 16,
-    },
-    "statistics": {
-        "num_devices": 1, "model_flops_per_token": 1e6, "peak_flops_per_s": 1e9, "mfu_convention": "model FLOPs",
-        "peak_memory_bytes": 2**29, "first_loss": 4.0, "last_loss": 3.5,
-    },
-    "device": {
-        "accelerator": None, "type": "cpu", "name": device, "count_on_this_machine": 1, "memory_bytes": 2**34,
-        "threads": 2, "system": "a system",
-    },
-    "software": {"torch": "2.13.0"},
-    "predicted": None if rest else predicted,
-    "git_commit": "abc",
-}  # fmt: skip
-warm_up = 3  # slow ones, which must not count
-times = [10.0] * min(warm_up, steps) + [step_s] * (steps - warm_up)
-(folder / "steps.jsonl").write_text("".join(json.dumps({"step_s": s}) + "\n" for s in times))
-(folder / "record.json").write_text(json.dumps(record))
+
+
+def leave(message: str, exit_code: int) -> None:
+    print(json.dumps({"error": {"message": message, "hint": None, "exit_code": exit_code}}))
+    sys.exit(exit_code)
+
+
+def record_of(micro: int) -> dict:
+    step = {"value": 0.1 / micro, "low": 0.09 / micro, "high": 0.12 / micro, "unit": "s", "tier": "measured"}
+    mfu = {"value": 0.4, "low": 0.3, "high": 0.5, "unit": "ratio", "tier": "measured"}
+    return {
+        "run": {
+            "model": {"name": "tiny"}, "precision": {"name": "bf16"}, "plan": {"micro_batch": micro},
+            "plan_in_words": f"DP1 ddp mbs{micro}", "global_batch": 4, "sequence_length": 16,
+        },
+        "statistics": {
+            "num_devices": 1, "model_flops_per_token": 1e6, "peak_flops_per_s": 1e9,
+            "mfu_convention": "model FLOPs", "peak_memory_bytes": 2**29, "first_loss": 4.0, "last_loss": 3.5,
+        },
+        "device": {
+            "accelerator": None, "type": "cpu", "count_on_this_machine": 1, "memory_bytes": 2**34,
+            "threads": 2, "system": "a system",
+        },
+        "software": {"torch": "2.13.0"},
+        "predicted": {"step": step, "mfu": mfu, "memory_bytes": 2**30},
+        "git_commit": "abc",
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
