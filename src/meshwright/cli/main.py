@@ -80,6 +80,11 @@ VERBS: dict[str, Verb] = {
         section="Train",
         help="Read another engine's configuration as a run file.",
     ),
+    "launch": Verb(
+        target="meshwright.cli.launch:command",
+        section="Train",
+        help="Start a run on one host or many: torchrun, Slurm, Kubernetes.",
+    ),
     "rehearse": Verb(
         target="meshwright.cli.rehearse:command",
         section="Train",

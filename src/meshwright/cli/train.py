@@ -105,7 +105,7 @@ def command(
             "the processes of a launcher need one folder for their results",
             hint="name it, for example --out runs/first",
         )
-    folder = folder or _default_folder(run.name, resume=resume)
+    folder = folder or default_folder(run.name, resume=resume)
     options = TrainOptions(
         folder=folder,
         resume=resume,
@@ -133,7 +133,7 @@ def command(
     _leave(record, folder=folder)
 
 
-def _default_folder(name: str, *, resume: bool) -> Path:
+def default_folder(name: str, *, resume: bool) -> Path:
     """runs/NAME; a new training takes the next free number, a resumed one the newest that is there."""
     safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
     candidates = [RESULTS / safe, *(RESULTS / f"{safe}-{i}" for i in range(2, 10_000))]

@@ -30,6 +30,7 @@ Target = Callable[[int, int, Any], None]
 TIMEOUT = timedelta(minutes=10)  # what processes wait for each other, where the caller does not say
 GRACE_S = 20.0  # what the others get to end by themselves after one was lost
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun
+JOB_RESTARTS = "MESHWRIGHT_RESTARTS"  # set by `meshwright launch`, whose schedulers start whole jobs again
 GLOO = "gloo/transport"  # its errors have no type of their own, but name the file they come from
 CPU_BACKEND, GPU_BACKEND = "gloo", "cpu:gloo,cuda:nccl"
 
@@ -98,8 +99,8 @@ def run_ranks(
 
 
 def is_restart() -> bool:
-    """Whether torchrun started this process after another one was lost."""
-    return int(os.environ.get(RESTARTS, "0")) > 0
+    """Whether torchrun, or the scheduler of a job, started this process after another one was lost."""
+    return any(int(os.environ.get(name, "0")) > 0 for name in (RESTARTS, JOB_RESTARTS))
 
 
 def _run_launched(

@@ -1,0 +1,292 @@
+"""One manifest: a ConfigMap with the run's files, and a PyTorchJob or a JobSet, a pod a node, torchrun in each.
+
+Restarts belong to the controller: a pod that fails starts again (PyTorchJob), or all of them do (JobSet). Pods that
+start again find the checkpoints on a persistent volume. SIGTERM, which comes before a pod is taken away, saves.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.launch.local import script
+from meshwright.launch.request import RESTARTS, Dispatch, Request
+from meshwright.launch.site import Kind, KubernetesSite
+
+MANIFEST = "manifest.yaml"
+PORT = 29500
+RESOURCES = {
+    "NVIDIA": "nvidia.com/gpu",
+    "AMD": "amd.com/gpu",
+    "Intel": "habana.ai/gaudi",
+    "Google": "google.com/tpu",
+}
+"""What a pod asks for to get devices of a vendor: the names of their device plugins."""
+
+FILES, FILES_FOLDER = "run-files", "/run-files"
+MAX_NAME = 40  # a pod's name adds to it, and ends at 63
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a site says of Kubernetes, and where this machine keeps the manifest."""
+
+    site: KubernetesSite
+    python: str
+    here: Path  # folder of the manifest on this machine; the request's folder is that of the pods
+
+
+def dispatch(request: Request, settings: Settings) -> Dispatch:
+    """The manifest and the command that applies it. Pure.
+
+    Raises InputError when no image is named, or the results would be lost with the pods.
+    """
+    site = settings.site
+    if site.image is None:
+        raise InputError(
+            "Kubernetes needs an image", hint="--image NAME, or kubernetes.image in the site file"
+        )
+    _require_kept("the results", request.folder, site)
+    if request.checkpoints is not None:
+        _require_kept("checkpoints", Path(workdir(site)) / request.checkpoints, site)
+    path = str(settings.here / MANIFEST)
+    text = "---\n".join(_yaml(document) for document in documents(request, settings))
+    notes = []
+    if request.vendor is None:
+        notes.append("no devices are asked for: the accelerator is not known, or is a CPU")
+    if site.rdma_resource is None and request.num_nodes > 1:
+        notes.append(
+            "no RDMA device is asked for (kubernetes.rdma_resource): pods exchange over their usual network"
+        )
+    apply = ("kubectl", "apply", *(("--namespace", site.namespace) if site.namespace else ()), "-f", path)
+    return Dispatch(files={path: text}, commands=(apply,), notes=tuple(notes))
+
+
+def workdir(site: KubernetesSite) -> str:
+    """Where processes run, and relative paths begin: on the first claim, so that they outlive the pods."""
+    return site.workdir or (site.claims[0].mount if site.claims else "/")
+
+
+def _require_kept(what: str, folder: Path, site: KubernetesSite) -> None:
+    if not any(folder.is_relative_to(claim.mount) for claim in site.claims):
+        raise InputError(
+            f"{what} would be lost with the pods: no claim is mounted there", got=str(folder),
+            allowed=", ".join(f"below {claim.mount}" for claim in site.claims) or None,
+            hint="kubernetes.claims: [{name: CLAIM, mount: FOLDER}] in the site file",
+        )  # fmt: skip
+
+
+def documents(request: Request, settings: Settings) -> tuple[Values, Values]:
+    """ConfigMap and job, as the API has them."""
+    name = resource_name(request.name)
+    make = _pytorchjob if settings.site.kind is Kind.PYTORCHJOB else _jobset
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(name, settings.site),
+        "data": {_key(path): text for path, text in request.files.items()},
+    }
+    return config, make(name, request, settings)
+
+
+def resource_name(name: str) -> str:
+    """A name that Kubernetes takes: lower case, digits and dashes.
+
+    >>> resource_name("Llama 3.1_8B")
+    'llama-3-1-8b'
+    """
+    cleaned = re.sub(r"[^a-z0-9]+", "-", name.lower())[:MAX_NAME].strip("-")
+    return cleaned if cleaned[:1].isalpha() else f"run-{cleaned}".strip("-")
+
+
+def _pytorchjob(name: str, request: Request, settings: Settings) -> Values:
+    """The operator numbers the nodes and says where the first is (PET_NODE_RANK, PET_MASTER_ADDR)."""
+    # A container that starts again is not told so: always go on from the newest checkpoint, if there is one.
+    environment = [{"name": RESTARTS, "value": "1"}]
+
+    def replicas(count: int) -> Values:
+        pod = _pod(name, request, settings, container="pytorch", environment=environment)
+        return {"replicas": count, "restartPolicy": "OnFailure", "template": pod}
+
+    specs = {"Master": replicas(1)}
+    if request.num_nodes > 1:
+        specs["Worker"] = replicas(request.num_nodes - 1)
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": _metadata(name, settings.site),
+        "spec": {
+            "nprocPerNode": str(request.devices_per_node),
+            "runPolicy": {"backoffLimit": request.max_restarts, "cleanPodPolicy": "Running"},
+            "pytorchReplicaSpecs": specs,
+        },
+    }
+
+
+def _jobset(name: str, request: Request, settings: Settings) -> Values:
+    """One indexed job; a pod's index is its node's number, and the first pod has a name of its own."""
+    restarts = {"name": RESTARTS, "value": "1"} if request.resume else _field(
+        RESTARTS, "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
+    )  # fmt: skip
+    environment = [
+        restarts,
+        _field("PET_NODE_RANK", "metadata.annotations['batch.kubernetes.io/job-completion-index']"),
+        {"name": "PET_MASTER_ADDR", "value": f"{name}-node-0-0.{name}"},
+        {"name": "PET_MASTER_PORT", "value": str(PORT)},
+    ]
+    pod = _pod(name, request, settings, container="node", environment=environment)
+    pod["spec"]["restartPolicy"] = "Never"
+    job = {
+        "parallelism": request.num_nodes,
+        "completions": request.num_nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": pod,
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _metadata(name, settings.site),
+        "spec": {
+            "failurePolicy": {"maxRestarts": request.max_restarts},
+            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+def _pod(
+    name: str, request: Request, settings: Settings, *, container: str, environment: list[Values]
+) -> Values:
+    site = settings.site
+    mounts, volumes = _storage(name, request, site)
+    spec: Values = {
+        "initContainers": [_copy_files(request, site)] if request.files else [],
+        "containers": [
+            {
+                "name": container,
+                "image": site.image,
+                "command": _command(request, settings),
+                "workingDir": workdir(site),
+                "env": [{"name": v.name, "value": v.value} for v in request.environment]
+                + [{"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(max(1, site.stop_ahead_s - 10))}]
+                + environment,
+                "resources": _resources(request, site),
+                "securityContext": {
+                    "capabilities": {"add": ["IPC_LOCK"]}
+                },  # RDMA locks the memory that it reads
+                "volumeMounts": mounts,
+            }
+        ],
+        "volumes": volumes,
+        "terminationGracePeriodSeconds": site.stop_ahead_s,
+    }
+    if site.host_network:
+        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if site.host_ipc:
+        spec["hostIPC"] = True
+    if site.service_account:
+        spec["serviceAccountName"] = site.service_account
+    if site.priority_class:
+        spec["priorityClassName"] = site.priority_class
+    if site.node_selector:
+        spec["nodeSelector"] = dict(site.node_selector)
+    if site.tolerations:
+        spec["tolerations"] = [dict(t) for t in site.tolerations]
+    if request.exclude:
+        spec["affinity"] = _elsewhere(request.exclude)
+    return {"metadata": {"labels": {"app": name}}, "spec": spec}
+
+
+def _command(request: Request, settings: Settings) -> list[str]:
+    return [
+        settings.python, "-m", "torch.distributed.run", "--nnodes", str(request.num_nodes),
+        "--nproc-per-node", str(request.devices_per_node), *script(request.argv),
+    ]  # fmt: skip
+
+
+def _storage(name: str, request: Request, site: KubernetesSite) -> tuple[list[Values], list[Values]]:
+    """Shared memory for data loaders and NCCL, the run's files, and the claims."""
+    mounts: list[Values] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    volumes: list[Values] = [
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": site.shared_memory}}
+    ]
+    for claim in site.claims:
+        mounts.append({"name": claim.name, "mountPath": claim.mount})
+        volumes.append({"name": claim.name, "persistentVolumeClaim": {"claimName": claim.name}})
+    if request.files:
+        volumes.append({"name": FILES, "configMap": {"name": name}})
+    return mounts, volumes
+
+
+def _copy_files(request: Request, site: KubernetesSite) -> Values:
+    """The run's files, from the ConfigMap to the results, where a run may replace them. Each appears whole."""
+    lines = ["set -e"]
+    for path in request.files:
+        target = shlex.quote(str(request.folder / path))
+        lines.append(f"mkdir -p {shlex.quote(str((request.folder / path).parent))}")
+        lines.append(f'cp {FILES_FOLDER}/{_key(path)} {target}."$HOSTNAME"')
+        lines.append(f'mv {target}."$HOSTNAME" {target}')
+    mounts = [{"name": FILES, "mountPath": FILES_FOLDER}]
+    mounts += [{"name": claim.name, "mountPath": claim.mount} for claim in site.claims]
+    return {
+        "name": "files", "image": site.image, "command": ["sh", "-c", "\n".join(lines)], "volumeMounts": mounts,
+    }  # fmt: skip
+
+
+def _resources(request: Request, site: KubernetesSite) -> Values:
+    limits: Values = {}
+    resource = site.device_resource or RESOURCES.get(request.vendor or "")
+    if resource:
+        limits[resource] = request.devices_per_node
+    if site.rdma_resource:
+        limits[site.rdma_resource] = site.rdma_count
+    limits |= {key: value for key, value in (("cpu", site.cpu), ("memory", site.memory)) if value}
+    return {"limits": limits}
+
+
+def _elsewhere(hosts: tuple[str, ...]) -> Values:
+    """Node affinity that leaves hosts out."""
+    wanted = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(hosts)}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+def _field(name: str, path: str) -> Values:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _metadata(name: str, site: KubernetesSite) -> Values:
+    found: Values = {"name": name}
+    if site.namespace:
+        found["namespace"] = site.namespace
+    if site.queue:
+        found["labels"] = {"kueue.x-k8s.io/queue-name": site.queue}
+    return found
+
+
+def _key(path: str) -> str:
+    """A path as the key of a ConfigMap, which has no slashes."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", path)
+
+
+def _yaml(document: Values) -> str:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.scalarstring import LiteralScalarString
+
+    if "data" in document:
+        document = document | {"data": {k: LiteralScalarString(v) for k, v in document["data"].items()}}
+    yaml = YAML()
+    yaml.representer.ignore_aliases = lambda data: True  # what stands in two places is written twice
+    yaml.width = 4096
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    out = StringIO()
+    yaml.dump(document, out)
+    return out.getvalue()

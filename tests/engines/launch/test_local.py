@@ -1,0 +1,81 @@
+"""`launch --on local` with real processes: a toy run, a lost worker, the run's own answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.distributed
+SECTIONS = {
+    "precision": "fp32",
+    "parallel": "{data_shard: 2, sharding: parameters}",
+    "optimizer": "{learning_rate: 1.0e-3, schedule: constant}",
+    "train": "{steps: 24, checkpoint: {folder: saved, every_steps: 4}}",
+}
+
+
+def start(training, *arguments: str) -> subprocess.Popen[str]:
+    training.folder.mkdir(parents=True, exist_ok=True)
+    (training.folder / "run.yaml").write_text(training.text)
+    command = [
+        sys.executable,
+        "-m",
+        "meshwright",
+        "launch",
+        "run.yaml",
+        "--on",
+        "local",
+        "--out",
+        "out",
+        "--json",
+    ]
+    return subprocess.Popen(
+        [*command, *arguments], cwd=training.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def workers_of(pid: int) -> dict[int, int]:
+    """Rank -> process, of the processes that torchrun started below `pid`."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found: dict[int, int] = {}
+    for child in map(int, children):
+        words = dict(w.partition(b"=")[::2] for w in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"))
+        if b"RANK" in words:
+            found[int(words[b"RANK"])] = child
+        found |= workers_of(child)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
+def test_a_lost_worker_starts_again_and_the_losses_are_those_of_a_run_that_nobody_disturbs(
+    tmp_path, tiny_run, wait_for
+):
+    alone, killed = tiny_run(tmp_path / "alone", **SECTIONS), tiny_run(tmp_path / "killed", **SECTIONS)
+    process = start(killed, "--max-restarts", "2")
+    wait_for(lambda: killed.checkpoints(), process)
+    os.kill(workers_of(process.pid)[1], signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    assert "resumed from saved/step-" in stderr
+    document = json.loads(stdout)  # nothing of the run on stdout
+    assert document["exit_code"] == 0
+    assert document["files"].keys() == {"out/run.yaml"}
+    process = start(alone)
+    assert process.communicate(timeout=240)
+    assert killed.losses() == alone.losses()
+
+
+def test_the_answer_of_a_run_that_fails_is_not_0(tmp_path, tiny_run):
+    training = tiny_run(tmp_path, **SECTIONS, data="{source: nowhere.txt, sequence_length: 16}")
+    process = start(training, "--max-restarts", "0")
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == json.loads(stdout)["exit_code"] != 0
+    assert "nowhere.txt" in stderr

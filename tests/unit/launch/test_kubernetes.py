@@ -1,0 +1,110 @@
+"""The manifest: its text, and that it is what the definitions of its resources allow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from meshwright.errors import InputError
+from meshwright.launch.kubernetes import Settings, dispatch, documents, resource_name
+from meshwright.launch.site import Claim, Kind, KubernetesSite
+
+SCHEMA = json.loads((Path(__file__).parent / "kubernetes_schema.json").read_text())
+USUAL = KubernetesSite(
+    image="registry.example/train:1",
+    claims=(Claim(name="shared", mount="/results"),),
+    rdma_resource="rdma/hca",
+)
+FULL = USUAL.model_copy(
+    update={
+        "namespace": "llm", "queue": "training", "priority_class": "high", "service_account": "trainer",
+        "host_network": True, "host_ipc": True, "memory": "1500Gi", "cpu": "96", "rdma_count": 8,
+        "node_selector": {"pool": "gpu"}, "tolerations": ({"key": "gpu", "operator": "Exists"},),
+    }
+)  # fmt: skip
+
+
+def settings(site, kind):
+    return Settings(site=site.model_copy(update={"kind": kind}), python="python", here=Path("runs/first"))
+
+
+@pytest.fixture
+def request_there(make_request):
+    """The request, its results on the claim."""
+    return lambda **fields: make_request(folder=Path("/results/first"), **fields)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_the_manifest_is_the_golden_one(kind, request_there, is_golden):
+    found = dispatch(request_there(), settings(USUAL, kind))
+    assert found.commands == (("kubectl", "apply", "-f", "runs/first/manifest.yaml"),)
+    is_golden(found.files["runs/first/manifest.yaml"], f"{kind.value}.yaml")
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("site", [USUAL, FULL], ids=["usual", "full"])
+@pytest.mark.parametrize("change", [{}, {"num_nodes": 1, "exclude": (), "resume": True}, {"vendor": None}])
+def test_documents_are_what_the_resources_allow(kind, site, change, request_there):
+    for document in documents(request_there(**change), settings(site, kind)):
+        jsonschema.validate(document, SCHEMA)
+
+
+def test_the_text_reads_back_as_the_documents(request_there):
+    request = request_there(files={"a/b.yaml": "x: |\n  y\n", "run.yaml": "# none\n\nz: 'é\"'"})
+    wanted = documents(request, settings(FULL, Kind.JOBSET))
+    text = dispatch(request, settings(FULL, Kind.JOBSET)).files["runs/first/manifest.yaml"]
+    assert list(YAML(typ="safe").load_all(text)) == list(wanted)
+
+
+def test_the_schema_is_closed(request_there):
+    _, job = documents(request_there(), settings(USUAL, Kind.JOBSET))
+    job["spec"]["restarts"] = 3
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(job, SCHEMA)
+
+
+def test_one_node_is_a_master_alone(request_there):
+    _, job = documents(request_there(num_nodes=1), settings(USUAL, Kind.PYTORCHJOB))
+    assert set(job["spec"]["pytorchReplicaSpecs"]) == {"Master"}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "resource"), [("NVIDIA", "nvidia.com/gpu"), ("AMD", "amd.com/gpu"), (None, None)]
+)
+def test_devices_are_asked_for_by_vendor(vendor, resource, request_there):
+    _, job = documents(request_there(vendor=vendor), settings(USUAL, Kind.PYTORCHJOB))
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    limits = {"rdma/hca": 1} | ({resource: 8} if resource else {})
+    assert container["resources"] == {"limits": limits}
+
+
+def test_hosts_are_left_out(request_there):
+    _, job = documents(request_there(), settings(USUAL, Kind.JOBSET))
+    assert "'operator': 'NotIn', 'values': ['node07', 'node11']" in str(job)
+    _, job = documents(request_there(exclude=()), settings(USUAL, Kind.JOBSET))
+    assert "affinity" not in str(job)
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "words"),
+    [
+        ({"image": None}, {}, "needs an image"),
+        ({"claims": ()}, {}, "results would be lost"),
+        ({}, {"folder": Path("/elsewhere/first")}, "results would be lost"),
+        ({}, {"checkpoints": "/scratch/saved"}, "checkpoints would be lost"),
+    ],
+)
+def test_what_would_be_lost_is_refused(change, fields, words, request_there):
+    request = replace(request_there(), **fields)
+    with pytest.raises(InputError, match=words):
+        dispatch(request, settings(USUAL.model_copy(update=change), Kind.JOBSET))
+
+
+@pytest.mark.parametrize("name", ["8b", "Llama 3.1", "x" * 90, "_", "a/b"])
+def test_any_name_becomes_one_that_kubernetes_takes(name):
+    jsonschema.validate(resource_name(name), {"$ref": "#/$defs/name", "$defs": SCHEMA["$defs"]})
