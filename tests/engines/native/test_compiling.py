@@ -15,7 +15,6 @@ from meshwright import runfile  # noqa: E402
 from meshwright.engines.base import TrainOptions  # noqa: E402
 from meshwright.engines.native import engine  # noqa: E402
 from meshwright.engines.native.check import check_plan  # noqa: E402
-from meshwright.engines.native.rehearsal import compare, compare_each  # noqa: E402
 from meshwright.errors import MissingDependencyError  # noqa: E402
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
 
@@ -47,13 +46,6 @@ def moe_run():
     return runfile.loads(TEXT.replace("num_kv_heads: 2}", "num_kv_heads: 2}" + EXPERTS))
 
 
-def assert_equal(comparisons) -> None:
-    for found in comparisons:
-        assert found.loss_error < 1e-5, found.plan
-        assert found.gradient_error < 1e-4, (found.plan, found.gradient_errors)
-        assert found.weight_error < 1e-4, (found.plan, found.weight_errors)
-
-
 @pytest.mark.slow
 def test_one_graph_for_equal_layers_and_no_break(tmp_path):
     """The sample that a run ends with grows by a token at a time: it compiles nothing anew."""
@@ -77,10 +69,10 @@ def test_one_graph_for_equal_layers_and_no_break(tmp_path):
 
 
 @pytest.mark.slow
-def test_compiled_layers_equal_eager_ones(run, moe_run):
+def test_compiled_layers_equal_eager_ones(run, moe_run, equals_one_process):
     plans = [Plan(micro_batch=4), Plan(micro_batch=4, recompute=Recompute.FULL)]
-    assert_equal(compare_each([(run, plan) for plan in plans]))
-    assert_equal(compare_each([(moe_run, plan) for plan in plans]))
+    equals_one_process([(run, plan) for plan in plans], tolerance=1e-5)
+    equals_one_process([(moe_run, plan) for plan in plans], tolerance=1e-5)
 
 
 @pytest.mark.slow
@@ -95,10 +87,8 @@ def test_compiled_layers_equal_eager_ones(run, moe_run):
     ],
     ids=Plan.describe,
 )
-def test_compiled_layers_compose(run, plan, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert check_plan(plan, run=run) == []
-    assert_equal([compare(run, plan, timeout_s=300)])
+def test_compiled_layers_compose(run, plan, equals_one_process):
+    equals_one_process([(run, plan)], tolerance=1e-5, timeout_s=300)
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def train(tiny_text, tmp_path):
     """Train the tiny run for 20 steps with a checkpoint every 5; returns the record."""

@@ -128,7 +128,6 @@ IN_SHORT = ("fp8, fsdp", "fp8_rowwise, tensor")
 )
 def test_a_plan_equals_one_process(name, monkeypatch):
     """Parts of a tensor have scales of their own, so gradients differ by what rounding to fp8 does to one element."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
     run = run_of(f"precision={name.partition(',')[0]}")
     assert check_plan(PLANS[name], run=run) == []

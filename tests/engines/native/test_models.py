@@ -32,8 +32,6 @@ from meshwright.specs.model import (  # noqa: E402
     Router,
 )
 
-torch.set_num_threads(1)
-
 DENSE = Model(
     name="tiny",
     hidden=32,

@@ -6,8 +6,6 @@ from torch.nn import functional  # noqa: E402
 from meshwright.engines.native.models import blockwise  # noqa: E402
 from meshwright.engines.native.models.layout import see  # noqa: E402
 
-torch.set_num_threads(1)
-
 
 def inputs(*, queries=150, keys=150, heads=6, groups=2, value=8, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)

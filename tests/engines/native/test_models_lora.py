@@ -26,8 +26,6 @@ from meshwright.engines.native.weights import (  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
 from meshwright.specs.model import Attention, AttentionKind, Experts, Lora, Model, Router  # noqa: E402
 
-torch.set_num_threads(1)
-
 ALL = ("query", "key", "value", "output", "gate", "up", "down")
 DENSE = Model(
     name="tiny",

@@ -5,8 +5,6 @@ from torch.nn import functional  # noqa: E402
 
 from meshwright.engines.native.models.loss import IGNORE, linear_cross_entropy  # noqa: E402
 
-torch.set_num_threads(1)
-
 
 def inputs(*, tokens=37, hidden=16, vocab=53, seed=0):
     generator = torch.Generator().manual_seed(seed)

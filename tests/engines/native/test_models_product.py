@@ -8,8 +8,6 @@ from torch.nn import functional  # noqa: E402
 
 from meshwright.engines.native.models import product as products  # noqa: E402
 
-torch.set_num_threads(1)
-
 
 def with_gradients(linear, x, weight, bias, grad):
     out = linear(x, weight, bias)

@@ -28,15 +28,6 @@ CPU = torch.device("cpu")
 NARROW = (StateFormat.BF16, StateFormat.INT8)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -262,8 +253,7 @@ def test_copies_stay_equal(tmp_path: Path):
 
 
 @pytest.mark.distributed
-def test_another_number_of_processes_goes_on(train, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_another_number_of_processes_goes_on(train, tmp_path):
     train("optimizer.states=int8", "train.steps=20")
     plan = "parallel={data_shard: 2, sharding: parameters}"
     record = train("optimizer.states=int8", plan, resume=True)

@@ -11,7 +11,6 @@ pytest.importorskip("torch")
 from meshwright import runfile
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.parallel.mesh import state_axes
-from meshwright.engines.native.rehearsal import compare
 from meshwright.specs.plan import Plan, Recompute, Sharding
 
 TEXT = """
@@ -58,28 +57,17 @@ def run():
 @pytest.mark.parametrize(
     "name", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in PLANS]
 )
-def test_a_plan_equals_one_process(run, name, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    plan = PLANS[name]
-    assert check_plan(plan, run=run) == []
-    found = compare(run, plan)
-    assert found.num_processes == plan.num_devices
-    assert found.loss_error < 1e-6
-    assert found.gradient_error < 1e-5, found.gradient_errors
-    assert found.weight_error < 1e-5, found.weight_errors
-    assert found.losses[-1] != found.losses[0]
+def test_a_plan_equals_one_process(run, name, equals_one_process):
+    equals_one_process([(run, PLANS[name])])
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [PLANS["fsdp"], PLANS["hsdp"], PLANS["zero1"], PLANS["1f1b"]])
-def test_a_mixture_of_experts_equals_one_process(plan, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_a_mixture_of_experts_equals_one_process(plan, equals_one_process):
     experts = "  experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, router: sigmoid}\n"
     run = runfile.loads(TEXT.replace("data:", experts + "data:", 1))
-    found = compare(run, plan)
-    assert found.loss_error < 1e-6
-    assert found.gradient_error < 1e-5, found.gradient_errors
+    equals_one_process([(run, plan)])
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from meshwright.engines.native import engine  # noqa: E402
 from meshwright.engines.native.check import check_plan  # noqa: E402
 from meshwright.engines.native.models import build_model, init_weights  # noqa: E402
 from meshwright.engines.native.models.layout import Chunks, see  # noqa: E402
-from meshwright.engines.native.rehearsal import compare_each  # noqa: E402
-from meshwright.specs.model import Attention, AttentionKind, Model  # noqa: E402
+from meshwright.specs.model import Attention, Model  # noqa: E402
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
 from meshwright.specs.run import Data, Evaluate, Train  # noqa: E402
 
@@ -35,15 +34,9 @@ optimizer: {learning_rate: 1.0e-2}
 train: {steps: 3}
 """
 FULL = Sharding.PARAMETERS
-LATENT = Attention(
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=16,
-    value_head_dim=8,
-    kind=AttentionKind.MLA,
-    query_lora_rank=16,
-    kv_lora_rank=16,
-    rope_head_dim=8,
+LATENT = (
+    "model.attention={kind: mla, num_heads: 4, head_dim: 16, query_lora_rank: 16, kv_lora_rank: 16, "
+    "rope_head_dim: 8, value_head_dim: 8}"
 )
 
 
@@ -68,22 +61,11 @@ def windowed(run, window, num_layers=2):
     return replace(run, model=replace(run.model, attention=attention))
 
 
-def assert_equal(runs):
-    for run, plan in runs:
-        assert check_plan(plan, run=run) == []
-    for found in compare_each(runs):
-        assert found.loss_error < 1e-6, found.plan
-        assert found.gradient_error < 1e-5, (found.plan, found.gradient_errors)
-        assert found.weight_error < 1e-5, (found.plan, found.weight_errors)
-        assert found.losses[-1] != found.losses[0]
-
-
 @pytest.mark.distributed
-def test_two_ranks_equal_one(run, text, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    latent = replace(run, model=replace(run.model, attention=LATENT))
+def test_two_ranks_equal_one(run, text, equals_one_process):
+    latent = runfile.loads(TEXT, overrides=[LATENT])
     pair = Plan(context=2, micro_batch=2)
-    assert_equal(
+    equals_one_process(
         [
             (run, replace(pair, sharding=Sharding.NONE)),
             (run, replace(pair, sharding=FULL, recompute=Recompute.FULL)),
@@ -97,9 +79,8 @@ def test_two_ranks_equal_one(run, text, monkeypatch):
 
 
 @pytest.mark.distributed
-def test_four_ranks_equal_one(run, text, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert_equal(
+def test_four_ranks_equal_one(run, text, equals_one_process):
+    equals_one_process(
         [
             (windowed(text, 12), Plan(context=4)),
             (text, Plan(context=2, tensor=2, micro_batch=2)),
@@ -111,9 +92,8 @@ def test_four_ranks_equal_one(run, text, monkeypatch):
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_more_combinations_equal_one(run, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert_equal(
+def test_more_combinations_equal_one(run, equals_one_process):
+    equals_one_process(
         [
             (run, Plan(context=4, sharding=Sharding.GRADIENTS)),
             (run, Plan(context=2, data_replicate=2, sharding=FULL)),
@@ -132,8 +112,7 @@ def test_more_combinations_equal_one(run, monkeypatch):
         pytest.param({"pipeline": 2, "tensor": 2}, marks=pytest.mark.slow),
     ],
 )
-def test_a_divided_model_validates_and_writes_as_a_whole_one(text, tmp_path, monkeypatch, degrees):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_a_divided_model_validates_and_writes_as_a_whole_one(text, tmp_path, degrees):
     text = replace(text, train=Train(steps=3, evaluate=Evaluate(num_batches=1)))
     options = TrainOptions(folder=tmp_path / "out", quiet=True)
     whole, divided = (

@@ -88,26 +88,11 @@ def as_lora():
     return replace(as_mixtral(), task=Task.LORA, lora=Lora(rank=4))
 
 
-def assert_equal(runs):
-    for run, plan in runs:
-        assert check_plan(plan, run=run) == []
-    for found in compare_each(runs):
-        assert found.loss_error < 1e-6, found.plan
-        assert found.gradient_error < 1e-5, (found.plan, found.gradient_errors)
-        assert found.weight_error < 1e-5, (found.plan, found.weight_errors)
-        assert found.losses[-1] != found.losses[0]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 @pytest.mark.distributed
-def test_two_ranks_equal_one():
+def test_two_ranks_equal_one(equals_one_process):
     over_data = Plan(data_shard=2, expert=2, micro_batch=2)
     over_tensor = Plan(tensor=2, micro_batch=4)
-    assert_equal(
+    equals_one_process(
         [
             (as_mixtral(), replace(over_data, sharding=FULL)),
             (as_qwen3(), replace(over_data, sharding=Sharding.NONE)),
@@ -123,8 +108,8 @@ def test_two_ranks_equal_one():
 
 
 @pytest.mark.distributed
-def test_four_ranks_equal_one():
-    assert_equal(
+def test_four_ranks_equal_one(equals_one_process):
+    equals_one_process(
         [
             (as_deepseek(), Plan(data_shard=4, expert=2, sharding=FULL, micro_batch=2)),
             (as_deepseek(), Plan(tensor=2, data_shard=2, expert=2, sharding=FULL, micro_batch=4)),
@@ -140,9 +125,9 @@ def test_four_ranks_equal_one():
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_more_combinations_equal_one():
+def test_more_combinations_equal_one(equals_one_process):
     two, wide = Plan(data_shard=2, expert=2, micro_batch=2), Plan(data_shard=4, expert=2, micro_batch=2)
-    assert_equal(
+    equals_one_process(
         [
             (as_mixtral(), replace(wide, expert=4)),
             (as_mixtral(), replace(wide, sharding=Sharding.NONE)),

@@ -10,7 +10,6 @@ pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.engines.native.check import check_plan
-from meshwright.engines.native.rehearsal import compare_each
 from meshwright.specs.plan import Plan, Sharding
 
 TEXT = """
@@ -42,21 +41,10 @@ def with_attention(run, **changes):
     return replace(run, model=replace(run.model, attention=replace(run.model.attention, **changes)))
 
 
-def assert_equal(runs):
-    for run, plan in runs:
-        assert check_plan(plan, run=run) == []
-    for found in compare_each(runs):
-        assert found.loss_error < 1e-6, found.plan
-        assert found.gradient_error < 1e-5, (found.plan, found.gradient_errors)
-        assert found.weight_error < 1e-5, (found.plan, found.weight_errors)
-        assert found.losses[-1] != found.losses[0]
-
-
 @pytest.mark.distributed
-def test_two_ranks_equal_one(run, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_two_ranks_equal_one(run, equals_one_process):
     untied = replace(run, model=replace(run.model, tied_embeddings=False))
-    assert_equal(
+    equals_one_process(
         [
             (run, PAIR),
             (run, replace(PAIR, sequence_parallel=False)),
@@ -67,9 +55,8 @@ def test_two_ranks_equal_one(run, monkeypatch):
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_four_ranks_equal_one(run, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert_equal(
+def test_four_ranks_equal_one(run, equals_one_process):
+    equals_one_process(
         [
             (run, replace(PAIR, context=2)),
             (run, replace(PAIR, pipeline=2)),

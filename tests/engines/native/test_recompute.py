@@ -21,7 +21,6 @@ from meshwright.engines.native import dropping  # noqa: E402
 from meshwright.engines.native.check import check_plan  # noqa: E402
 from meshwright.engines.native.models import blockwise, build_model, init_weights  # noqa: E402
 from meshwright.engines.native.recompute import recompute  # noqa: E402
-from meshwright.engines.native.rehearsal import compare_each  # noqa: E402
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
 from meshwright.specs.precision import PRECISIONS  # noqa: E402
 
@@ -231,14 +230,8 @@ IN_SHORT = [
 @pytest.mark.parametrize(
     "plans", [IN_SHORT, pytest.param(PLANS, marks=pytest.mark.slow)], ids=["short", "all"]
 )
-def test_recomputation_composes(plans, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    runs = [(run_of(model), plan) for model, plan in plans]
-    assert [problem for run, plan in runs for problem in check_plan(plan, run=run)] == []
-    for found in compare_each(runs):
-        assert found.loss_error < 1e-6, found.plan
-        assert found.gradient_error < 1e-5, (found.plan, found.gradient_errors)
-        assert found.weight_error < 1e-5, (found.plan, found.weight_errors)
+def test_recomputation_composes(plans, equals_one_process):
+    equals_one_process([(run_of(model), plan) for model, plan in plans])
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,6 @@ train: {steps: 30, evaluate: {every_steps: 10, num_batches: 1}}
 """
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def train(tmp_path):
     text = tmp_path / "corpus.txt"

@@ -21,8 +21,6 @@ from meshwright.engines.native.weights.reading import tensors_of  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
 from meshwright.specs.model import Attention, Experts, Model  # noqa: E402
 
-torch.set_num_threads(1)
-
 TINY = Model(
     name="tiny",
     hidden=32,

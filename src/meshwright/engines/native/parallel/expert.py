@@ -26,7 +26,7 @@ M rows of this rank, R rows received, D hidden, F expert width, E experts, G ran
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,6 +44,8 @@ from meshwright.specs.plan import Plan, Sharding
 REPLICATE, SHARD, EXPERT, TENSOR = "expert_replicate", "expert_shard", "expert", "expert_tensor"
 WIDTH = {"gate": Shard(1), "up": Shard(1), "down": Shard(2)}
 """Where a stack [E, out, in] has its F."""
+
+Way = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,10 +123,10 @@ def _forward(
 ) -> Tensor:
     """What `Experts.forward` gives, with the experts of all ranks of the group."""
     route, counts_L = make_route(counts_E, group=group, num_copies=num_copies)
-    rows_RD = _There.apply(rows_MD, route)
+    rows_RD = _Travel.apply(rows_MD, route.there, route.back)
     stacks = {name: _local(stack) for name, stack in module.named_parameters()}
     rows_RD = run_experts(rows_RD, counts_L, **stacks, activation=module.activation)
-    return _Back.apply(rows_RD, route)
+    return _Travel.apply(rows_RD, route.back, route.there)
 
 
 def _local(stack: Tensor) -> Tensor:
@@ -188,27 +190,14 @@ def make_route(counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int) -
     return route, received_GL.sum(dim=0)
 
 
-class _There(torch.autograd.Function):
-    """`Route.there`; gradients go back."""
+class _Travel(torch.autograd.Function):
+    """Rows go one `way`, and their gradients the `opposite` one."""
 
     @staticmethod
-    def forward(ctx: Any, rows_MD: Tensor, route: Route) -> Tensor:
-        ctx.route = route
-        return route.there(rows_MD)
+    def forward(ctx: Any, rows: Tensor, way: Way, opposite: Way) -> Tensor:
+        ctx.opposite = opposite
+        return way(rows)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.route.back(grads[0]), None
-
-
-class _Back(torch.autograd.Function):
-    """`Route.back`; gradients go there."""
-
-    @staticmethod
-    def forward(ctx: Any, rows_RD: Tensor, route: Route) -> Tensor:
-        ctx.route = route
-        return route.back(rows_RD)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.route.there(grads[0]), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.opposite(grads[0]), None, None
