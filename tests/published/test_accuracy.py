@@ -92,6 +92,9 @@ def test_plans_that_worked_are_not(report):
 def test_sources_that_the_calibration_has_not_seen():
     runs = [r for r in read_runs(measured_runs_path()) if r.reason is None]
     whole = fit(runs, made="refitted")
+    shipped = {key: offset.value for key, offset in fitted().offsets.items()}
+    refitted = {key: offset.value for key, offset in whole.calibration.offsets.items()}
+    assert refitted == pytest.approx(shipped, abs=0.002), "run `python -m meshwright.accuracy.calibrate`"
     scale = fitted().interval_scale
     report = compare(runs, predict=lambda rows: predict_left_out(rows, whole, interval_scale=scale))
     headline = report.groups["subset"][HEADLINE]

@@ -56,7 +56,7 @@ class Problem:
     share: NDArray[np.float64]  # how much of a row counts: less than 1 in sources with many
     keys: list[tuple[str, str, str]]  # (parameter, level, key) of every offset
     prior_sd: NDArray[np.float64]
-    columns: dict[str, NDArray[np.intp]]  # parameter -> (rows, levels) indices of offsets
+    columns: dict[str, NDArray[np.intp]]  # parameter that is fitted -> (rows, levels) indices of offsets
     half_columns: NDArray[np.intp]  # of gemm_ratio when multiplying in 16 bits
     prior_etas: Etas
     prior_half_eta: NDArray[np.float64]
@@ -89,7 +89,7 @@ def make_problem(
             ]
         )
 
-    by_parameter = {name: columns(name, tables.factors) for name in calibration.parameters}
+    by_parameter = {name: columns(name, tables.factors) for name, p in calibration.parameters.items() if p.sd}
     half = columns("gemm_ratio", tables.half_factors)
     tokens = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices
     rates = np.array([r.tokens_per_s_per_device for r in runs], dtype=float)
@@ -114,11 +114,13 @@ def _shares(runs: Sequence[PublishedRun]) -> NDArray[np.float64]:
 
 
 def _etas(problem: Problem, calibration: Calibration, beta: NDArray[np.float64]) -> tuple[Etas, Etas]:
-    etas = {
+    moved = {
         name: problem.prior_etas[name] + beta[columns].sum(axis=1)
         for name, columns in problem.columns.items()
     }
-    return etas, {"gemm_ratio": problem.prior_half_eta + beta[problem.half_columns].sum(axis=1)}
+    return {**problem.prior_etas, **moved}, {
+        "gemm_ratio": problem.prior_half_eta + beta[problem.half_columns].sum(axis=1)
+    }
 
 
 def _jacobian(

@@ -62,6 +62,12 @@ def test_it_finds_the_rates_again(runs, rates, fitted):
     assert after.max() < 0.03
 
 
+def test_what_holds_by_definition_is_not_fitted(runs):
+    """Published steps do not tell the head from the layers, so a factor on it would only take up their errors."""
+    assert prior().parameters["head_factor"].sd == 0
+    assert "head_factor" not in {parameter for parameter, _, _ in make_problem(runs, prior()).keys}
+
+
 def test_a_fifth_of_nonsense_does_not_sway_it(runs, rates):
     wrong = rates.copy()
     wrong[::5] *= np.where(np.arange(len(wrong[::5])) % 2, 10.0, 0.1)
