@@ -20,6 +20,11 @@ command = verb_group(
             section=SECTION,
             help="How many threads read a run's data, for training and for validation.",
         ),
+        "gemm": Verb(
+            target="meshwright.cli.tune_gemm:command",
+            section=SECTION,
+            help="How a run's matrix products are made: kernels, libraries, threads.",
+        ),
     },
     examples=["meshwright tune system", "meshwright tune dataloader run.yaml --apply"],
 )

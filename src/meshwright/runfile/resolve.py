@@ -75,6 +75,7 @@ def resolve(document: Document, file: schema.RunFile, *, name: str, here: Cluste
         cluster=cluster,
         cluster_name=_cluster_name(file.cluster),
         calibration=file.calibration,
+        gemm_tuning=file.gemm_tuning,
         sequence_length=file.data.sequence_length,
         global_batch=global_batch,
         micro_batch=micro,

@@ -312,6 +312,7 @@ class RunFile(Section):
     precision: Text = "bf16"
     cluster: Annotated[Annotated[Text, _Word] | Annotated[InlineCluster, _Mapping], Discriminator(_kind)]
     calibration: Text | None = None
+    gemm_tuning: Text | None = None
     parallel: Annotated[
         Annotated[Literal["auto"], _Word] | Annotated[ParallelSection, _Mapping], Discriminator(_kind)
     ] = "auto"

@@ -176,6 +176,7 @@ class Run:
     cluster: Cluster | None  # None: this machine, not measured yet
     cluster_name: str
     calibration: str | None = None  # file of a device's calibration; None: the one that ships
+    gemm_tuning: str | None = None  # file of tuned matrix products; None: as PyTorch makes them
     sequence_length: int  # tokens
     global_batch: int  # sequences per optimizer step
     micro_batch: int | None = None  # sequences per replica and micro-batch; None: the planner chooses

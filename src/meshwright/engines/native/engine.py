@@ -14,10 +14,11 @@ import torch
 from meshwright import catalog
 from meshwright.catalog.device_calibration import HERE
 from meshwright.engines.base import Record, TrainOptions, read_record, refuse
-from meshwright.engines.native import checkpoint, compiling, fp8, hang, telemetry, trackers
+from meshwright.engines.native import checkpoint, compiling, fp8, gemm_tuning, hang, telemetry, trackers
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.expect import Expectation, expect
+from meshwright.engines.native.gemm_tuning import Choices
 from meshwright.engines.native.processes import (
     WorkerLostError,
     is_restart,
@@ -25,6 +26,7 @@ from meshwright.engines.native.processes import (
     run_ranks,
     under_torchrun,
 )
+from meshwright.engines.native.products import products_of
 from meshwright.engines.native.trainer import Job, train_rank
 from meshwright.engines.native.weights import differences, find_weights
 from meshwright.errors import InputError
@@ -95,20 +97,32 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     if run.lora is not None and weights is None:
         notes.append("adapters are trained on random weights: name those to start from with `weights:`")
     notes += fp8.notes(run)
+    products, words = _products(run, plan, device=device)
     return Job(
         run=run,
         plan=plan,
         options=options,
         device_name=devices.device_name(device),
         accelerator=_catalogued(run, device),
-        notes=tuple(notes),
+        notes=(*notes, *words),
         weights=weights,
+        products=products,
     )
+
+
+def _products(run: Run, plan: Plan, *, device: torch.device) -> tuple[Choices | None, tuple[str, ...]]:
+    """How the run's matrix products are made, and a note of it."""
+    if run.gemm_tuning is None:
+        return None, ()
+    found, own = gemm_tuning.load(run.gemm_tuning), products_of(run, plan)
+    gemm_tuning.require(found, device=device, plan=plan, products=own, name=run.gemm_tuning)
+    return found.choices, (f"matrix products as in {run.gemm_tuning}: {found.choices.describe(own)}",)
 
 
 def expected(job: Job) -> Expectation:
     """What to expect of `job`, measured in this process alone."""
-    return expected_of(job.run, plan=job.plan)
+    with gemm_tuning.using(job.products, devices.find_device()):
+        return expected_of(job.run, plan=job.plan)
 
 
 def expected_of(run: Run, *, plan: Plan) -> Expectation:

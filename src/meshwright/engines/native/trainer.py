@@ -27,6 +27,7 @@ from meshwright.engines.native.clock import Clock, Phase
 from meshwright.engines.native.expect import Expectation, expect
 from meshwright.engines.native.faults import Fault, Guard
 from meshwright.engines.native.feed import Feed, num_labels, open_feed
+from meshwright.engines.native.gemm_tuning import Choices, using
 from meshwright.engines.native.hang import Watchdog
 from meshwright.engines.native.measured import Measured, ranks_of, statistics_of
 from meshwright.engines.native.models import load_ratio
@@ -56,6 +57,7 @@ class Job:
     accelerator: str | None = None  # as the catalogue has it; None: it knows no such device
     notes: tuple[str, ...] = ()
     weights: Origin | None = None  # where training starts; None: random ones
+    products: Choices | None = None  # how matrix products are made; None: as usual
     is_restart: bool = False  # after a process was lost: go on from the newest checkpoint, if there is one
 
 
@@ -80,20 +82,28 @@ def train_rank(rank: int, num_ranks: int, job: Job) -> None:
                 plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
             )
             device.keep_freed_memory(place.device)
-            with progress.phase("measuring this machine"):
-                expected = expect(job.run, plan=job.plan, device=place.device)
-            for words in expected.words():
-                progress.say(words)
-            with progress.phase("building the model"):
-                parts = assemble(job.run, place=place, weights=job.weights and job.weights.folder)
-            with progress.phase("opening the data"):
-                feed = open_feed(job.run, place=place, report=reading(progress))
-            _Loop(
-                job=job, expected=expected, place=place, parts=parts, feed=feed, request=request, clock=clock,
-                progress=progress, watchdog=watchdog,
-            ).run()  # fmt: skip
+            with using(job.products, place.device):
+                _loop(job, place, request=request, clock=clock, progress=progress, watchdog=watchdog).run()
     finally:
         progress.close()
+
+
+def _loop(
+    job: Job, place: Place, *, request: StopRequest, clock: Clock, progress: Progress, watchdog: Watchdog
+) -> _Loop:
+    """Measure, build the model, open the data."""
+    with progress.phase("measuring this machine"):
+        expected = expect(job.run, plan=job.plan, device=place.device)
+    for words in expected.words():
+        progress.say(words)
+    with progress.phase("building the model"):
+        parts = assemble(job.run, place=place, weights=job.weights and job.weights.folder)
+    with progress.phase("opening the data"):
+        feed = open_feed(job.run, place=place, report=reading(progress))
+    return _Loop(
+        job=job, expected=expected, place=place, parts=parts, feed=feed, request=request, clock=clock,
+        progress=progress, watchdog=watchdog,
+    )  # fmt: skip
 
 
 class _Loop:

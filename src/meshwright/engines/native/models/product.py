@@ -1,14 +1,25 @@
-"""Matrix products in fp32 on processors that MKL was not made for.
+"""Matrix products on a CPU by the route that is fastest there: chosen by tuning, else by the processor.
 
 PyTorch multiplies fp32 matrices with MKL, which leaves AVX-512 unused on processors of other makers; oneDNN, which
 comes with PyTorch too, uses it: on one core of an AMD EPYC (Zen 5) 200 against 95 GFLOP/s, in fp32 like the other
 (errors of 2.5 to 5.5e-7 against fp64, MKL's 2.5e-7). In bf16 PyTorch calls oneDNN by itself.
+
+A linear layer of M rows, N outputs and K inputs makes three products, told apart by how their factors lie in memory:
+
+    forward           x [M, K]     by w [N, K]      both in rows
+    input_gradient    y [M, N]     by w' [K, N]     the second is a transposed view
+    weight_gradient   y' [N, M]    by x' [K, M]     both are
+
+`meshwright tune gemm` measures routes for each of them; `routed` has them taken.
 
 M rows, K columns that are summed over, N columns of the product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -28,14 +39,57 @@ def _is_better_with_onednn() -> bool:
 
 
 IS_BETTER_WITH_ONEDNN = _is_better_with_onednn()
-ONEDNN_PRODUCTS = {torch.ops.mkldnn._linear_pointwise.default} if IS_BETTER_WITH_ONEDNN else set()
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+ONEDNN_PRODUCTS = {torch.ops.mkldnn._linear_pointwise.default} if HAS_ONEDNN else set()
 """The operations that `product` calls beside PyTorch's usual ones."""
 
 
+class Kernel(StrEnum):
+    """Which of a linear layer's products."""
+
+    FORWARD = "forward"
+    INPUT_GRADIENT = "input_gradient"
+    WEIGHT_GRADIENT = "weight_gradient"
+
+
+class Route(StrEnum):
+    """How a product is made. In rows: a factor that is a transposed view is copied first."""
+
+    TORCH = "torch"  # PyTorch's own choice: MKL in fp32, oneDNN in bf16
+    ONEDNN = "onednn"
+    TORCH_ROWS = "torch, rows"
+    ONEDNN_ROWS = "onednn, rows"
+
+
+Layer = tuple[torch.dtype, int, int, int]
+"""Format, M, N, K of a linear layer."""
+
+_routes: Mapping[Layer, Mapping[Kernel, Route]] = {}
+
+
+@contextmanager
+def routed(routes: Mapping[Layer, Mapping[Kernel, Route]]) -> Iterator[None]:
+    """Products of these layers are made so while the context is open, and all others as usual."""
+    global _routes
+    before, _routes = _routes, routes
+    try:
+        yield
+    finally:
+        _routes = before
+
+
+def usual_route(dtype: torch.dtype) -> Route:
+    """How a product is made that nobody tuned."""
+    return Route.ONEDNN if IS_BETTER_WITH_ONEDNN and dtype == torch.float32 else Route.TORCH
+
+
 def suits(*matrices: Tensor) -> bool:
-    """Whether oneDNN should multiply these: plain fp32 tensors of such a processor."""
-    return IS_BETTER_WITH_ONEDNN and all(
-        type(m) in (Tensor, nn.Parameter) and m.dtype == torch.float32 and m.device.type == "cpu"
+    """Whether these are plain tensors of a CPU, in a format of which some are not multiplied as PyTorch would."""
+    return all(
+        type(m) in (Tensor, nn.Parameter)
+        and m.device.type == "cpu"
+        and (m.dtype == matrices[0].dtype)
+        and (usual_route(m.dtype) is not Route.TORCH or any(m.dtype == layer[0] for layer in _routes))
         for m in matrices
     )
 
@@ -44,15 +98,42 @@ def product(x_MK: Tensor, y_NK: Tensor) -> Tensor:
     """x yᵀ, [M, N]; autograd does not see it."""
     if not suits(x_MK, y_NK):
         return x_MK @ y_NK.T
-    return _opaque(x_MK, y_NK) if torch.compiler.is_compiling() else _by_onednn(x_MK, y_NK)
+    return _opaque(x_MK, y_NK) if torch.compiler.is_compiling() else _by_route(x_MK, y_NK)
+
+
+def _by_route(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+    kernel, layer = which(x_MK, y_NK)
+    route = _routes.get(layer, {}).get(kernel)
+    return BY_ROUTE[route or usual_route(x_MK.dtype)](x_MK, y_NK)
+
+
+def which(x_MK: Tensor, y_NK: Tensor) -> tuple[Kernel, Layer]:
+    """Which product of which linear layer x yᵀ is, by how x and y lie in memory."""
+    (rows, depth), columns = x_MK.shape, y_NK.shape[0]
+    if not x_MK.is_contiguous():
+        return Kernel.WEIGHT_GRADIENT, (x_MK.dtype, depth, rows, columns)
+    if not y_NK.is_contiguous():
+        return Kernel.INPUT_GRADIENT, (x_MK.dtype, rows, depth, columns)
+    return Kernel.FORWARD, (x_MK.dtype, rows, columns, depth)
+
+
+def _by_torch(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+    return x_MK @ y_NK.T
 
 
 def _by_onednn(x_MK: Tensor, y_NK: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, None, "none", [], "")
 
 
+BY_ROUTE: Mapping[Route, Callable[[Tensor, Tensor], Tensor]] = {
+    Route.TORCH: _by_torch,
+    Route.ONEDNN: _by_onednn,
+    Route.TORCH_ROWS: lambda x_MK, y_NK: _by_torch(x_MK.contiguous(), y_NK.contiguous()),
+    Route.ONEDNN_ROWS: lambda x_MK, y_NK: _by_onednn(x_MK.contiguous(), y_NK.contiguous()),
+}
+
 # For a compiled layer: PyTorch's compiler takes oneDNN's operation apart, and fails where the weight is no constant.
-_opaque = torch.library.custom_op("meshwright::product", _by_onednn, mutates_args=())
+_opaque = torch.library.custom_op("meshwright::product", _by_route, mutates_args=())
 
 
 @_opaque.register_fake
@@ -62,10 +143,16 @@ def _(x_MK: Tensor, y_NK: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """x Wᵀ + b, [..., N]."""
-    if not suits(x, weight_NK):
+    if not suits(x, weight_NK) or not _is_routed(x, weight_NK):
         return functional.linear(x, weight_NK, bias_N)
     out = _Linear.apply(x, weight_NK)
     return out if bias_N is None else out + bias_N
+
+
+def _is_routed(x: Tensor, weight_NK: Tensor) -> bool:
+    """Whether any product of this layer is not made as PyTorch would."""
+    n, k = weight_NK.shape
+    return usual_route(x.dtype) is not Route.TORCH or (x.dtype, x.numel() // k, n, k) in _routes
 
 
 class Linear(nn.Linear):

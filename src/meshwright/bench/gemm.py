@@ -1,0 +1,363 @@
+"""Tuning of a run's matrix products: what there is to choose on this device, and whether it helps.
+
+    try       all that can be chosen: settings of the whole process (threads, library, TunableOp's kernels), then on a
+              CPU a route for each product
+    confirm   before and after side by side, measured anew: the best of many tries is partly luck
+    keep      what is faster with the whole interval of its ratio; the rest stays as it was
+
+One round makes every product in every way, each sample long enough for the clock; ratios are those of one round, so
+that a disturbance that lasts longer than a round meets both sides. A route that rounds worse than the usual one is not
+tried. Formats, and the precision of fp32 products, are never changed: that would be other numbers, not tuning.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from meshwright.bench.harness import LEAST_SAMPLE_S, MOST_CALLS, TARGET_RATIO, Measurement
+from meshwright.bench.kernels import task_of
+from meshwright.bench.points import Family, Point
+from meshwright.engines.native import device as devices
+from meshwright.engines.native.gemm_tuning import LIBRARIES, Choices, tuned_kernels, tuning_kernels, using
+from meshwright.engines.native.models.product import BY_ROUTE, HAS_ONEDNN, Kernel, Route, product, usual_route
+from meshwright.engines.native.products import Product
+from meshwright.errors import InputError
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 60
+LEAST_CONFIRMED = 8
+"""Rounds without which nothing is kept: all of so many are faster by chance once in 256."""
+
+TRY_SHARE = 0.5  # of the budget
+MEMORY_SHARE = 0.4  # of the device's memory that all factors may take
+MOST_TUNING_MS = 30
+"""That TunableOp takes for one kernel of one product: its own default."""
+
+ROUNDING_FACTOR = 2.0
+"""A route may round so much worse than the usual one; two correct summations differ by as much."""
+
+CHECKED_ROWS = 64
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+Call = Callable[[], object]
+Advance = Callable[[float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One product, before and after."""
+
+    product: Product
+    count: int  # in a step
+    before_s: Measurement
+    after_s: Measurement
+    ratio: Measurement  # after over before, round by round
+    route: Route | None  # None: as usual
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was found. `choices` is usual where nothing was faster."""
+
+    choices: Choices
+    rows: tuple[Row, ...]
+    before_s: Measurement  # all products of a step
+    after_s: Measurement
+    ratio: Measurement
+    tried: tuple[str, ...]  # in words
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """The products of a step with their factors, ready to be made."""
+
+    counts: Mapping[Product, int]
+    calls: Mapping[Product, Call]
+    device: torch.device
+    repeats: dict[Product, int] = field(default_factory=dict)  # calls of a sample
+
+    def sample_s(self, p: Product) -> float:
+        """Seconds of one call."""
+        if p not in self.repeats:  # the first call picks kernels, the second says how long one takes
+            self._timed(p, 1)
+            once_s = self._timed(p, 1)
+            self.repeats[p] = min(MOST_CALLS, max(1, round(LEAST_SAMPLE_S / max(once_s, 1e-7))))
+        elif self.repeats[p] > 1:
+            self.calls[p]()  # another number of threads, or another route, has begun
+        return self._timed(p, self.repeats[p]) / self.repeats[p]
+
+    def _timed(self, p: Product, calls: int) -> float:
+        devices.synchronize(self.device)
+        start_s = time.perf_counter()
+        for _ in range(calls):
+            self.calls[p]()
+        devices.synchronize(self.device)
+        return time.perf_counter() - start_s
+
+    def step_s(self, seconds: Mapping[Product, float]) -> float:
+        """Of all products of a step."""
+        return sum(self.counts[p] * seconds[p] for p in self.counts)
+
+
+def tune(
+    counts: Mapping[Product, int],
+    *,
+    device: torch.device,
+    budget_s: float,
+    with_routes: bool = True,
+    most_threads: int | None = None,
+    advance: Advance = lambda seconds: None,
+) -> Outcome:
+    """Find how to make products that a step makes `counts` times.
+
+    `with_routes`: whether the run takes routes of a CPU. `most_threads`: those that a process may have; None leaves
+    their number alone. Raises InputError where the factors do not fit the memory.
+    """
+    work = _work(counts, device)
+    begin_s = time.perf_counter()
+    tried, notes = [], []
+    shared = _process_wide(
+        work, most_threads=most_threads, budget_s=budget_s * TRY_SHARE / 2, tried=tried, notes=notes
+    )
+    advance(time.perf_counter() - begin_s)
+    routes: dict[Product, Route] = {}
+    if device.type == "cpu" and with_routes:
+        before_s = time.perf_counter()
+        routes = _best_routes(work, shared, budget_s=budget_s * TRY_SHARE / 2, tried=tried)
+        advance(time.perf_counter() - before_s)
+    left_s = budget_s - (time.perf_counter() - begin_s)
+    return _confirmed(work, shared, routes, budget_s=left_s, tried=tried, notes=notes, advance=advance)
+
+
+# --- the work ---
+
+
+def _work(counts: Mapping[Product, int], device: torch.device) -> _Work:
+    needed = sum(2 * (p.m * p.k + p.n * p.k + p.m * p.n) * (2 if p.format == "fp32" else 1) for p in counts)
+    if needed > MEMORY_SHARE * devices.memory_bytes(device):
+        raise InputError("the factors of all products do not fit the memory", hint="--set batch.micro=1")
+    return _Work(counts=counts, calls={p: _call(p, device) for p in counts}, device=device)
+
+
+def _call(p: Product, device: torch.device) -> Call:
+    if p.format == "fp8":
+        m, n, k = p.shape
+        return task_of(
+            Point(family=Family.GEMM, kernel=p.kernel.value, format="fp8", m=m, n=n, k=k), device
+        ).run
+    x, y = _factors(p, device)
+    return lambda: product(x, y)
+
+
+def _factors(p: Product, device: torch.device) -> tuple[Tensor, Tensor]:
+    """As a linear layer of m rows, n outputs and k inputs hands them to `product`."""
+    like = {"dtype": DTYPES[p.format], "device": device}
+
+    def random(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, **like)
+
+    match p.kernel:
+        case Kernel.FORWARD:
+            return random(p.m, p.k), random(p.n, p.k)
+        case Kernel.INPUT_GRADIENT:
+            return random(p.m, p.n), random(p.n, p.k).T
+        case _:
+            return random(p.m, p.n).T, random(p.m, p.k).T
+
+
+# --- try ---
+
+
+def _process_wide(
+    work: _Work, *, most_threads: int | None, budget_s: float, tried: list[str], notes: list[str]
+) -> Choices:
+    """The settings of the whole process with which a step's products take least time, on a first look."""
+    candidates = _settings(work, most_threads, tried, notes)
+    totals: dict[int, list[float]] = {i: [] for i in range(len(candidates))}
+    if len(candidates) == 1:
+        return candidates[0]
+    until_s = time.perf_counter() + budget_s
+    for round_ in range(1 + MOST_ROUNDS):
+        if round_ > LEAST_ROUNDS and time.perf_counter() > until_s:
+            break
+        for i, choices in enumerate(candidates):
+            with using(choices, work.device):
+                total_s = work.step_s({p: work.sample_s(p) for p in work.counts})
+            if round_:
+                totals[i].append(total_s)
+    return candidates[min(totals, key=lambda i: _median(totals[i]))]
+
+
+def _settings(work: _Work, most_threads: int | None, tried: list[str], notes: list[str]) -> list[Choices]:
+    """What can be set for the whole process; the first is what is there."""
+    usual = Choices()
+    if work.device.type == "cpu":
+        if most_threads is None:
+            notes.append("threads: OMP_NUM_THREADS says how many, so they were left alone")
+            return [usual]
+        here = torch.get_num_threads()
+        counts = sorted({2**i for i in range(most_threads.bit_length())} | {most_threads})
+        others = [n for n in counts if n != here and n <= most_threads]
+        tried += [f"{n} threads" if n > 1 else "1 thread" for n in others]
+        return [usual, *(Choices(threads=n) for n in others)]
+    if torch.version.hip is None:
+        tried += LIBRARIES.values()
+        return [usual, *(Choices(library=name) for name in LIBRARIES)]
+    tried.append("TunableOp: kernels of rocBLAS and hipBLASLt")
+    with tuning_kernels(most_ms=MOST_TUNING_MS):
+        for call in work.calls.values():
+            call()
+        devices.synchronize(work.device)
+        lines = tuned_kernels()
+    return [usual, *([Choices(tunable_op=lines)] if lines else [])]
+
+
+def _best_routes(work: _Work, shared: Choices, *, budget_s: float, tried: list[str]) -> dict[Product, Route]:
+    """For each product the route that was fastest, where that is not the usual one."""
+    tried += [f"route: {route}" for route in Route if HAS_ONEDNN or "onednn" not in route]
+    found = {}
+    with using(shared, work.device):
+        for p in work.counts:
+            usual = usual_route(DTYPES[p.format])
+            routes = [usual, *(r for r in _sound_routes(p) if r is not usual)]
+            seconds: dict[Route, list[float]] = {route: [] for route in routes}
+            until_s = time.perf_counter() + budget_s / len(work.counts)
+            for round_ in range(1 + MOST_ROUNDS):
+                if round_ > LEAST_ROUNDS and time.perf_counter() > until_s:
+                    break
+                for route in routes:
+                    with using(replace(shared, routes={p: route}), work.device):
+                        taken_s = work.sample_s(p)
+                    if round_:
+                        seconds[route].append(taken_s)
+            best = min(routes, key=lambda r: _median(seconds[r]))
+            if best is not usual:
+                found[p] = best
+    return found
+
+
+def _sound_routes(p: Product) -> list[Route]:
+    """Routes whose rounding is no worse than the usual one's, and that differ from one another."""
+    x, y = _factors(p, torch.device("cpu"))
+    exact = x[:CHECKED_ROWS].double() @ y.double().T
+    norm = exact.norm()
+
+    def error(route: Route) -> float:
+        got = BY_ROUTE[route](x, y)[:CHECKED_ROWS]
+        return ((got.double() - exact).norm() / norm).item()
+
+    limit = ROUNDING_FACTOR * error(usual_route(x.dtype))
+    routes = [Route.TORCH, Route.ONEDNN] if HAS_ONEDNN else [Route.TORCH]
+    if p.kernel is not Kernel.FORWARD:  # whose factors are in rows already
+        routes += [Route.TORCH_ROWS, Route.ONEDNN_ROWS] if HAS_ONEDNN else [Route.TORCH_ROWS]
+    return [route for route in routes if error(route) <= limit]
+
+
+# --- confirm and keep ---
+
+
+def _confirmed(
+    work: _Work,
+    shared: Choices,
+    routes: Mapping[Product, Route],
+    *,
+    budget_s: float,
+    tried: Sequence[str],
+    notes: Sequence[str],
+    advance: Advance,
+) -> Outcome:
+    """Before, with the settings of the process, and with the routes too, all in each round."""
+    ways = [Choices(), shared, replace(shared, routes=dict(routes))]
+    rounds = _rounds(work, ways, budget_s=budget_s, advance=advance)
+    before, settings, after = ([{p: r[p][i] for p in work.counts} for r in rounds] for i in range(3))
+    ratio = _ratio([work.step_s(s) for s in settings], [work.step_s(b) for b in before])
+    if ratio.interval[1] >= 1:
+        shared, settings = Choices(), before
+    kept = {}
+    if ways[1] == shared:  # routes were tried under the settings that stay
+        kept = {
+            p: route
+            for p, route in routes.items()
+            if _ratio([a[p] for a in after], [s[p] for s in settings]).interval[1] < 1
+        }
+    final = [
+        {p: (a if p in kept else s)[p] for p in work.counts} for a, s in zip(after, settings, strict=True)
+    ]
+    rows = tuple(
+        Row(
+            product=p, count=count, route=kept.get(p),
+            before_s=_measurement([b[p] for b in before]), after_s=_measurement([f[p] for f in final]),
+            ratio=_ratio([f[p] for f in final], [b[p] for b in before]),
+        )
+        for p, count in work.counts.items()
+    )  # fmt: skip
+    before_s, after_s = [work.step_s(b) for b in before], [work.step_s(f) for f in final]
+    return Outcome(
+        choices=replace(shared, routes=kept),
+        rows=rows,
+        before_s=_measurement(before_s),
+        after_s=_measurement(after_s),
+        ratio=_ratio(after_s, before_s),
+        tried=tuple(tried),
+        notes=tuple(notes),
+    )
+
+
+def _rounds(
+    work: _Work, ways: Sequence[Choices], *, budget_s: float, advance: Advance
+) -> list[dict[Product, list[float]]]:
+    """Seconds of each product in each way; a way that is another's equal has its seconds. The first round is dropped,
+    and every second one goes backwards."""
+    rounds = []
+    begin_s = time.perf_counter()
+    for round_ in range(1 + MOST_ROUNDS):
+        if round_ > LEAST_CONFIRMED and time.perf_counter() - begin_s > budget_s:
+            break
+        before_s = time.perf_counter()
+        taken: dict[Product, list[float]] = {}
+        for p in work.counts:
+            found = [math.nan] * len(ways)
+            distinct = [
+                i for i in range(len(ways)) if _effect(ways[i], p) not in [_effect(w, p) for w in ways[:i]]
+            ]
+            for i in distinct if round_ % 2 else reversed(distinct):
+                with using(ways[i], work.device):
+                    found[i] = work.sample_s(p)
+            same = [next(j for j in distinct if _effect(ways[j], p) == _effect(way, p)) for way in ways]
+            taken[p] = [found[j] for j in same]
+        if round_:
+            rounds.append(taken)
+        advance(time.perf_counter() - before_s)
+    return rounds
+
+
+def _effect(choices: Choices, p: Product) -> Choices:
+    """What of `choices` touches `p`."""
+    return replace(choices, routes={q: r for q, r in choices.routes.items() if q == p})
+
+
+def _ratio(after: Sequence[float], before: Sequence[float]) -> Measurement:
+    return _measurement([a / b for a, b in zip(after, before, strict=True)])
+
+
+def _measurement(values: Sequence[float]) -> Measurement:
+    return Measurement(seconds=tuple(values), calls=1, target_ratio=TARGET_RATIO)
+
+
+def _median(values: Sequence[float]) -> float:
+    return _measurement(values).median
+
+
+def free_threads(num_processes: int) -> int | None:
+    """Threads that one of so many processes may have on this machine; None where the environment says how many."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return None
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, num_cores // num_processes)
