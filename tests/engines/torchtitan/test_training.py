@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -81,6 +82,13 @@ def native(folder) -> list[dict[str, float]]:
     return steps(folder / "native")
 
 
+def assert_equal(taken: list[dict[str, float]], native: list[dict[str, float]]) -> None:
+    for mine, theirs in zip(taken, native, strict=True):
+        assert mine["learning_rate"] == pytest.approx(theirs["learning_rate"], rel=1e-12)
+        for key in ("loss", "gradient_norm"):
+            assert mine[key] == pytest.approx(theirs[key], rel=TOLERANCE), (mine["step"], key)
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("name", "plan"),
@@ -91,10 +99,7 @@ def test_losses_are_those_of_the_native_engine(folder, native, name, plan):
     assert done.returncode == 0, done.stderr
     taken = steps(folder / name)
     assert [line["step"] for line in taken] == list(range(1, 21))
-    for mine, theirs in zip(taken, native, strict=True):
-        assert mine["learning_rate"] == pytest.approx(theirs["learning_rate"], rel=1e-12)
-        for key in ("loss", "gradient_norm"):
-            assert mine[key] == pytest.approx(theirs[key], rel=TOLERANCE), (mine["step"], key)
+    assert_equal(taken, native)
     assert taken[-1]["loss"] < taken[0]["loss"] - 0.5
     record = json.loads(done.stdout)
     assert record["ending"] == "done"
@@ -103,6 +108,34 @@ def test_losses_are_those_of_the_native_engine(folder, native, name, plan):
     assert len(record["ranks"]["step_s"]) == record["statistics"]["num_devices"]
     assert record["statistics"]["tokens"] == 20 * 8 * 64
     assert (folder / name / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_model_parallel_losses_are_those_of_the_native_engine(folder, native, axis):
+    plan = f"--set=parallel={{data_shard: 1, {axis}: 2, sharding: none}}"
+    done = train(folder, plan, "--set=train.steps=4", f"--out={axis}")  # the warm-up's rates are the same
+    assert done.returncode == 0, done.stderr
+    assert_equal(steps(folder / axis), native[:4])
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes_are_resumed_by_one_with_the_same_batches(folder, native):
+    saves = ["--set=train.checkpoint={folder: saved, every_steps: 2}", "--out=resumed"]
+    two, one = "{data_shard: 2, sharding: parameters}", "{data_shard: 1, sharding: none}"
+    done = train(folder, f"--set=parallel={two}", "--set=train.steps=4", *saves)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(folder / "saved" / "step-4")
+    again = train(folder, f"--set=parallel={one}", "--set=train.steps=4", *saves)
+    assert again.returncode == 2
+    assert "already holds checkpoints" in again.stderr
+    done = train(folder, f"--set=parallel={one}", "--set=train.steps=4", "--resume", *saves)
+    assert done.returncode == 0, done.stderr
+    taken = steps(folder / "resumed")
+    assert [line["step"] for line in taken] == [1, 2, 3, 4]
+    assert_equal(taken, native[:4])
 
 
 def test_one_flop_rule_for_both(folder, native):

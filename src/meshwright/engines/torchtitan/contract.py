@@ -17,7 +17,7 @@ from meshwright.engines.torchtitan import VERSION, probe
 from meshwright.engines.torchtitan.check import check, check_plan
 from meshwright.engines.torchtitan.lower import OUTPUT, lower
 from meshwright.engines.torchtitan.probe import Machine
-from meshwright.engines.torchtitan.reading import START, compose, steps_taken
+from meshwright.engines.torchtitan.reading import START, STEPS, compose, steps_taken
 from meshwright.errors import InputError, MeshwrightError, MissingDependencyError
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Engine, Run, StateFormat
@@ -223,24 +223,29 @@ class _Watch:
     """Says now and then how far the training is, from the lines of its step log."""
 
     def __init__(self, start: TitanStart) -> None:
-        self.start, self.last_s, self.said = start, 0.0, 0
-        self.path = start.options.folder / OUTPUT / "steps.jsonl"
+        self.start, self.last_s = start, 0.0
+        self.path = start.options.folder / OUTPUT / STEPS
+        self.said = self._last()  # of a training that goes on from here
         self.tokens = start.run.tokens_per_step / start.plan.num_devices
 
     def __call__(self) -> None:
-        if time.monotonic() - self.last_s < SAY_EVERY_S or not self.path.is_file():
+        if time.monotonic() - self.last_s < SAY_EVERY_S:
             return
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith("\n")]
-        if not whole:
+        entry = self._last()
+        if entry is None or entry == self.said:
             return
-        entry = json.loads(whole[-1])
-        if entry["step"] == self.said:
-            return
-        self.last_s, self.said = time.monotonic(), entry["step"]
+        self.last_s, self.said = time.monotonic(), entry
         rate = self.tokens / entry["step_s"]
         words = f"step {entry['step']}/{self.start.run.num_steps}  loss {entry['loss']:.4f}"
         print(f"{words}  {rate:,.0f} tokens/s/device", file=sys.stderr, flush=True)
+
+    def _last(self) -> dict[str, Any] | None:
+        """The last whole line of the log."""
+        if not self.path.is_file():
+            return None
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        return json.loads(whole[-1]) if whole else None
 
 
 def read(folder: Path) -> Record:
