@@ -32,7 +32,7 @@ SECTIONS = {
     "precision": "fp32",
     "parallel": "{data_shard: 2, sharding: parameters}",
     "optimizer": "{learning_rate: 1.0e-3, schedule: constant}",
-    "train": "{steps: 90, checkpoint: {folder: saved, every_steps: 20}}",
+    "train": "{steps: 100, checkpoint: {folder: saved, every_steps: 20}}",
 }
 
 
