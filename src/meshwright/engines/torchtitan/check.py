@@ -64,6 +64,8 @@ def _training(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="train", reason="says neither steps nor tokens", hint="for example --set train.steps=100"
         )
+    if run.gemm_tuning is not None:
+        yield Unsupported(key="gemm_tuning", reason="tuned products are the native engine's: leave it out")
     if run.data.workers is not None:
         yield Unsupported(key="data.workers", reason="one thread reads ahead: leave it out")
     if run.gemm_tuning is not None:

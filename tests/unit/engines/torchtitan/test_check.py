@@ -55,6 +55,7 @@ def test_a_plain_run_is_accepted():
         ("train.evaluate.workers", ["train.evaluate={every_steps: 5, workers: 2}"]),
         ("train.trackers", ["train.trackers=[mlflow]"]),
         ("data.workers", ["data.workers=2"]),
+        ("gemm_tuning", ["gemm_tuning=tuned.csv"]),
         ("train: says neither", ["train.steps=null"]),
         ("lora.targets", ["task=lora", "lora.targets=[query, key]"]),
         ("lora.dropout", ["task=lora", "lora.dropout=0.1"]),
