@@ -68,8 +68,6 @@ def _training(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="gemm_tuning", reason="tuned products are the native engine's: leave it out")
     if run.data.workers is not None:
         yield Unsupported(key="data.workers", reason="one thread reads ahead: leave it out")
-    if run.gemm_tuning is not None:
-        yield Unsupported(key="gemm_tuning", reason="products are made as PyTorch makes them: leave it out")
     faults, evaluate, saves = run.train.faults, run.train.evaluate, run.train.checkpoint
     if faults.not_finite is not FaultAction.STOP:
         yield Unsupported(
