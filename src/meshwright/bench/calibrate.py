@@ -9,7 +9,7 @@
     kernel_s                  a launch
     scale_up_ratio, latency   so that all-reduce of the largest and of the smallest message take what was measured
 
-What is left of products and attention, shape by shape, becomes a surface (`catalog.surface`). A parameter's spread is
+What is left of each kernel, shape by shape, becomes a surface (`catalog.surface`). A parameter's spread is
 that of the points around it. How wrong all this is, each point left out in turn says.
 """
 
@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 
 from meshwright import catalog
+from meshwright.bench.adding_up import add_up
 from meshwright.bench.points import Family, Point
 from meshwright.bench.records import Records, Row
 from meshwright.catalog.calibration import Measured, prior
-from meshwright.catalog.device_calibration import DeviceCalibration
+from meshwright.catalog.device_calibration import DeviceCalibration, Kernels
+from meshwright.catalog.exchanges import Curve, MeasuredExchanges
 from meshwright.catalog.surface import Surface, fit_surface
 from meshwright.cost.collectives import all_reduce_s, constants_for, network_row
 from meshwright.cost.compute import gemm_s
@@ -38,7 +40,12 @@ from meshwright.planner.implied import HOST, TODAY
 from meshwright.specs.hardware import Accelerator, Fabric
 from meshwright.specs.plan import Plan
 
-AXES = {Family.GEMM: ("m", "n", "k"), Family.ATTENTION: ("rows", "seq_len", "head_dim")}
+AXES = {
+    Family.GEMM: ("m", "n", "k"),
+    Family.ATTENTION: ("rows", "seq_len", "head_dim"),
+    Family.ELEMENTWISE: ("elements",),
+    Family.OPTIMIZER: ("parameters",),
+}
 NARROW_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 HALF = "bf16"
 LEAST_COPY_BYTES = 2**25  # few caches hold it twice
@@ -52,9 +59,6 @@ assumption, as wide as what published fits of kernels leave unexplained. A train
 
 THIS_MACHINE = "this machine"
 """The vendor of an accelerator that was measured and not looked up."""
-
-CLASSES = (64 * 2**10, 4 * 2**20, math.inf)
-"""Upper ends of message sizes that one latency and one rate describe (protocols change in between)."""
 
 BISECTIONS = 60
 
@@ -83,7 +87,7 @@ def calibrate(files: Sequence[Records]) -> DeviceCalibration:
     """One calibration of the device that all `files` are records of. Raises InputError when there is too little."""
     device = _one_device(files)
     rows = [row for file in files for row in file.measured]
-    of = {family: [r for r in rows if r.point.family is family] for family in Family}
+    of = _by_family(rows, threads=0)
     for needed in (Family.GEMM, Family.MEMORY):
         if not of[needed]:
             raise InputError(
@@ -102,26 +106,65 @@ def calibrate(files: Sequence[Records]) -> DeviceCalibration:
         parameters["memory_ratio"] = Measured(value=rates.memory_ratio, sd=LEAST_SD)
     if of[Family.LAUNCH]:
         parameters["kernel_s"] = Measured(value=rates.kernel_s, sd=LEAST_SD)
-    found = _Found(rates=rates, parameters=parameters, kernels={}, errors={})
-    found.products(of[Family.GEMM])
-    found.attention(of[Family.ATTENTION])
-    found.bytes_moved("elementwise_factor", of[Family.ELEMENTWISE], lambda p: p.bytes)
-    found.bytes_moved("optimizer_passes", of[Family.OPTIMIZER], lambda p: OPTIMIZER_BYTES * p.m)
-    fabric, classes = _fabric(accelerator, device, of[Family.COLLECTIVES], parameters)
-    return DeviceCalibration(
+    found = _found(rates, parameters, of)
+    shares = {row.point.threads for row in rows} - {0}
+    fabric, exchanges = _fabric(accelerator, device, of[Family.COLLECTIVES], parameters)
+    kernels = DeviceCalibration(
         accelerator=accelerator,
         fabric=fabric,
         num_devices=device["count"],
         shares_host=on_host,
+        num_cores=device["threads"],
+        exchanges=exchanges,
         parameters=parameters,
-        surfaces={name: k.surface for name, k in found.kernels.items() if k.surface is not None},
+        surfaces=found.surfaces,
+        by_threads={
+            count: _kernels_of(accelerator, rows, threads=count, kernel_s=rates.kernel_s) for count in shares
+        },
         made=_made(files, num_points=len(rows)),
         details={
             "device": device,
             "records": [_origin(file) for file in files],
             "errors": {family.value: vars(errors) for family, errors in found.errors.items()},
-            "collectives": classes,
         },
+    )
+    added = add_up(kernels, of[Family.TRAINING])
+    if added is None:
+        return kernels
+    found.errors[Family.TRAINING] = errors_of(added.left_out, added.before)
+    errors = {family.value: vars(errors) for family, errors in found.errors.items()}
+    return replace(added.device, details={**kernels.details, "errors": errors})
+
+
+def _by_family(rows: Iterable[Row], *, threads: int) -> dict[Family, list[Row]]:
+    own = [r for r in rows if r.point.threads == threads]
+    return {family: [r for r in own if r.point.family is family] for family in Family}
+
+
+def _found(rates: _Rates, parameters: dict[str, Measured], of: Mapping[Family, list[Row]]) -> _Found:
+    """Everything about kernels."""
+    found = _Found(rates=rates, parameters=parameters, kernels={}, errors={})
+    found.products(of[Family.GEMM])
+    found.attention(of[Family.ATTENTION])
+    found.bytes_moved("elementwise_factor", of[Family.ELEMENTWISE], lambda p: p.bytes)
+    found.bytes_moved("optimizer_passes", of[Family.OPTIMIZER], lambda p: OPTIMIZER_BYTES * p.m)
+    return found
+
+
+def _kernels_of(accelerator: Accelerator, rows: Iterable[Row], *, threads: int, kernel_s: float) -> Kernels:
+    """Of a process with so many threads of a processor."""
+    of = _by_family(rows, threads=threads)
+    own = replace(
+        accelerator,
+        peak_flops_per_s=_peaks(of[Family.GEMM]),
+        memory_bytes_per_s=_copy_rate(of[Family.MEMORY]),
+    )
+    found = _found(_Rates(accelerator=own, memory_ratio=1 - 1e-6, kernel_s=kernel_s), {}, of)
+    return Kernels(
+        peak_flops_per_s=own.peak_flops_per_s,
+        memory_bytes_per_s=own.memory_bytes_per_s,
+        parameters=found.parameters,
+        surfaces=found.surfaces,
     )
 
 
@@ -154,21 +197,25 @@ def _origin(file: Records) -> dict[str, Any]:
 def _accelerator(device: Mapping[str, Any], of: Mapping[Family, list[Row]]) -> Accelerator:
     if device["accelerator"] is not None:
         return catalog.accelerator(device["accelerator"])
-    peaks: dict[str, float] = {}
-    for row in of[Family.GEMM]:
-        rate = row.point.flops / row.seconds_median
-        peaks[row.point.format] = max(rate, peaks.get(row.point.format, 0.0))
     return Accelerator(
         name=device["name"],
         vendor=THIS_MACHINE,
         architecture=device["type"],
-        peak_flops_per_s=peaks,
+        peak_flops_per_s=_peaks(of[Family.GEMM]),
         memory_bytes=device["memory_bytes"],
         memory_bytes_per_s=_copy_rate(of[Family.MEMORY]),
         num_compute_units=device["compute_units"],
         output_tiles=device["type"] != "cpu",
         sources={"all": "measured: bench records"},
     )
+
+
+def _peaks(products: Iterable[Row]) -> dict[str, float]:
+    peaks: dict[str, float] = {}
+    for row in products:
+        rate = row.point.flops / row.seconds_median
+        peaks[row.point.format] = max(rate, peaks.get(row.point.format, 0.0))
+    return peaks
 
 
 def _copy_rate(rows: Iterable[Row]) -> float:
@@ -221,6 +268,10 @@ class _Found:
     kernels: dict[str, _Kernel]
     errors: dict[Family, Errors]
 
+    @property
+    def surfaces(self) -> dict[str, Surface]:
+        return {name: k.surface for name, k in self.kernels.items() if k.surface is not None}
+
     def products(self, rows: list[Row]) -> None:
         """Matrix products: one ratio, a surface for each layout and format."""
         a = self.rates.accelerator
@@ -255,9 +306,10 @@ class _Found:
         logs = np.array(
             [math.log((r.seconds_median - start_s) * streaming / least_bytes(r.point)) for r in large]
         )
-        middle = float(np.median(logs))
-        self.parameters[name] = Measured(value=math.exp(middle), sd=_clipped(_robust_sd(logs)))
-        self.errors[large[0].point.family] = errors_of(logs - middle, logs - middle)
+        factor = math.exp(float(np.median(logs)))
+        kernels = _kernels(rows, lambda p: least_bytes(p) * factor / streaming + start_s)
+        self.parameters[name] = Measured(value=factor, sd=_sd(kernels.values(), self.rates.accelerator))
+        self._keep(large[0].point.family, kernels)
 
     def _keep(self, family: Family, kernels: dict[str, _Kernel]) -> None:
         self.kernels.update(kernels)
@@ -269,10 +321,13 @@ class _Found:
 
 def coordinates(point: Point) -> tuple[float, ...]:
     """Where a point lies on its surface: log2 of the axes."""
-    if point.family is Family.GEMM:
-        sizes = (point.m, point.n, point.k)
-    else:
-        sizes = (point.sequences * point.heads, point.seq_len, point.head_dim)
+    match point.family:
+        case Family.GEMM:
+            sizes = (point.m, point.n, point.k)
+        case Family.ATTENTION:
+            sizes = (point.sequences * point.heads, point.seq_len, point.head_dim)
+        case _:
+            sizes = (point.m * max(point.n, 1),)
     return tuple(math.log2(size) for size in sizes)
 
 
@@ -343,12 +398,19 @@ def errors_of(left_out: Any, formula: Any) -> Errors:
 
 def _fabric(
     accelerator: Accelerator, device: Mapping[str, Any], rows: list[Row], parameters: dict[str, Measured]
-) -> tuple[Fabric, dict[str, list[dict[str, Any]]]]:
-    """The fabric of this machine, and latency and rate of each collective by size of its messages."""
-    classes = {
-        kernel: size_classes([r for r in rows if r.point.kernel == kernel])
-        for kernel in sorted({r.point.kernel for r in rows})
-    }
+) -> tuple[Fabric, MeasuredExchanges]:
+    """The fabric of this machine, and what each collective took by processes and size."""
+    exchanges = MeasuredExchanges(
+        curves={
+            kernel: {
+                count: curve_of(
+                    [r for r in rows if (r.point.kernel, r.point.num_processes) == (kernel, count)]
+                )
+                for count in sorted({r.point.num_processes for r in rows if r.point.kernel == kernel})
+            }
+            for kernel in sorted({r.point.kernel for r in rows})
+        }
+    )
     half = accelerator.memory_bytes_per_s / 2  # processes exchange through memory: one copy in, one out
     rate = accelerator.scale_up_bytes_per_s or half
     fabric = Fabric(
@@ -362,7 +424,7 @@ def _fabric(
     )
     reduces = sorted((r for r in rows if r.point.kernel == "all_reduce"), key=lambda r: r.point.size_bytes)
     if not reduces:
-        return fabric, classes
+        return fabric, exchanges
     small, large = reduces[0], reduces[-1]
     latency_s = _bisect(lambda s: _reduce_s(fabric, small, latency_s=s) < small.seconds_median, 1e-9, 1.0)
     fabric = replace(fabric, scale_up_latency_s=latency_s, scale_out_latency_s=latency_s)
@@ -374,7 +436,7 @@ def _fabric(
         scale_out_bytes_per_s=rate * ratio,
     )
     parameters["scale_up_ratio"] = Measured(value=1.0, sd=_clipped(large.log_sd))
-    return fabric, classes
+    return fabric, exchanges
 
 
 def _reduce_s(fabric: Fabric, row: Row, *, latency_s: float | None = None, ratio: float = 1.0) -> float:
@@ -396,36 +458,10 @@ def _bisect(is_too_low: Callable[[float], bool], low: float, high: float) -> flo
     return low
 
 
-def size_classes(rows: list[Row]) -> list[dict[str, Any]]:
-    """Latency and rate of one collective, by class of the size of its messages."""
-    found, below = [], 0.0
-    for upper in CLASSES:
-        own = [r for r in rows if below < r.point.size_bytes <= upper]
-        if own:
-            latency_s, rate = _line(own)
-            logs = [math.log((latency_s + r.point.size_bytes / rate) / r.seconds_median) for r in own]
-            found.append(
-                {
-                    "up_to_bytes": None if math.isinf(upper) else int(upper),
-                    "num_points": len(own),
-                    "latency_s": latency_s,
-                    "bytes_per_s": rate if math.isfinite(rate) else None,
-                    "error_median": float(np.median(np.abs(np.expm1(logs)))),
-                }
-            )
-        below = upper
-    return found
-
-
-def _line(rows: list[Row]) -> tuple[float, float]:
-    """(latency, bytes per second), neither negative, of the line with the least relative errors squared."""
-    size = np.array([r.point.size_bytes for r in rows], dtype=float)
-    seconds = np.array([r.seconds_median for r in rows])
-    one, slope = np.linalg.lstsq(
-        np.stack([1 / seconds, size / seconds], axis=1), np.ones(len(rows)), rcond=None
-    )[0]
-    if len(rows) == 1 or slope <= 0:
-        return float(np.median(seconds)), math.inf
-    if one < 0:
-        return 0.0, 1 / float(np.mean(size / seconds) / np.mean((size / seconds) ** 2))
-    return float(one), 1 / float(slope)
+def curve_of(rows: list[Row]) -> Curve:
+    """What one collective took between so many processes."""
+    rows = sorted(rows, key=lambda r: r.point.size_bytes)
+    return Curve(
+        size_bytes=tuple(float(r.point.size_bytes) for r in rows),
+        seconds=tuple(r.seconds_median for r in rows),
+    )

@@ -1,4 +1,5 @@
-"""Exchanges between local processes: every process takes part in all points and goes by the slowest one's seconds."""
+"""What several local processes do together, exchanges and training: every process takes part in all points and goes by
+the slowest one's seconds."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from meshwright.bench.harness import measure
-from meshwright.bench.points import Point
+from meshwright.bench.points import COLLECTIVES_SHARE, Family, Point
 from meshwright.bench.records import Recorder, row_of
-from meshwright.engines.native.device import synchronize
+from meshwright.bench.steps import step_of
+from meshwright.engines.native.device import keep_freed_memory, synchronize
 
 # Renamed in PyTorch 2.13.
 ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -20,37 +22,48 @@ REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchanges:
+class Together:
     """What each process is told. Pickles."""
 
-    points: tuple[Point, ...]
+    exchanges: tuple[Point, ...]
+    trainings: tuple[Point, ...]
     recorder: Recorder  # rank 0 writes with it
     device_type: str
-    budget_s: float
-    point_s: float
+    until_s: float  # Unix time at which no further point begins
+    point_s: dict[Family, float]  # time for one point
 
 
-def measure_exchanges(rank: int, num_ranks: int, told: Exchanges) -> None:
-    """Measure the points in turn until the time is spent."""
+def measure_together(rank: int, num_ranks: int, told: Together) -> None:
+    """Measure exchanges, then trainings, in turn until the time is spent."""
     device = torch.device(told.device_type, rank) if told.device_type == "cuda" else torch.device("cpu")
-    start_s = time.perf_counter()
+    keep_freed_memory(device)
+    left_s = told.until_s - time.time()
+    share = COLLECTIVES_SHARE if told.trainings else 1.0
+    _measure_all(told.exchanges, told, device, rank=rank, until_s=time.time() + share * left_s)
+    _measure_all(told.trainings, told, device, rank=rank, until_s=told.until_s)
 
-    def largest(seconds: float) -> float:
-        value = torch.tensor(seconds, dtype=torch.float64)
-        dist.all_reduce(value, op=dist.ReduceOp.MAX)
-        return value.item()
 
-    for point in told.points:
-        if largest(time.perf_counter() - start_s) > told.budget_s:
+def _measure_all(
+    points: tuple[Point, ...], told: Together, device: torch.device, *, rank: int, until_s: float
+) -> None:
+    for point in points:
+        if _largest(time.time() - until_s) > 0:
             return
+        is_training = point.family is Family.TRAINING
         found = measure(
-            _call(point, device),
+            step_of(point, device, rank=rank) if is_training else _call(point, device),
             synchronize=lambda: synchronize(device),
-            agree=largest,
-            budget_s=told.point_s,
+            agree=_largest,
+            budget_s=told.point_s[point.family],
         )
         if rank == 0:
             told.recorder.append(row_of(point, found))
+
+
+def _largest(seconds: float) -> float:
+    value = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return value.item()
 
 
 def _call(point: Point, device: torch.device) -> Callable[[], object]:

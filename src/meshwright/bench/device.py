@@ -7,17 +7,27 @@ the measuring goes on. A device that no longer answers ends it, with everything 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from meshwright.bench.collectives import Exchanges, measure_exchanges
+from meshwright.bench.collectives import Together, measure_together
 from meshwright.bench.harness import AbsurdClockError, measure
 from meshwright.bench.kernels import footprint_bytes, formats_of, task_of
-from meshwright.bench.points import SHARES, Family, Point, Workload, points_of
+from meshwright.bench.points import (
+    COLLECTIVES_SHARE,
+    SHARES,
+    TOGETHER_SHARE,
+    Family,
+    Point,
+    Workload,
+    points_of,
+)
 from meshwright.bench.recordfile import driver_version
 from meshwright.bench.records import Recorder, Row, Status, failed, row_of
 from meshwright.bench.sensors import read_sensors
@@ -28,6 +38,12 @@ from meshwright.errors import MeshwrightError
 
 POINTS_A_FAMILY = 80
 """Into so many the time of a family is divided: more shapes tell more than one shape known better."""
+
+TRAININGS = 24
+"""Likewise of whole steps, which take longer and whose shapes differ less."""
+TOGETHER = (Family.COLLECTIVES, Family.TRAINING)
+THREADED = (Family.GEMM, Family.ATTENTION, Family.MEMORY, Family.ELEMENTWISE, Family.OPTIMIZER)
+"""What several processes on one processor do with fewer threads each."""
 
 LONGEST_POINT_S = 2.0
 MEMORY_SHARE = 0.4  # of the device's memory that the operands of one point may take
@@ -49,7 +65,8 @@ class Request:
 
     families: Sequence[Family]
     budget_s: float
-    num_processes: int
+    num_processes: Sequence[int]  # that do something together, one number after the other; 1 is left out
+    threads: Sequence[int] = ()  # of a processor, to measure kernels with besides all of them
     workload: Workload | None = None
     command: Sequence[str] = ()
 
@@ -98,18 +115,48 @@ def measure_device(
     """
     outcome = Outcome()
     start_s = time.perf_counter()
-    families = [f for f in Family if f in request.families]
+    parts = _parts(request, device, recorder, outcome)
+    devices.keep_freed_memory(device)  # as training does
     try:
-        for i, family in enumerate(families):
+        for i, part in enumerate(parts):
             before_s = time.perf_counter()
             left_s = request.budget_s - (before_s - start_s)
-            budget_s = left_s * SHARES[family] / sum(SHARES[f] for f in families[i:])
-            _measure_family(family, request, device, recorder, outcome, budget_s=max(0.0, budget_s))
+            budget_s = left_s * part.share / sum(p.share for p in parts[i:])
+            part.measure(budget_s=max(0.0, budget_s))
             advance(time.perf_counter() - before_s)
     finally:
         outcome.seconds = time.perf_counter() - start_s
         recorder.close(ended=moment(time.time()))
     return outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """One part of the measuring, and its share of the time."""
+
+    share: float
+    measure: Callable[..., None]
+
+
+def _parts(request: Request, device: torch.device, recorder: Recorder, outcome: Outcome) -> list[_Part]:
+    """Families of this process one after the other, then what several processes do together."""
+    what = (request, device, recorder, outcome)
+    parts = [
+        _Part(share=SHARES[family], measure=partial(_measure_family, family, *what))
+        for family in Family
+        if family in request.families and family in SHARES and family is not Family.TRAINING
+    ]
+    if Family.TRAINING in request.families:
+        parts.append(_Part(share=SHARES[Family.TRAINING], measure=partial(_measure_together, 1, *what)))
+    several = [n for n in request.num_processes if n > 1]
+    if any(family in request.families for family in TOGETHER):
+        parts += [
+            _Part(share=TOGETHER_SHARE / len(several), measure=partial(_measure_together, n, *what))
+            for n in several
+        ]
+        if not several:
+            outcome.notes.append("collectives: one process has nobody to exchange with")
+    return parts
 
 
 def _measure_family(
@@ -129,12 +176,10 @@ def _measure_family(
         device_type=device.type,
         formats=_formats(request, device),
         workload=request.workload,
-        num_processes=request.num_processes,
     )
+    if device.type == "cpu" and family in THREADED:
+        points = (replace(p, threads=count) for p in points for count in (0, *request.threads))
     left = (p for p in points if p not in recorder.done)
-    if family is Family.COLLECTIVES:
-        _measure_collectives(tuple(left), request, device, recorder, outcome, budget_s=budget_s)
-        return
     until_s, point_s = time.perf_counter() + budget_s, min(LONGEST_POINT_S, budget_s / POINTS_A_FAMILY)
     most_bytes = MEMORY_SHARE * devices.memory_bytes(device)
     largest, s_per_work, num_skipped = 0.0, 0.0, 0
@@ -168,19 +213,31 @@ def _again(recorder: Recorder) -> str:
 
 def _measured(point: Point, device: torch.device, *, budget_s: float) -> Row:
     try:
-        task = task_of(point, device)
-        found = measure(
-            task.run,
-            before=task.before,
-            synchronize=lambda: devices.synchronize(device),
-            budget_s=budget_s,
-        )
+        with _threads(point.threads):
+            task = task_of(point, device)
+            found = measure(
+                task.run,
+                before=task.before,
+                synchronize=lambda: devices.synchronize(device),
+                budget_s=budget_s,
+            )
     except AbsurdClockError as error:
         return failed(point, error.message)
     except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for nearly all
         return failed(point, str(error).partition("\n")[0] or type(error).__name__)
     sensors = read_sensors(device)
     return row_of(point, found, clock_hz=sensors.clock_hz, temperature_c=sensors.temperature_c)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads of the processor, or all."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count or usual)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def _answers(device: torch.device) -> bool:
@@ -192,8 +249,8 @@ def _answers(device: torch.device) -> bool:
         return False
 
 
-def _measure_collectives(
-    points: tuple[Point, ...],
+def _measure_together(
+    num_processes: int,
     request: Request,
     device: torch.device,
     recorder: Recorder,
@@ -201,26 +258,40 @@ def _measure_collectives(
     *,
     budget_s: float,
 ) -> None:
-    """In processes of their own; to start them is no part of the budget."""
-    if request.num_processes == 1:
-        outcome.notes.append("collectives: one process has nobody to exchange with")
-        return
-    told = Exchanges(
-        points=points,
+    """Exchanges and trainings of so many processes, which start for it: one that has measured kernels with this and
+    that number of threads trains slower than one that begins, by up to two fifths on a CPU."""
+
+    def left(family: Family) -> tuple[Point, ...]:
+        if family not in request.families:
+            return ()
+        points = points_of(
+            family,
+            device_type=device.type,
+            formats=_formats(request, device),
+            num_processes=num_processes,
+        )
+        return tuple(point for point in points if point not in recorder.done)
+
+    told = Together(
+        exchanges=left(Family.COLLECTIVES) if num_processes > 1 else (),
+        trainings=left(Family.TRAINING),
         recorder=recorder,
         device_type=device.type,
-        budget_s=budget_s,
-        point_s=min(LONGEST_POINT_S, budget_s / POINTS_A_FAMILY),
+        until_s=time.time() + budget_s,
+        point_s={
+            Family.COLLECTIVES: min(LONGEST_POINT_S, COLLECTIVES_SHARE * budget_s / POINTS_A_FAMILY),
+            Family.TRAINING: min(LONGEST_POINT_S, budget_s / TRAININGS),
+        },
     )
     try:
-        run_ranks(measure_exchanges, told, num_ranks=request.num_processes, device_type=device.type)
+        run_ranks(measure_together, told, num_ranks=num_processes, device_type=device.type, apart=True)
     except WorkerLostError as error:
         if error.was_asked_to_stop:
             raise KeyboardInterrupt from None
-        outcome.notes.append(f"collectives: {error.message}")
+        outcome.notes.append(f"{num_processes} processes: {error.message}")
     finally:
         for row in recorder.added_by_others():
-            outcome.count(Family.COLLECTIVES, row.status)
+            outcome.count(row.point.family, row.status)
 
 
 def _compute_units(device: torch.device) -> int:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from meshwright.bench.points import Family, Point
 from meshwright.engines.native.device import fp8_dtype, multiplies_fp8
 from meshwright.engines.native.models.attention import CoreAttention
+from meshwright.engines.native.models.product import product
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EPSILON = 1e-5
@@ -30,7 +31,7 @@ def formats_of(device: torch.device) -> tuple[str, ...]:
 
 
 def task_of(point: Point, device: torch.device) -> Task:
-    """The task of one point; collectives are `bench.collectives`' own."""
+    """The task of one point; collectives and training are `bench.collectives`' own."""
     return _TASKS[point.family](point, device)
 
 
@@ -40,18 +41,19 @@ def footprint_bytes(point: Point) -> float:
 
 
 def _gemm(point: Point, device: torch.device) -> Task:
+    """By the engine's own product, so that what is measured is what trains."""
     m, n, k = point.m, point.n, point.k
     if point.format == "fp8":
         return _fp8(m, n, k, device)
     like = {"dtype": DTYPES[point.format], "device": device}
     if point.kernel == "forward":
         x_MK, w_NK = torch.randn(m, k, **like), torch.randn(n, k, **like)
-        return Task(run=lambda: x_MK @ w_NK.t())
+        return Task(run=lambda: product(x_MK, w_NK))
     if point.kernel == "input_gradient":
         grad_MK, w_KN = torch.randn(m, k, **like), torch.randn(k, n, **like)
-        return Task(run=lambda: grad_MK @ w_KN)
+        return Task(run=lambda: product(grad_MK, w_KN.t()))
     grad_KM, x_KN = torch.randn(k, m, **like), torch.randn(k, n, **like)
-    return Task(run=lambda: grad_KM.t() @ x_KN)
+    return Task(run=lambda: product(grad_KM.t(), x_KN.t()))
 
 
 def _fp8(m: int, n: int, k: int, device: torch.device) -> Task:

@@ -8,6 +8,8 @@
     optimizer    AdamW on m parameters, fp32
     launch       the shortest kernel, one after the other: what starting one costs
     transfer     between host and device
+    training     whole steps of small models by the engine itself, alone and with each kind of parallelism: what
+                 kernels and exchanges do not add up to
     collectives  all-reduce, all-gather, reduce-scatter, all-to-all, send-receive between processes
 
 The grid is the additive recurrence of the generalised golden ratio (Roberts 2018, "The unreasonable effectiveness of
@@ -20,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import chain
+from typing import Any
 
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
@@ -45,14 +48,18 @@ class Family(StrEnum):
     OPTIMIZER = "optimizer"
     LAUNCH = "launch"
     TRANSFER = "transfer"
+    TRAINING = "training"
     COLLECTIVES = "collectives"
 
 
 SHARES = {
-    Family.GEMM: 0.40, Family.ATTENTION: 0.20, Family.MEMORY: 0.05, Family.ELEMENTWISE: 0.10,
-    Family.OPTIMIZER: 0.05, Family.LAUNCH: 0.02, Family.TRANSFER: 0.05, Family.COLLECTIVES: 0.13,
+    Family.GEMM: 0.20, Family.ATTENTION: 0.11, Family.MEMORY: 0.02, Family.ELEMENTWISE: 0.03,
+    Family.OPTIMIZER: 0.02, Family.LAUNCH: 0.01, Family.TRANSFER: 0.05, Family.TRAINING: 0.11,
 }  # fmt: skip
 """Of the time budget. A family that needs less leaves the rest to those after it."""
+TOGETHER_SHARE = 0.50
+"""For what several processes do together; their start is in it."""
+COLLECTIVES_SHARE = 0.2  # of that; the rest is for training
 
 KERNELS = {
     Family.GEMM: ("forward", "input_gradient", "weight_gradient"),
@@ -62,6 +69,7 @@ KERNELS = {
     Family.OPTIMIZER: ("adamw",),
     Family.LAUNCH: ("add",),
     Family.TRANSFER: ("host_to_device", "device_to_host"),
+    Family.TRAINING: ("alone", "ddp", "zero1", "fsdp", "tensor", "pipeline"),
     Family.COLLECTIVES: ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive"),
 }
 
@@ -81,18 +89,26 @@ class Point:
     kv_heads: int = 0
     seq_len: int = 0
     head_dim: int = 0
+    layers: int = 0  # of a model of width m with feed-forward blocks of n
+    vocab: int = 0
+    micro_batches: int = 0  # of a step, each of `sequences` sequences
     num_processes: int = 1
+    threads: int = 0  # of the processor that a kernel may use; 0: all
     size_bytes: int = 0  # what is copied; of a collective the whole buffer
 
     @property
     def flops(self) -> float:
-        """Of matrix products, 2 a multiply-add; 0 where bytes alone count. Attention is causal."""
+        """Of matrix products, 2 a multiply-add; 0 where bytes alone count. Attention is causal, training without it."""
         if self.family is Family.GEMM:
             return 2.0 * self.m * self.n * self.k
         if self.family is Family.ATTENTION:
             keys = (self.seq_len + 1) / 2
             forward = 4.0 * self.sequences * self.seq_len * keys * self.heads * self.head_dim
             return forward if self.kernel == "forward" else 2.5 * forward
+        if self.family is Family.TRAINING:
+            width = self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+            parameters = self.m * (self.layers * (width + 3 * self.n) + self.vocab)
+            return 6.0 * parameters * self.sequences * self.seq_len * self.micro_batches
         return 0.0
 
     @property
@@ -139,12 +155,23 @@ class Reach:
     rows: tuple[int, int]
     copy: tuple[int, int]
     message: tuple[int, int]
+    hidden: tuple[float, float]  # of models, and what follows from it
+    head_dim: int
+    trained_len: tuple[float, float]
+    trained_flops: float  # most of a step
+    vocab: tuple[float, float]
 
 
 REACH = {
-    "cpu": Reach(gemm=(5, 11), seq_len=(6, 11), rows=(4, 12), copy=(12, 27), message=(10, 24)),
-    "cuda": Reach(gemm=(7, 14), seq_len=(8, 15), rows=(6, 15), copy=(16, 31), message=(10, 29)),
-}
+    "cpu": Reach(
+        gemm=(5, 11), seq_len=(6, 10), rows=(4, 12), copy=(12, 27), message=(10, 24),
+        hidden=(6, 9), head_dim=32, trained_len=(6, 9.3), trained_flops=8e10, vocab=(9, 12.6),
+    ),
+    "cuda": Reach(
+        gemm=(7, 14), seq_len=(8, 15), rows=(6, 15), copy=(16, 31), message=(10, 29),
+        hidden=(10, 13), head_dim=128, trained_len=(10, 13), trained_flops=2e14, vocab=(13, 17),
+    ),
+}  # fmt: skip
 
 
 def points_of(
@@ -179,6 +206,8 @@ def points_of(
             )
         case Family.LAUNCH:
             return iter([Point(family=family, kernel="add", format="fp32", m=1)])
+        case Family.TRAINING:
+            return _training_points(reach, [f for f in formats if f != "fp8"], num_processes=num_processes)
         case Family.COLLECTIVES:
             return _sized(family, reach.message, num_processes=num_processes)
         case Family.MEMORY | Family.TRANSFER:
@@ -216,6 +245,30 @@ def _attention_points(reach: Reach, formats: Sequence[str], workload: Workload |
                     family=Family.ATTENTION, kernel=kernel, format=f,
                     sequences=b, heads=h, kv_heads=g, seq_len=length, head_dim=width,
                 )  # fmt: skip
+
+
+def _training_points(reach: Reach, formats: Sequence[str], *, num_processes: int) -> Iterator[Point]:
+    """Small models, kinds of parallelism and formats in turn."""
+    n, unit = num_processes, reach.head_dim
+    alone, *others = KERNELS[Family.TRAINING]
+    grid = _grid(
+        [reach.hidden, (1, 2), (0, 3), reach.trained_len, (0, 2), (0, 2), reach.vocab],
+        multiples=(2 * unit, 0.25, 1, 32, 1, 1, 64),
+    )
+    kernels = [alone] if n == 1 else others
+    for i, (hidden, ratio, layers, length, sequences, micro_batches, vocab) in enumerate(grid):
+        kernel, heads = kernels[i % len(kernels)], hidden // unit
+        if kernel == "tensor" and (heads % n or length % n or vocab % n):
+            continue
+        point = Point(
+            family=Family.TRAINING, kernel=kernel, format=formats[i // len(kernels) % len(formats)], m=hidden,
+            n=round(hidden * ratio), sequences=sequences, seq_len=length, heads=heads,
+            kv_heads=heads // 2 if i % 3 and kernel != "tensor" else heads, head_dim=unit, vocab=vocab,
+            layers=-(-layers // n) * n if kernel == "pipeline" else layers, num_processes=n,
+            micro_batches=micro_batches * (1 if kernel in ("alone", "tensor") else n),
+        )  # fmt: skip
+        if point.flops <= reach.trained_flops:
+            yield point
 
 
 def _sized(family: Family, reach: tuple[int, int], *, num_processes: int = 1) -> Iterator[Point]:
@@ -271,8 +324,11 @@ def _parameter_counts(workload: Workload | None) -> list[tuple[int, ...]]:
 
 
 def _grid(
-    reach: Sequence[tuple[int, int]], *, multiples: Sequence[int] | None = None, count: int = GRID_POINTS
-) -> Iterator[tuple[int, ...]]:
+    reach: Sequence[tuple[float, float]],
+    *,
+    multiples: Sequence[float] | None = None,
+    count: int = GRID_POINTS,
+) -> Iterator[tuple[Any, ...]]:
     """Shapes spread evenly in logarithms. A multiple of 0 leaves the power of 2 itself."""
     dim = len(reach)
     ratio = 1.5

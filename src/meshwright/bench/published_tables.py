@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 from meshwright import catalog
 from meshwright.bench import aiconfigurator
 from meshwright.bench.aiconfigurator import COLLECTIVES, PRODUCTS, Package, Table
-from meshwright.bench.calibrate import AXES, HALF, Errors, errors_of, size_classes
+from meshwright.bench.calibrate import AXES, HALF, Errors, curve_of, errors_of
 from meshwright.bench.points import KERNELS, Family, Point
 from meshwright.bench.records import Row, Status
+from meshwright.catalog import exchanges
 from meshwright.catalog.calibration import fitted, prior
 from meshwright.catalog.device_calibration import DeviceCalibration
+from meshwright.catalog.exchanges import Curve, MeasuredExchanges
 from meshwright.catalog.surface import MOST_POINTS, Surface, fit_surface
 from meshwright.cost.compute import gemm_s
 from meshwright.errors import InputError
@@ -293,12 +295,13 @@ def _surface(shapes: Shapes, axes: Sequence[str]) -> tuple[Surface, Floats]:
 
 
 def _collectives(package: Package, device: str) -> dict[str, Any]:
-    """Latency and rate by size of the message, to be read: the shipped constants of fabrics know these tables."""
+    """What each took by devices and size of the message, to be read: the shipped constants of fabrics know these
+    tables."""
     table = aiconfigurator.collectives(package, device)
     if table is None:
         return {}
     c = table.columns
-    found: dict[str, Any] = {}
+    found: dict[str, dict[int, Curve]] = {}
     for theirs, ours in COLLECTIVES.items():
         rows = [
             Row(
@@ -312,6 +315,7 @@ def _collectives(package: Package, device: str) -> dict[str, Any]:
             )
             if op == theirs and seconds > 0
         ]  # fmt: skip
-        if rows:
-            found[ours] = size_classes(rows)
-    return found
+        for count in sorted({row.point.num_processes for row in rows}):
+            of_count = {r.point.size_bytes: r for r in rows if r.point.num_processes == count}
+            found.setdefault(ours, {})[count] = curve_of(list(of_count.values()))
+    return exchanges.to_document(MeasuredExchanges(curves=found))

@@ -30,7 +30,7 @@ from meshwright.bench.recordfile import (
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 
-SCHEMA = "meshwright bench records 1"
+SCHEMA = "meshwright bench records 2"
 MADE_BY = "meshwright bench device"
 CSV_NAME, SIDECAR_NAME = "records.csv", "records.json"
 TIMES = ("seconds_median", "seconds_low", "seconds_high", "seconds_q1", "seconds_q3")

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.catalog.exchanges import MeasuredExchanges
 from meshwright.catalog.surface import Surface
 
 Factors = Mapping[str, str]
@@ -90,6 +91,7 @@ class Calibration:
     interval_scale: float = 1.0  # so that 80 % intervals held 80 % of left-out sources
     made: str = "prior"
     surfaces: Mapping[str, Surface] = field(default_factory=dict)  # "gemm/forward/bf16": of a measured device
+    exchanges: MeasuredExchanges = field(default_factory=MeasuredExchanges)  # of a measured machine
 
     def etas(self, factors: Sequence[Factors]) -> dict[str, NDArray[np.float64]]:
         """Transformed values, one array of len(factors) per parameter."""

@@ -7,6 +7,7 @@ of its kernels, and what collectives took. Without torch: a plan for `cluster: h
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -14,14 +15,30 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from meshwright.catalog import exchanges
 from meshwright.catalog import surface as surfaces
 from meshwright.catalog.calibration import Calibration, Measured, fitted, prior
+from meshwright.catalog.exchanges import MeasuredExchanges
 from meshwright.catalog.surface import Surface
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator, Cluster, Fabric
 
-SCHEMA = "meshwright device calibration 1"
+SCHEMA = "meshwright device calibration 2"
 HERE = "here"
+STARTS = {"kernel_s", "data_layer_s", "step_s"}
+"""Parameters that are a processor's own seconds: processes that crowd it take turns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """What one process reaches with some of a processor's threads."""
+
+    peak_flops_per_s: Mapping[str, float]
+    memory_bytes_per_s: float
+    parameters: Mapping[str, Measured]
+    surfaces: Mapping[str, Surface]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +49,55 @@ class DeviceCalibration:
     fabric: Fabric
     num_devices: int  # of the machine that was measured
     shares_host: bool  # its devices are processes that share the cores and the memory of one CPU
+    num_cores: int = 1  # threads of that machine; more processes than these crowd it
     parameters: Mapping[str, Measured]
     surfaces: Mapping[str, Surface]  # "gemm/forward/bf16" -> ...
+    by_threads: Mapping[int, Kernels] = field(default_factory=dict)  # of a process that has not all cores
+    exchanges: MeasuredExchanges = field(default_factory=MeasuredExchanges)
+    sharing: Mapping[int, float] = field(default_factory=dict)
+    """Processes -> time of a step's work over that of even parts of the machine; 1 process: 1."""
+    unexplained_sd: float | None = None
+    """Of the logarithm of whole steps that were measured and left out; None: none was measured."""
     made: str  # one line: of what, when, with which software
     details: Mapping[str, Any] = field(default_factory=dict)  # errors, collectives, records: for readers
 
-    def calibration(self, base: Calibration | None = None) -> Calibration:
-        """The shipped calibration with what was measured in its place."""
-        measured = (base or fitted()).with_measured(self.parameters, made=self.made)
-        return replace(measured, surfaces=self.surfaces)
+    def calibration(self, base: Calibration | None = None, *, num_devices: int | None = None) -> Calibration:
+        """The shipped calibration with what was measured in its place, for so many devices of this machine."""
+        count, parameters, surfaces = num_devices or self.num_devices, dict(self.parameters), self.surfaces
+        if self.shares_host:
+            _, kernels = self._kernels(count)
+            if kernels is not None:
+                parameters, surfaces = {**parameters, **kernels.parameters}, kernels.surfaces
+            for name in STARTS & parameters.keys():
+                parameters[name] = _times(parameters[name], self.crowd(count))
+        if self.sharing and "general_factor" in parameters:
+            parameters["general_factor"] = _times(parameters["general_factor"], self._shared(count))
+        measured = (base or fitted()).with_measured(parameters, made=self.made)
+        exchanges = replace(self.exchanges, crowd=count if self.shares_host else 1)
+        measured = replace(measured, surfaces=surfaces, exchanges=exchanges)
+        if self.unexplained_sd is None:
+            return measured
+        return replace(
+            measured, residual_sd=dict.fromkeys(("dense", "moe"), self.unexplained_sd), interval_scale=1.0
+        )
+
+    def crowd(self, count: int) -> float:
+        """Processes for each core."""
+        return max(1.0, count / self.num_cores)
+
+    def _kernels(self, count: int) -> tuple[int, Kernels | None]:
+        """(threads, what was measured with them) of one of `count` processes; None: with all, and even parts of it."""
+        threads = max(1, self.num_cores // count)
+        if not self.by_threads or threads == self.num_cores:
+            return threads, None
+        nearest = min(self.by_threads, key=lambda known: abs(math.log(known / threads)))
+        return threads, _scaled(self.by_threads[nearest], threads / nearest)
+
+    def _shared(self, count: int) -> float:
+        """`sharing`, on a line in the logarithm of the number of processes."""
+        known = sorted(self.sharing)
+        logs = [math.log(self.sharing[n]) for n in known]
+        return math.exp(float(np.interp(math.log(count), [math.log(n) for n in known], logs)))
 
     def cluster(self, num_devices: int | None = None) -> Cluster:
         """This machine, with so many of its devices. Processes of one CPU divide its rates and its memory."""
@@ -49,9 +106,21 @@ class DeviceCalibration:
             raise InputError(
                 "the machine that was measured has fewer devices", got=count, allowed=f"<= {self.num_devices}"
             )
-        accelerator = _divided(self.accelerator, count) if self.shares_host else self.accelerator
+        accelerator = self.accelerator
+        if self.shares_host:
+            _, kernels = self._kernels(count)
+            accelerator = (
+                _divided(accelerator, count)
+                if kernels is None
+                else _crowded(accelerator, kernels, count=count, crowd=self.crowd(count))
+            )
+            accelerator = replace(accelerator, crowd=self.crowd(count))
         fabric = replace(self.fabric, scale_up_domain=max(count, self.fabric.scale_up_domain))
         return Cluster(name=HERE, accelerator=accelerator, fabric=fabric, devices_per_node=count, num_nodes=1)
+
+
+def _times(measured: Measured, factor: float) -> Measured:
+    return replace(measured, value=measured.value * factor)
 
 
 def _divided(accelerator: Accelerator, count: int) -> Accelerator:
@@ -59,6 +128,21 @@ def _divided(accelerator: Accelerator, count: int) -> Accelerator:
         accelerator,
         peak_flops_per_s={name: rate / count for name, rate in accelerator.peak_flops_per_s.items()},
         memory_bytes_per_s=accelerator.memory_bytes_per_s / count,
+        memory_bytes=accelerator.memory_bytes // count,
+    )
+
+
+def _scaled(kernels: Kernels, factor: float) -> Kernels:
+    peaks = {name: rate * factor for name, rate in kernels.peak_flops_per_s.items()}
+    return replace(kernels, peak_flops_per_s=peaks, memory_bytes_per_s=kernels.memory_bytes_per_s * factor)
+
+
+def _crowded(accelerator: Accelerator, kernels: Kernels, *, count: int, crowd: float) -> Accelerator:
+    """One of `count` processes, `crowd` of which take turns on the same cores."""
+    return replace(
+        accelerator,
+        peak_flops_per_s={name: rate / crowd for name, rate in kernels.peak_flops_per_s.items()},
+        memory_bytes_per_s=kernels.memory_bytes_per_s / crowd,
         memory_bytes=accelerator.memory_bytes // count,
     )
 
@@ -72,8 +156,13 @@ def to_document(found: DeviceCalibration) -> dict[str, Any]:
         "fabric": asdict(found.fabric),
         "num_devices": found.num_devices,
         "shares_host": found.shares_host,
+        "num_cores": found.num_cores,
+        "sharing": {str(count): factor for count, factor in found.sharing.items()},
+        "unexplained_sd": found.unexplained_sd,
         "parameters": {name: asdict(m) for name, m in found.parameters.items()},
         **found.details,
+        "by_threads": {str(count): _kernels_document(k) for count, k in found.by_threads.items()},
+        "exchanges": exchanges.to_document(found.exchanges),
         "surfaces": {name: surfaces.to_document(s) for name, s in found.surfaces.items()},
     }
 
@@ -109,9 +198,37 @@ def _read(path: str, changed_ns: int) -> DeviceCalibration:
 
 def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
     known = {
-        "schema", "made", "accelerator", "fabric", "num_devices", "shares_host", "parameters", "surfaces"
+        "schema", "made", "accelerator", "fabric", "num_devices", "shares_host", "num_cores", "sharing",
+        "unexplained_sd", "parameters", "by_threads", "exchanges", "surfaces",
     }  # fmt: skip
-    parameters = {name: Measured(**value) for name, value in document["parameters"].items()}
+    parameters = _parameters(document["parameters"])
+    accelerator = Accelerator(**{**document["accelerator"], "aliases": ()})
+    rates = [accelerator.memory_bytes_per_s, *accelerator.peak_flops_per_s.values()]
+    if not all(rate > 0 for rate in rates):
+        raise ValueError("rates of the accelerator are above 0")
+    sharing = {int(count): float(factor) for count, factor in document["sharing"].items()}
+    if not all(count > 0 and factor > 0 for count, factor in sharing.items()):
+        raise ValueError("numbers of processes and what their sharing costs are above 0")
+    unexplained = document["unexplained_sd"]
+    return DeviceCalibration(
+        accelerator=accelerator,
+        fabric=Fabric(**{f.name: document["fabric"][f.name] for f in fields(Fabric)}),
+        num_devices=int(document["num_devices"]),
+        shares_host=bool(document["shares_host"]),
+        num_cores=max(1, int(document["num_cores"])),
+        parameters=parameters,
+        by_threads={int(count): _kernels_from(k) for count, k in document["by_threads"].items()},
+        exchanges=exchanges.from_document(document["exchanges"]),
+        sharing=sharing,
+        unexplained_sd=None if unexplained is None else float(unexplained),
+        surfaces={name: surfaces.from_document(s) for name, s in document["surfaces"].items()},
+        made=str(document["made"]),
+        details={key: value for key, value in document.items() if key not in known},
+    )
+
+
+def _parameters(document: Mapping[str, Any]) -> dict[str, Measured]:
+    parameters = {name: Measured(**value) for name, value in document.items()}
     for name, measured in parameters.items():
         parameter = prior().parameters.get(name)
         if parameter is None:
@@ -119,20 +236,28 @@ def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
         most = 1.0 if parameter.transform == "logit" else float("inf")
         if not (0 < measured.value < most and measured.sd >= 0):
             raise ValueError(f"parameter {name!r} is out of range")
-    accelerator = Accelerator(**{**document["accelerator"], "aliases": ()})
-    rates = [accelerator.memory_bytes_per_s, *accelerator.peak_flops_per_s.values()]
-    if not all(rate > 0 for rate in rates):
-        raise ValueError("rates of the accelerator are above 0")
-    return DeviceCalibration(
-        accelerator=accelerator,
-        fabric=Fabric(**{f.name: document["fabric"][f.name] for f in fields(Fabric)}),
-        num_devices=int(document["num_devices"]),
-        shares_host=bool(document["shares_host"]),
-        parameters=parameters,
+    return parameters
+
+
+def _kernels_document(kernels: Kernels) -> dict[str, Any]:
+    return {
+        "peak_flops_per_s": dict(kernels.peak_flops_per_s),
+        "memory_bytes_per_s": kernels.memory_bytes_per_s,
+        "parameters": {name: asdict(m) for name, m in kernels.parameters.items()},
+        "surfaces": {name: surfaces.to_document(s) for name, s in kernels.surfaces.items()},
+    }
+
+
+def _kernels_from(document: Mapping[str, Any]) -> Kernels:
+    kernels = Kernels(
+        peak_flops_per_s={name: float(rate) for name, rate in document["peak_flops_per_s"].items()},
+        memory_bytes_per_s=float(document["memory_bytes_per_s"]),
+        parameters=_parameters(document["parameters"]),
         surfaces={name: surfaces.from_document(s) for name, s in document["surfaces"].items()},
-        made=str(document["made"]),
-        details={key: value for key, value in document.items() if key not in known},
     )
+    if not all(rate > 0 for rate in (kernels.memory_bytes_per_s, *kernels.peak_flops_per_s.values())):
+        raise ValueError("rates of a processor are above 0")
+    return kernels
 
 
 def installed_path() -> Path:

@@ -1,4 +1,4 @@
-"""`meshwright bench device`: matrix products, attention, memory, collectives of this machine's device."""
+"""`meshwright bench device`: matrix products, attention, memory, training steps, collectives of this machine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = Path("bench")
 DEFAULT_SEQUENCE = 2048
+MOST_PROCESSES = 64
+ON_CPU = (2, 4)
 
 
 def _families(ctx: click.Context, param: click.Parameter, text: str | None) -> list[Family]:
@@ -30,6 +32,17 @@ def _families(ctx: click.Context, param: click.Parameter, text: str | None) -> l
     if not words:
         raise InputError("--families names none", allowed=", ".join(Family))
     return [Family(word) for word in words]
+
+
+def _counts(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdecimal() and 1 <= int(word) <= MOST_PROCESSES for word in words):
+        raise InputError(
+            "--processes is not a list of numbers", got=text, allowed=f"1 to {MOST_PROCESSES}, as in 2,4"
+        )
+    return tuple(sorted({int(word) for word in words}))
 
 
 @verb(
@@ -49,10 +62,10 @@ def _families(ctx: click.Context, param: click.Parameter, text: str | None) -> l
 )  # fmt: skip
 @click.option(
     "--families", callback=_families, metavar="F,F,...",
-    help="What to measure: gemm, attention, memory, elementwise, optimizer, launch, transfer, collectives.  "
-    "[default: all]",
+    help="What to measure: gemm, attention, memory, elementwise, optimizer, launch, transfer, training, "
+    "collectives.  [default: all]",
 )  # fmt: skip
-@budget_option(default="180s", help="Time to measure for, shared out over the families.")
+@budget_option(default="170s", help="Time to measure for, shared out over the families.")
 @click.option(
     "--out", "folder", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_FOLDER,
     show_default=True, metavar="DIR", help="Where records.csv and records.json go.",
@@ -61,8 +74,8 @@ def _families(ctx: click.Context, param: click.Parameter, text: str | None) -> l
     "--resume", is_flag=True, help="Add to the records in --out; what they hold is not measured again."
 )
 @click.option(
-    "--processes", "num_processes", type=click.IntRange(1, 64), metavar="N",
-    help="Local processes that exchange.  [default: one a GPU; 2 on a CPU]",
+    "--processes", "num_processes", callback=_counts, metavar="N,N,...",
+    help="Local processes that exchange and train together.  [default: 2, 4 and so on up to one a GPU; 2,4 on a CPU]",
 )  # fmt: skip
 @json_option
 def command(
@@ -74,10 +87,10 @@ def command(
     budget_s: float,
     folder: Path,
     resume: bool,
-    num_processes: int | None,
+    num_processes: tuple[int, ...] | None,
     as_json: bool,
 ) -> None:
-    """Measure this machine's device: matrix products, attention, memory, collectives.
+    """Measure this machine's device: matrix products, attention, memory, whole training steps, collectives.
 
     First the shapes of a model and its plan, in the formats that the run uses, then a grid. Each measurement is
     repeated until its median is known to 3 %, or its part of the time is spent, and written at once: Ctrl-C keeps
@@ -87,6 +100,8 @@ def command(
     workload = _workload(run_path, overrides, model, sequence_length)
     require_torch("measuring a device")
 
+    from dataclasses import replace
+
     from meshwright.cli.output import emit_json, progress
 
     with progress("starting PyTorch"):
@@ -94,15 +109,20 @@ def command(
         from meshwright.bench.records import Recorder
         from meshwright.engines.native import device as devices
 
+    import torch
+
     found = devices.find_device()
     request = Request(
         families=families,
         budget_s=budget_s,
-        num_processes=num_processes or max(2, devices.num_devices(found)),
+        num_processes=num_processes or ON_CPU,
         workload=workload,
         command=("meshwright", *sys.argv[1:]),
     )
-    if found.type == "cuda" and request.num_processes > devices.num_devices(found):
+    cores = torch.get_num_threads()
+    shares = {max(1, cores // count) for count in request.num_processes} - {cores}
+    request = replace(request, threads=sorted(shares, reverse=True))
+    if found.type == "cuda":
         request = _on_gpus(request, devices.num_devices(found), asked=num_processes)
     recorder = Recorder(folder, sidecar=sidecar_of(found, request), resume=resume)
     try:
@@ -123,9 +143,10 @@ def command(
 def _on_gpus(request: Any, num_gpus: int, *, asked: int | None) -> Any:
     from dataclasses import replace
 
-    if asked is not None:
-        raise InputError("--processes is more than there are GPUs", got=asked, allowed=f"<= {num_gpus}")
-    return replace(request, num_processes=num_gpus)
+    if asked is not None and max(asked) > num_gpus:
+        raise InputError("--processes is more than there are GPUs", got=max(asked), allowed=f"<= {num_gpus}")
+    counts = [2**power for power in range(1, num_gpus.bit_length()) if 2**power < num_gpus]
+    return replace(request, num_processes=asked or (*counts, num_gpus))
 
 
 def _workload(

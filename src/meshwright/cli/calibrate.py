@@ -143,6 +143,13 @@ def _advice(run_path: Path, calibration: Path) -> Advice:
     return advise(run_from(run_path, calibration=str(calibration)))
 
 
+def _collectives(found: DeviceCalibration) -> dict[str, Any]:
+    """Those that the planner uses, or those of tables, which are only to be read."""
+    from meshwright.catalog import exchanges
+
+    return exchanges.to_document(found.exchanges) or found.details.get("collectives", {})
+
+
 def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | None) -> dict[str, Any]:
     return {
         "calibration": targets,
@@ -152,7 +159,9 @@ def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | No
         "memory_bytes_per_s": found.accelerator.memory_bytes_per_s,
         "parameters": found.parameters,
         "errors": found.details["errors"],
-        "collectives": found.details["collectives"],
+        "collectives": _collectives(found),
+        "sharing": found.sharing,
+        "unexplained_sd": found.unexplained_sd,
         "tables": found.details.get("tables"),
         "surfaces": {name: len(s.y) for name, s in found.surfaces.items()},
         "advice": advice,
@@ -160,7 +169,10 @@ def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | No
 
 
 def _show(found: DeviceCalibration, advice: Advice | None) -> None:
+    import math
+
     from meshwright.cli.output import print_line, print_table
+    from meshwright.cost.uncertainty import Z80
     from meshwright.report.quantities import percent
     from meshwright.units import format_seconds
 
@@ -183,21 +195,24 @@ def _show(found: DeviceCalibration, advice: Advice | None) -> None:
     )  # fmt: skip
     _show_tables(found)
     rows = [
-        (kernel, "larger" if c["up_to_bytes"] is None else f"to {c['up_to_bytes'] // 1024:,} KiB",
-         format_seconds(c["latency_s"]), "" if c["bytes_per_s"] is None else f"{c['bytes_per_s'] / 1e9:.3g}",
-         percent(c["error_median"]))
-        for kernel, classes in found.details["collectives"].items() for c in classes
+        (kernel, count, format_seconds(curve[0][1]), f"{curve[-1][0] / curve[-1][1] / 1e9:.3g}")
+        for kernel, by_count in _collectives(found).items() for count, curve in by_count.items()
     ]  # fmt: skip
     if rows:
         print_line()
         columns = {
             "collective": "left",
-            "message": "left",
-            "latency": "right",
-            "GB/s": "right",
-            "off by": "right",
+            "processes": "right",
+            "smallest takes": "right",
+            "largest, GB/s": "right",
         }
         print_table(columns, rows)  # pyright: ignore[reportArgumentType]
+    if found.unexplained_sd is not None:
+        print_line()
+        print_line(
+            f"Whole steps: 80 % of those left out were within {percent(math.exp(Z80 * found.unexplained_sd) - 1)} "
+            "of what was predicted."
+        )
     if advice is not None:
         _show_advice(advice)
 

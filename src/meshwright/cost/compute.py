@@ -197,15 +197,15 @@ def layer_compute(
     def linear(
         m: Array, n: Array, k: Array, *, half: bool = False, groups: Array = 1, grouped: bool = False
     ) -> Passes:
-        peak = (
-            rates.half_flops_per_s * rates.half_gemm_ratio
-            if half
-            else rates.matmul_flops_per_s * rates.gemm_ratio
-        )
+        peak, element_bytes = rates.matmul_flops_per_s * rates.gemm_ratio, b_in
+        if half:  # but in fp32 nothing is narrower
+            peak = np.where(b_in > 2, peak, rates.half_flops_per_s * rates.half_gemm_ratio)
+            element_bytes = np.where(b_in > 2, b_in, 2.0)
         rate = peak * rates.grouped_ratio if grouped else peak
+        in_half = half and not np.any(np.asarray(b_in) > 2)
 
         def seconds(layout: str, rows: Array, columns: Array, depth: Array) -> Array:
-            beside = rates.surfaces.factor(f"gemm/{layout}", rows, columns, depth, half=half)
+            beside = rates.surfaces.factor(f"gemm/{layout}", rows, columns, depth, half=in_half)
             if grouped:  # tiles of all groups fill the device: measured products of one say nothing of that
                 beside = np.where(np.asarray(rates.output_tiles) > 0, 1.0, beside)
             return beside * gemm_s(
@@ -218,7 +218,7 @@ def layer_compute(
                 kernel_s=rates.kernel_s,
                 output_tiles=rates.output_tiles,
                 groups=groups,
-                element_bytes=2.0 if half else b_in,
+                element_bytes=element_bytes,
             )
 
         # Quantising reads 16 bits and writes the narrow format, as it is and transposed: inputs forward, output
@@ -256,15 +256,22 @@ def layer_compute(
     experts = routed.times(has_experts) + shared.times(has_experts * (model.shared_ffn > 0))
 
     split = np.where(plan.sequence_parallel > 0, t, 1)
-    moved = rates.elementwise_factor * 2.0 / streaming  # seconds per 16-bit element read or written
+    # seconds per element read or written
+    moved = rates.elementwise_factor * precision.activation_bytes / streaming
     starts = rates.elementwise_kernels * rates.kernel_s
+
     # Two norms read and write once when fused; with fp32 copies each moves 24 bytes per element instead of 4.
+    def beside(kernel: str, elements: Array) -> Array:
+        return rates.surfaces.factor(f"elementwise/{kernel}", elements)
+
     norm = tokens * np.where(rates.unfused_norm > 0, 24, 4) * h / split * moved
-    common = norm + tokens * (8 * h / split + 3 * (nq * d + nkv * d) / t) * moved
+    norm = norm * beside("rms_norm", tokens * h / split)
+    others = tokens * (8 * h / split + 3 * (nq * d + nkv * d) / t) * moved
+    common = norm + others * beside("swiglu", tokens * h / split)
     activation = tokens * model.ffn_matrices * model.ffn / t * moved
-    expert_activation = (
-        received * (model.ffn_matrices * f_e) + tokens * model.ffn_matrices * model.shared_ffn / t
-    ) * moved
+    activation = activation * beside("swiglu", tokens * model.ffn / t)
+    expert_width = received * f_e + tokens * model.shared_ffn / t
+    expert_activation = model.ffn_matrices * expert_width * moved * beside("swiglu", expert_width)
     # Permute before and after the exchange, unpermute and weigh after: reads or writes of the routed tokens.
     permutation = (
         (rates.permutation_passes * received * h + tokens * 4 * num_experts / split) * 2.0 / streaming

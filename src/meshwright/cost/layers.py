@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.collectives import (
+    Group,
     all_gather_s,
     all_reduce_s,
     all_to_all_hierarchical_s,
@@ -91,6 +92,11 @@ class Setting:
     def num_micro_batches(self) -> Array:
         return self.batch.global_batch / (self.plan.micro_batch * self.plan.data)
 
+    def exchanged_s(self, wire_s: Array, group: Group, *, count: Array = 1) -> Array:
+        """`count` gathers or reductions of parameters, with what the process does around each collective."""
+        around = self.rates.data_exchange_s * count * (group.size > 1)
+        return wire_s * self.rates.data_exchange_factor + around
+
     @property
     def gathers_layers(self) -> Array:
         """1 where FSDP gathers each layer in each micro-batch. With a pipeline parameters stay gathered, and gradients
@@ -126,6 +132,7 @@ def layer_parts(s: Setting, compute: LayerCompute) -> LayerParts:
     moe["power_limit"] = _throttled(moe, compute.moe_floor)
     dense["recompute"] = _recomputed(s, compute, dense, is_moe=False)
     moe["recompute"] = _recomputed(s, compute, moe, is_moe=True)
+    dense["hooks"] = moe["hooks"] = _hooks(s)
     dense["gather"] = _gather(s, dense, (p.attention_layer + p.dense_ffn_layer) / t, 0.0)
     moe["gather"] = _gather(s, moe, moe_shared_weights, expert_weights)
     age = np.exp(-s.rates.host_gain_per_year * s.rates.years)
@@ -180,9 +187,15 @@ def _tensor_parallel(s: Setting) -> Passes:
     Korthikanti et al. 2022, arXiv 2205.05198, section 4.2. Backward gathers the saved inputs once more for the
     weight gradients, beside the input-gradient GEMM.
     """
-    size = s.tokens * s.model.hidden * 2.0
-    split = 2 * (all_gather_s(size, s.groups.tensor) + reduce_scatter_s(size, s.groups.tensor))
-    whole = 2 * all_reduce_s(size, s.groups.tensor)
+    size, rates = s.tokens * s.model.hidden * s.precision.activation_bytes, s.rates
+
+    def around(wire_s: Array) -> Array:
+        return wire_s * rates.tensor_exchange_factor + rates.tensor_exchange_s
+
+    split = 2 * (
+        around(all_gather_s(size, s.groups.tensor)) + around(reduce_scatter_s(size, s.groups.tensor))
+    )
+    whole = 2 * around(all_reduce_s(size, s.groups.tensor))
     seconds = np.where(s.plan.tensor > 1, np.where(s.plan.sequence_parallel > 0, split, whole), 0.0)
     return _backward_free(seconds, seconds)
 
@@ -194,7 +207,8 @@ def _context_parallel(s: Setting, core: Passes) -> Passes:
     """
     model, plan = s.model, s.plan
     width = model.num_kv_heads / plan.tensor * (model.qk_dim + model.v_dim)
-    gather = all_gather_s(plan.context * s.tokens * width * 2.0, s.groups.context)
+    size = plan.context * s.tokens * width * s.precision.activation_bytes
+    gather = all_gather_s(size, s.groups.context)
     gather = np.where(plan.context > 1, gather, 0.0)
     slowdown = 1 + s.rates.overlap_slowdown_ratio
     loss = s.rates.context_loss_ratio * np.log2(plan.context)
@@ -256,8 +270,11 @@ def _gather(s: Setting, parts: Parts, dense_weights: Array, expert_weights: Arra
 
     def over_shards(collective: object, bytes_per_weight: Array) -> Array:
         run = all_gather_s if collective is all_gather_s else reduce_scatter_s
-        dense = run(dense_weights * bytes_per_weight, groups.shard)
-        return dense + np.where(has_experts, run(expert_weights * bytes_per_weight, groups.expert_shard), 0.0)
+        dense = s.exchanged_s(run(dense_weights * bytes_per_weight, groups.shard), groups.shard)
+        experts = s.exchanged_s(
+            run(expert_weights * bytes_per_weight, groups.expert_shard), groups.expert_shard
+        )
+        return dense + np.where(has_experts, experts, 0.0)
 
     shard_bytes = dense_weights * precision.reduce_bytes / np.maximum(groups.shard.size, 1)
     copies = np.where(groups.replicate.size > 1, all_reduce_s(shard_bytes, groups.replicate), 0.0)
@@ -271,3 +288,9 @@ def _gather(s: Setting, parts: Parts, dense_weights: Array, expert_weights: Arra
 
     backward = _sum(parts, "input_s") + _sum(parts, "weight_s")
     return _backward_free(exposed(gather, _sum(parts, "forward_s")), exposed(gather + reduce, backward))
+
+
+def _hooks(s: Setting) -> Passes:
+    """What a process does around each layer's passes to see whether something is to be exchanged."""
+    once = 0.5 * s.rates.data_layer_s * (s.plan.num_devices > 1)
+    return _backward_free(once, once)

@@ -32,6 +32,7 @@ class SystemFacts(Table):
     unfused_norm: Array
     overlaps_data: Array
     deduplicates: Array
+    crowd: Array
     years: Array  # vintage of the stack against 2025.0
     network: Network
 
@@ -46,7 +47,14 @@ class SystemRates(Table):
     overlaps_data: Array
     deduplicates: Array
     years: Array
+    crowd: Array  # processes for each part of a processor that they share; 1: each has a device of its own
     tensor_exposed_ratio: Array
+    tensor_exchange_s: Array
+    tensor_exchange_factor: Array
+    data_layer_s: Array
+    data_exchange_s: Array
+    data_exchange_factor: Array
+    pipeline_exchange_s: Array
     context_loss_ratio: Array
     expert_exposed_ratio: Array
     data_hidden_ratio: Array
@@ -108,6 +116,7 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
         unfused_norm=int(facts.unfused_norm),
         overlaps_data=int(facts.overlaps_data),
         deduplicates=int(facts.deduplicates),
+        crowd=accelerator.crowd,
         years=vintage_of(stack, facts) - 2025.0,
         network=network_row(
             cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node
@@ -147,6 +156,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], half: Mapping[str, Arr
         host_bytes_per_s=facts.host_bytes_per_s,
         overlaps_data=facts.overlaps_data,
         deduplicates=facts.deduplicates,
+        crowd=facts.crowd,
         years=facts.years,
         **{name: value for name, value in values.items() if name in own},
     )
@@ -157,6 +167,9 @@ def rates_from_etas(
 ) -> SystemRates:
     """`join` for values still in transformed units."""
     rates = join(facts, calibration.values(etas), calibration.values({"gemm_ratio": half_etas["gemm_ratio"]}))
+    if calibration.exchanges.curves:
+        network = replace(rates.network, measured=calibration.exchanges)
+        rates = replace(rates, network=network)
     if not calibration.surfaces:
         return rates
     surfaces = KernelSurfaces(
@@ -167,8 +180,9 @@ def rates_from_etas(
 
 
 def _of_format(surfaces: Mapping[str, Surface], name: str) -> dict[str, Surface]:
-    """Those in one number format, by kernel."""
-    return {key.removesuffix(f"/{name}"): s for key, s in surfaces.items() if key.endswith(f"/{name}")}
+    """Those in one number format, by kernel; an optimizer's format is its own."""
+    own = {key.removesuffix(f"/{name}"): s for key, s in surfaces.items() if key.endswith(f"/{name}")}
+    return own | {key.rpartition("/")[0]: s for key, s in surfaces.items() if key.startswith("optimizer/")}
 
 
 def half_factors(factors: Factors) -> Factors:

@@ -44,6 +44,7 @@ class StepTable:
     stages: StageTimes
     num_micro_batches: Array
     tokens_per_s_per_device: Array
+    crowd: Array  # of the ranks, as in `SystemRates`
 
 
 def estimate_steps(
@@ -99,6 +100,7 @@ def estimate_steps(
         stages=stages,
         num_micro_batches=num_micro,
         tokens_per_s_per_device=batch.global_batch * batch.seq_len / (step * plan.num_devices),
+        crowd=rates.crowd,
     )
 
 
@@ -128,41 +130,55 @@ def _stages(s: Setting, layers: StageLayers, parts: LayerParts) -> StageTimes:
 
     alone = (s.plan.pipeline == 1) * 1.0
     split = np.where(s.plan.sequence_parallel > 0, s.plan.tensor, 1)
-    message = s.tokens * s.model.hidden * 2.0 / split
+    message = s.tokens * s.model.hidden * s.precision.activation_bytes / split
+    hop = send_receive_s(message, s.groups.neighbours) + s.rates.pipeline_exchange_s
     return StageTimes(
         first=rank(layers.first_dense, layers.first_moe, head=alone),
         middle=rank(layers.middle_dense, layers.middle_moe, head=alone),
         last=rank(layers.last_dense, layers.last_moe, head=1.0),
-        transfer_s=np.where(s.plan.pipeline > 1, send_receive_s(message, s.groups.neighbours), 0.0),
+        transfer_s=np.where(s.plan.pipeline > 1, hop, 0.0),
     )
 
 
 def _pipeline_s(
     stages: StageTimes, plan: PlanTable, rates: SystemRates, num_micro: Array
 ) -> tuple[Array, Array]:
-    """(work of the slowest rank, bubble and exposed transfers).
+    """(work of a rank, bubble and exposed transfers).
 
     The slowest rank never waits in the steady state; filling and draining goes through all ranks, so what it waits
     for is the closed form of the schedule at the ranks' mean times. Of each transfer a calibrated share is felt.
     """
     p = plan.pipeline
     slowest = np.maximum(np.maximum(stages.first.total_s, stages.last.total_s), stages.middle.total_s)
-
-    def mean(part: str) -> Array:
-        first, middle, last = (getattr(rank, part) for rank in (stages.first, stages.middle, stages.last))
-        return np.where(p > 1, (first + last + np.maximum(p - 2, 0) * middle) / p, middle)
-
+    mean = {part: mean_of_ranks(stages, p, part) for part in ("forward_s", "input_s", "weight_s")}
     waiting = waiting_s(
         plan.schedule,
         p,
         plan.virtual_pipeline,
         num_micro,
-        forward_s=mean("forward_s"),
-        backward_input_s=mean("input_s"),
-        backward_weight_s=mean("weight_s"),
+        forward_s=mean["forward_s"],
+        backward_input_s=mean["input_s"],
+        backward_weight_s=mean["weight_s"],
         transfer_s=stages.transfer_s * rates.pipeline_exposed_ratio,
     )
-    return num_micro * slowest, np.where(p > 1, np.maximum(waiting, 0.0), 0.0)
+    longest = num_micro * slowest + np.where(p > 1, np.maximum(waiting, 0.0), 0.0)
+    work = num_micro * np.where(rates.crowd > 1, sum(mean.values()), slowest)
+    return work, crowded_s(longest, work, rates.crowd) - work
+
+
+def mean_of_ranks(stages: StageTimes, p: Array, part: str) -> Array:
+    """Seconds of one pass on the mean pipeline rank."""
+    first, middle, last = (getattr(rank, part) for rank in (stages.first, stages.middle, stages.last))
+    return np.where(p > 1, (first + last + np.maximum(p - 2, 0) * middle) / p, middle)
+
+
+def crowded_s(longest_s: Array, work_s: Array, crowd: Array) -> Array:
+    """When ranks end whose longest chain is `longest_s` and whose work is `work_s` each.
+
+    Where `crowd` of them share a processor, one that waits leaves its share to the others: a chain that had it to
+    itself would take a crowd-th, and all ends no sooner than the work of all.
+    """
+    return np.maximum(longest_s / crowd, work_s)
 
 
 def _component_seconds(s: Setting, layers: StageLayers, parts: LayerParts) -> dict[str, Array]:

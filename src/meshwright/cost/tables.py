@@ -159,6 +159,11 @@ class PrecisionTable(Table):
     linear_input_bytes: Array
     cast_passes: Array
 
+    @property
+    def activation_bytes(self) -> Array:
+        """Of what layers hand on: as products take it, but never narrower than 16 bits."""
+        return np.maximum(self.linear_input_bytes, 2.0)
+
 
 def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
     """The numbers of one model."""

@@ -35,7 +35,8 @@ def trained_parameters(s: Setting, layers: StageLayers) -> tuple[Array, Array]:
 def data_parallel_s(s: Setting, layers: StageLayers, middle: LayerTimes) -> Array:
     """Gradient reduction behind the last backward pass, parameter gather behind the first forward pass.
 
-    FSDP without a pipeline pays per layer instead. `middle`: one micro-batch on a middle rank.
+    FSDP without a pipeline pays per layer instead, and here for the tables around the layers: gathered once, reduced
+    after each micro-batch, a calibrated share hidden. `middle`: one micro-batch on a middle rank.
     """
     dense, expert = trained_parameters(s, layers)
     plan, groups = s.plan, s.groups
@@ -49,17 +50,34 @@ def data_parallel_s(s: Setting, layers: StageLayers, middle: LayerTimes) -> Arra
     def gather_s(count: Array, shard: Group) -> Array:
         return np.where(sharded, all_gather_s(count * s.precision.gather_bytes, shard), 0.0)
 
+    num_layers = np.maximum(layers.first, layers.middle)  # each exchanges by itself
+    num_moe = np.maximum(layers.first_moe, layers.middle_moe)
     several = plan.data * plan.context > 1
     several_experts = (np.asarray(expert) > 0) & (plan.expert_data > 1)
-    reduction = np.where(several, reduce_s(dense, groups.shard, groups.whole), 0.0)
-    reduction = reduction + np.where(
-        several_experts, reduce_s(expert, groups.expert_shard, groups.expert_whole), 0.0
-    )
-    gathering = np.where(several, gather_s(dense, groups.shard), 0.0)
-    gathering = gathering + np.where(several_experts, gather_s(expert, groups.expert_shard), 0.0)
+    reduction = s.exchanged_s(reduce_s(dense, groups.shard, groups.whole), groups.whole, count=num_layers)
+    reduction = np.where(several, reduction, 0.0)
+    of_experts = reduce_s(expert, groups.expert_shard, groups.expert_whole)
+    of_experts = s.exchanged_s(of_experts, groups.expert_whole, count=num_moe)
+    reduction = reduction + np.where(several_experts, of_experts, 0.0)
+    gathering = s.exchanged_s(gather_s(dense, groups.shard), groups.shard, count=num_layers)
+    gathering = np.where(several & sharded, gathering, 0.0)
+    of_experts = s.exchanged_s(gather_s(expert, groups.expert_shard), groups.expert_shard, count=num_moe)
+    gathering = gathering + np.where(several_experts & sharded, of_experts, 0.0)
     backward = _exposed_by_chunk(s, reduction, middle.input_s + middle.weight_s)
     forward = _exposed_by_chunk(s, gathering, middle.forward_s)
-    return np.where(s.gathers_layers > 0, 0.0, backward + forward)
+    return np.where(s.gathers_layers > 0, _tables_s(s), backward + forward)
+
+
+def _tables_s(s: Setting) -> Array:
+    """Embedding and head under FSDP."""
+    trained = 1 - (s.model.lora_rank > 0) * 1
+    count, shard = (s.parameters.embedding + s.parameters.head) / s.plan.tensor, s.groups.shard
+    gather = s.exchanged_s(all_gather_s(count * s.precision.gather_bytes, shard), shard)
+    size = count * s.precision.reduce_bytes
+    copies = np.where(s.plan.data_replicate > 1, all_reduce_s(size / shard.size, s.groups.replicate), 0.0)
+    reduce = s.exchanged_s(reduce_scatter_s(size, shard) + copies, shard) * trained
+    felt = 1 - s.rates.gather_hidden_ratio
+    return np.where(shard.size > 1, (gather + s.num_micro_batches * reduce) * felt, 0.0)
 
 
 def _exposed_by_chunk(s: Setting, comm_s: Array, pass_s: Array) -> Array:
@@ -87,6 +105,7 @@ def optimizer_s(s: Setting, layers: StageLayers) -> Array:
         sharded, s.groups.expert_shard.size, 1
     )
     streaming = rates.device.memory_bytes_per_s * rates.device.memory_ratio
-    on_device = count * OPTIMIZER_BYTES * rates.optimizer_passes / streaming
+    beside = rates.device.surfaces.factor("optimizer/adamw", count)
+    on_device = count * OPTIMIZER_BYTES * rates.optimizer_passes / streaming * beside
     on_host = count * (s.precision.master_bytes + s.precision.moment_bytes) / rates.host_bytes_per_s
     return np.where(plan.offload_optimizer > 0, np.maximum(on_device, on_host), on_device)

@@ -11,12 +11,13 @@ import numpy as np
 from meshwright.cost.layers import LayerTimes
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall, shape_of
 from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
-from meshwright.cost.step import StepTable
+from meshwright.cost.step import StepTable, crowded_s, mean_of_ranks
 from meshwright.specs.plan import Plan
 
 MAX_OPERATIONS = 400_000
 """Larger graphs take seconds each; with that many micro-batches the closed form is good."""
 
+PASSES = ("forward_s", "input_s", "weight_s")
 OUTSIDE_PIPELINE = ("bubble", "data_parallel", "optimizer", "fixed", "stragglers")
 
 
@@ -33,8 +34,10 @@ def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
     components = {name: _number(x) for name, x in steps.components_s.items()}
     in_pipeline = sum(x for name, x in components.items() if name not in OUTSIDE_PIPELINE)
     # The cost model scales kernel times by calibrated factors; the graph's times are scaled alike.
-    factor = in_pipeline / (num_micro * max(totals))
-    pipeline_s = timeline.step_s * factor
+    crowd = _number(steps.crowd)
+    work = _number(sum(mean_of_ranks(steps.stages, plan.pipeline, part) for part in PASSES))
+    factor = in_pipeline / (num_micro * (work if crowd > 1 else max(totals)))
+    pipeline_s = _number(crowded_s(timeline.step_s * factor, in_pipeline, crowd))
     rest = _number(steps.step_s) - components["stragglers"]
     straggle = _number(steps.step_s) / rest
     return (rest - in_pipeline - components["bubble"] + pipeline_s) * straggle

@@ -54,6 +54,12 @@ HOST = {
     "host_moe_s": NOTHING_S,
     "sustained_ratio": 1 - NOTHING_S,  # the peak was measured, not printed, and so was the rate of copying
     "memory_ratio": 1 - NOTHING_S,
+    # What computes also exchanges, so nothing hides behind anything.
+    "tensor_exposed_ratio": 1 - NOTHING_S,
+    "expert_exposed_ratio": 1 - NOTHING_S,
+    "pipeline_exposed_ratio": 1 - NOTHING_S,
+    "data_hidden_ratio": NOTHING_S,
+    "gather_hidden_ratio": NOTHING_S,
 }
 """Parameters of a CPU whose rates were measured."""
 

@@ -90,7 +90,10 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
             "a quantised base is not estimated", got=f"lora.base_format: {run.lora.base_format}",
             hint="estimate it in 16 bits with --set lora.base_format=full",
         )  # fmt: skip
-    calibration = None if run.calibration is None else device_calibration.load(run.calibration).calibration()
+    calibration = None
+    if run.calibration is not None:
+        measured = device_calibration.load(run.calibration)
+        calibration = measured.calibration(num_devices=run.cluster.num_devices)
     fixed = {} if run.micro_batch is None else {"micro_batch": run.micro_batch}
     request = PlanRequest(
         model=run.model,

@@ -45,6 +45,7 @@ COMPONENTS: dict[str, Component] = {
         ("context_parallel", "context parallel", Family.COMMUNICATION),
         ("expert_parallel", "expert parallel", Family.COMMUNICATION),
         ("gather", "parameter gather", Family.COMMUNICATION),
+        ("hooks", "hooks around layers", Family.WAITING),
         ("data_parallel", "gradient reduction", Family.COMMUNICATION),
         ("bubble", "bubble", Family.WAITING),
         ("host", "host", Family.WAITING),

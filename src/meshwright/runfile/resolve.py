@@ -153,8 +153,8 @@ def _calibrated_here(file: schema.RunFile) -> Cluster | None:
             raise InputError("is of another device", got=found.accelerator.name, allowed=of.name)
         return None
     plan, count = file.parallel, None
-    if isinstance(plan, schema.ParallelSection) and plan.data_shard:
-        count = plan.data_shard * plan.data_replicate * plan.context * plan.tensor * plan.pipeline
+    if isinstance(plan, schema.ParallelSection) and (plan.data_shard or found.shares_host):
+        count = (plan.data_shard or 1) * plan.data_replicate * plan.context * plan.tensor * plan.pipeline
     return found.cluster(count)
 
 

@@ -66,10 +66,11 @@ class Machine:
     def record(
         self, folder: Path, *, workload: Workload | None = None, count: int = 150, noise: float = 0.01
     ) -> Path:
-        """Write its records, a few samples of each point."""
+        """Write records of its kernels and exchanges, a few samples of each point; what whole steps take follows from
+        parameters that are no rates of it."""
         out, draw = Recorder(folder, sidecar=SIDECAR, resume=False), random.Random(1)
         for family in Family:
-            if family is Family.TRANSFER:
+            if family in (Family.TRANSFER, Family.TRAINING):
                 continue
             points = points_of(
                 family, device_type="cpu", formats=("bf16", "fp32"), workload=workload, num_processes=2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,8 +15,8 @@ import pytest
 from meshwright import runfile
 from meshwright.bench.advice import advise
 from meshwright.bench.calibrate import calibrate, coordinates, surface_name
-from meshwright.bench.points import Family, Point
-from meshwright.bench.records import Records, Status, read
+from meshwright.bench.points import KERNELS, Family, Point
+from meshwright.bench.records import TIMES, Records, Status, read
 from meshwright.catalog import device_calibration
 from meshwright.catalog.device_calibration import DeviceCalibration, installed_path, load, to_document
 from meshwright.errors import InputError
@@ -77,12 +78,21 @@ def test_a_surface_gives_back_its_measured_points(found, records):
     assert np.quantile(off, 0.9) < 0.03
 
 
-def test_collectives_have_a_latency_and_a_rate_by_size(found, machine):
-    classes = found.details["collectives"]["all_reduce"]
-    assert [c["up_to_bytes"] for c in classes] == [65536, 4194304, None]
-    assert classes[0]["latency_s"] == pytest.approx(machine.message_s, rel=0.05)
-    assert classes[2]["bytes_per_s"] == pytest.approx(machine.message_bytes_per_s, rel=0.1)
-    assert max(c["error_median"] for c in classes) < 0.05
+def test_exchanges_take_what_was_measured(found, records):
+    rows = [r for r in records.measured if r.point.family is Family.COLLECTIVES]
+    assert set(found.exchanges.curves) == {r.point.kernel for r in rows} == set(KERNELS[Family.COLLECTIVES])
+    for row in rows:
+        point = row.point
+        seconds = found.exchanges.seconds(point.kernel, point.size_bytes, point.num_processes, math.inf)
+        assert seconds == pytest.approx(row.seconds_median)
+
+
+def test_a_size_that_nobody_measured_lies_between_its_neighbours(found, machine):
+    """On a line of the logarithms: a factor of two between two sizes hides little of latency + bytes over rate."""
+    for size in (3_000, 100_000, 3_000_000):
+        point = Point(family=Family.COLLECTIVES, kernel="all_gather", size_bytes=size, num_processes=2)
+        seconds = found.exchanges.seconds("all_gather", size, 2, math.inf)
+        assert seconds == pytest.approx(machine.seconds(point), rel=0.08)
 
 
 def test_the_planner_s_all_reduce_is_the_measured_one(found, records):
@@ -91,6 +101,28 @@ def test_the_planner_s_all_reduce_is_the_measured_one(found, records):
     rows = [r for r in records.measured if r.point.kernel == "all_reduce"]
     for row in (min(rows, key=lambda r: r.point.size_bytes), max(rows, key=lambda r: r.point.size_bytes)):
         assert _reduce_s(found.fabric, row) == pytest.approx(row.seconds_median, rel=0.05)
+
+
+def test_kernels_with_fewer_threads_are_kept_apart(records, found):
+    """With half of the threads everything took twice as long; the whole machine's kernels are what they were."""
+    half = tuple(
+        replace(
+            row, point=replace(row.point, threads=4),
+            **{name: 2 * getattr(row, name) for name in TIMES},
+        )
+        for row in records.measured
+        if row.point.family in (Family.GEMM, Family.MEMORY, Family.ELEMENTWISE)
+    )  # fmt: skip
+    both = calibrate([replace(records, rows=records.rows + half)])
+    assert both.parameters == found.parameters
+    assert both.accelerator == found.accelerator
+    assert set(both.by_threads) == {4}
+    own = both.by_threads[4]
+    assert own.memory_bytes_per_s == pytest.approx(found.accelerator.memory_bytes_per_s / 2)
+    assert own.peak_flops_per_s["bf16"] == pytest.approx(found.accelerator.peak_flops_per_s["bf16"] / 2)
+    assert own.surfaces.keys() < found.surfaces.keys()
+    alike = own.parameters["elementwise_factor"].value
+    assert alike == pytest.approx(found.parameters["elementwise_factor"].value, rel=0.05)
 
 
 def test_records_of_two_devices_are_not_mixed(records):
@@ -206,8 +238,8 @@ def test_the_next_measurement_is_the_one_that_the_step_needs_and_nobody_made(tin
     [
         ("{", r"device.json:1: not a JSON document"),
         ("[1]", r"not a calibration of a device: got 'list'"),
-        ('{"schema": "meshwright device calibration 0"}', r"got 'meshwright device calibration 0'"),
-        ('{"schema": "meshwright device calibration 1"}', r"'parameters' is missing"),
+        ('{"schema": "meshwright device calibration 1"}', r"got 'meshwright device calibration 1'"),
+        ('{"schema": "meshwright device calibration 2"}', r"'parameters' is missing"),
     ],
 )
 def test_a_foreign_calibration_is_refused(file, text, message):

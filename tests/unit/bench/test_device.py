@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,21 +29,35 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "bench-records.md"
 SECONDS = 0.3
 
 
-def ask(*families: Family, budget_s: float = SECONDS, num_processes: int = 1) -> Request:
-    return Request(families=families, budget_s=budget_s, num_processes=num_processes, command=("a", "test"))
+def ask(*families: Family, budget_s: float = SECONDS, threads: tuple[int, ...] = ()) -> Request:
+    """Of one process."""
+    return Request(
+        families=families, budget_s=budget_s, num_processes=(1,), threads=threads, command=("a", "test")
+    )
 
 
 def recorder(folder: Path, request: Request, *, resume: bool = False) -> Recorder:
     return Recorder(folder, sidecar=sidecar_of(CPU, request), resume=resume)
 
 
-def run(folder: Path, *families: Family, resume: bool = False, **changes: float):
+def run(folder: Path, *families: Family, resume: bool = False, **changes: Any):
     request = ask(*families, **changes)
     out = recorder(folder, request, resume=resume)
     return measure_device(request, device=CPU, recorder=out), read(folder)
 
 
-@pytest.mark.parametrize("family", [f for f in Family if f not in (Family.TRANSFER, Family.COLLECTIVES)])
+APART = (Family.TRAINING, Family.COLLECTIVES)  # in processes of their own
+START_S = 12.0  # enough for one of them to start and to take some steps
+
+
+@pytest.mark.distributed
+def test_whole_steps_are_measured_in_a_process_of_its_own(tmp_path):
+    outcome, records = run(tmp_path, Family.TRAINING, budget_s=START_S)
+    assert outcome.counts[Family.TRAINING][Status.FAILED] == 0
+    assert {row.point.kernel for row in records.measured} == {"alone"}
+
+
+@pytest.mark.parametrize("family", [f for f in Family if f not in (Family.TRANSFER, *APART)])
 def test_every_family_is_measured(family, tmp_path):
     outcome, records = run(tmp_path, family)
     assert outcome.counts[family][Status.FAILED] == 0
@@ -55,6 +71,24 @@ def test_what_one_cpu_process_has_not_got_is_said(family, tmp_path):
     outcome, records = run(tmp_path, family)
     assert records.rows == ()
     assert any(note.startswith(family) for note in outcome.notes)
+
+
+def test_kernels_are_measured_with_fewer_threads_too(tmp_path, monkeypatch):
+    """Each point with all threads and with those asked for; afterwards the processor has all of them again."""
+    had, before = [], torch.get_num_threads()
+
+    def task(point: Point, device: torch.device) -> Task:
+        had.append((point.threads, torch.get_num_threads()))
+        return task_of(point, device)
+
+    monkeypatch.setattr(campaign, "task_of", task)
+    _, records = run(tmp_path, Family.OPTIMIZER, threads=(before + 1,))
+    points = [row.point for row in records.measured]
+    assert len(points) > 1
+    assert {p.threads for p in points} == {0, before + 1}
+    assert points[1] == replace(points[0], threads=before + 1)
+    assert set(had) == {(0, before), (before + 1, before + 1)}
+    assert torch.get_num_threads() == before
 
 
 def test_products_of_the_three_layouts_are_those_of_a_linear_layer():

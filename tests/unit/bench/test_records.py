@@ -135,8 +135,8 @@ def test_a_binary_file_is_refused(written):
     [
         ("{", r"records.json:1: not JSON"),
         ("[]", r"records.json: not the sidecar"),
-        (json.dumps({"schema": "meshwright bench records 0"}), r"got 'meshwright bench records 0'"),
-        (json.dumps({"schema": "meshwright bench records 1"}), r"device is missing"),
+        (json.dumps({"schema": "meshwright bench records 1"}), r"got 'meshwright bench records 1'"),
+        (json.dumps({"schema": "meshwright bench records 2"}), r"device is missing"),
     ],
 )
 def test_a_foreign_sidecar_is_refused(written, text, message):

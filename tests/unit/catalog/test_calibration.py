@@ -115,7 +115,8 @@ class TestParametersFile:
         assert parameter.transform in ("log", "logit")
         assert parameter.prior > 0
         assert parameter.transform == "log" or parameter.prior < 1
-        assert parameter.sd > 0
+        assert parameter.sd >= 0  # none: published runs say nothing of it, and no fit moves it
+        assert parameter.sd > 0 or not parameter.levels
         assert all(sd > 0 for sd in parameter.levels.values())
         assert len(parameter.meaning) > 10
         assert len(parameter.source) > 9

@@ -34,7 +34,7 @@ GB = 1e9
 
 def ideal(**changes: float) -> Network:
     """8 devices at 100 GB/s, one 10 GB/s port each, no latency, no losses."""
-    base = {f.name: 0.0 for f in fields(Network)} | {
+    base = {f.name: 0.0 for f in fields(Network) if f.name != "measured"} | {
         "domain": 8, "pod_devices": 1 << 40, "rail_optimized": 1, "up_bytes_per_s": 100 * GB,
         "up_peer_bytes_per_s": 100 * GB, "up_exchange_ratio": 1.0, "up_switch_bytes_per_s": 1e-6,
         "out_bytes_per_s": 10 * GB, "out_exchange_ratio": 1.0, "spine_ratio": 1.0, "log_gather": 1,

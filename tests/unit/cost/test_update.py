@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.cost.collectives import all_gather_s, reduce_scatter_s
 from meshwright.cost.layers import LayerTimes
 from meshwright.cost.stages import split_layers
 from meshwright.cost.update import OPTIMIZER_BYTES, data_parallel_s, optimizer_s, trained_parameters
@@ -13,6 +14,7 @@ from meshwright.specs.model import Lora
 from meshwright.specs.plan import Offload, Plan, Sharding
 
 NO_WINDOW = LayerTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
+FSDP = Plan(data_shard=32, sharding=Sharding.PARAMETERS)
 LONG_WINDOW = LayerTimes(forward_s=100.0, input_s=100.0, weight_s=100.0)
 
 
@@ -70,10 +72,34 @@ class TestDataParallel:
         half = replace(c, precision=replace(c.precision, reduce_bytes=2.0))
         assert reduced_s(half) < reduced_s(c)
 
-    def test_fsdp_pays_by_layer_and_not_here(self, case):
-        plan = Plan(data_shard=32, sharding=Sharding.PARAMETERS)
-        assert reduced_s(case(plan=plan)) == 0
-        assert reduced_s(case(plan=replace(plan, data_shard=16, pipeline=2))) > 0
+    def test_fsdp_pays_by_layer_and_here_for_the_tables_around_them(self, case):
+        """Embedding and head: gathered once, reduced after each of four micro-batches, a quarter of it hidden."""
+        c = case(plan=FSDP).with_rates(
+            gather_hidden_ratio=0.25, data_exchange_factor=1.5, data_exchange_s=1e-3
+        )
+        tables, shard = 2 * 128256 * 4096, c.setting.groups.shard
+        gather_s = 1.5 * float(all_gather_s(2 * tables, shard)) + 1e-3
+        reduce_s = 1.5 * float(reduce_scatter_s(4 * tables, shard)) + 1e-3
+        assert reduced_s(c) == pytest.approx(0.75 * (gather_s + 4 * reduce_s))
+        assert reduced_s(case(plan=replace(FSDP, data_shard=16, pipeline=2))) > 0
+
+    def test_tensor_ranks_divide_the_tables(self, case):
+        c = case(plan=replace(FSDP, tensor=4, data_shard=8)).with_rates(data_exchange_s=0.0)
+        tables, shard = 2 * 128256 * 4096 / 4, c.setting.groups.shard
+        gather_s, reduce_s = (
+            float(all_gather_s(2 * tables, shard)),
+            float(reduce_scatter_s(4 * tables, shard)),
+        )
+        felt = 1 - float(c.rates.gather_hidden_ratio)
+        assert reduced_s(c) == pytest.approx(felt * (gather_s + 16 * reduce_s))
+
+    def test_adapters_leave_nothing_of_the_tables_to_reduce(self, case):
+        c = case(plan=FSDP, lora=Lora(rank=16)).with_rates(gather_hidden_ratio=0.0, data_exchange_s=0.0)
+        gather_s = float(all_gather_s(2 * 2 * 128256 * 4096, c.setting.groups.shard))
+        assert reduced_s(c) == pytest.approx(gather_s)
+
+    def test_one_shard_has_its_tables(self, case):
+        assert reduced_s(case(plan=replace(FSDP, data_shard=1, tensor=8, pipeline=1))) == 0
 
     def test_context_ranks_hold_the_same_parameters(self, case):
         assert reduced_s(case(plan=Plan(context=8, tensor=4))) > 0

@@ -11,10 +11,11 @@ sibling groups run the same collective over theirs. A group that has g members i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshwright.catalog.exchanges import MeasuredExchanges
 from meshwright.cost.collectives.constants import CollectiveConstants
 from meshwright.cost.tables import Array, Table
 from meshwright.specs.hardware import Fabric
@@ -47,6 +48,7 @@ class Network(Table):
     fill_s: Array
     half_bytes: Array
     overlap_ratio: Array
+    measured: MeasuredExchanges = field(default_factory=MeasuredExchanges)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,7 @@ class Group(Table):
     fill_s: Array
     half_bytes: Array
     overlap_ratio: Array
+    measured: MeasuredExchanges
 
 
 def network_row(
@@ -156,6 +159,7 @@ def group(*, size: Array, stride: Array, net: Network) -> Group:
         fill_s=several * net.fill_s,
         half_bytes=net.half_bytes,
         overlap_ratio=net.overlap_ratio,
+        measured=net.measured,
     )
 
 

@@ -30,7 +30,7 @@ def all_gather_s(bytes_total: Array, group: Group) -> Array:
 
     bytes_total: S, bytes of the gathered buffer (each rank brings S/n).
     """
-    return group.launch_s + _one_way_s(bytes_total, group) + _fill_s(bytes_total, group)
+    return _measured(group, "all_gather", bytes_total, _one_pass_s(bytes_total, group))
 
 
 def reduce_scatter_s(bytes_total: Array, group: Group) -> Array:
@@ -38,7 +38,7 @@ def reduce_scatter_s(bytes_total: Array, group: Group) -> Array:
 
     bytes_total: S, bytes of the buffer that each rank brings (each keeps S/n).
     """
-    return all_gather_s(bytes_total, group)
+    return _measured(group, "reduce_scatter", bytes_total, _one_pass_s(bytes_total, group))
 
 
 def all_reduce_s(bytes_total: Array, group: Group) -> Array:
@@ -47,7 +47,8 @@ def all_reduce_s(bytes_total: Array, group: Group) -> Array:
     bytes_total: S, bytes of the buffer that each rank brings and gets back.
     """
     best = np.minimum(2 * _one_way_s(bytes_total, group), _tree_s(bytes_total, group))
-    return group.launch_s + best + _fill_s(bytes_total, group)
+    formula_s = group.launch_s + best + _fill_s(bytes_total, group)
+    return _measured(group, "all_reduce", bytes_total, formula_s)
 
 
 def ring_all_reduce_s(bytes_total: Array, group: Group) -> Array:
@@ -66,7 +67,8 @@ def all_to_all_s(bytes_per_rank: Array, group: Group) -> Array:
     remote = group.size - group.inner
     inside_s = per_peer * (group.inner - 1) * group.exchange_up_s_per_byte
     across_s = per_peer * remote * group.exchange_mixed_s_per_byte + remote * group.message_s
-    return group.launch_s + group.step_s + np.maximum(inside_s, across_s)
+    formula_s = group.launch_s + group.step_s + np.maximum(inside_s, across_s)
+    return _measured(group, "all_to_all", bytes_per_rank, formula_s)
 
 
 def all_to_all_hierarchical_s(
@@ -109,7 +111,19 @@ def send_receive_s(num_bytes: Array, group: Group) -> Array:
     domain one pair gets the rate of one peer link.
     """
     neighbour = np.where(group.outer > 1, group.out_s_per_byte, group.peer_s_per_byte)
-    return group.step_s + num_bytes * neighbour
+    return _measured(group, "send_receive", num_bytes, group.step_s + num_bytes * neighbour)
+
+
+def _measured(group: Group, kernel: str, num_bytes: Array, formula_s: Array) -> Array:
+    """What was measured of this exchange inside a machine, else what the formula says."""
+    if not group.measured.curves:
+        return formula_s
+    inside_s = group.measured.seconds(kernel, num_bytes, group.size, formula_s)
+    return np.where(group.outer > 1, formula_s, inside_s)
+
+
+def _one_pass_s(bytes_total: Array, group: Group) -> Array:
+    return group.launch_s + _one_way_s(bytes_total, group) + _fill_s(bytes_total, group)
 
 
 def _ring_s(bytes_total: Array, group: Group) -> Array:

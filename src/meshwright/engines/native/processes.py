@@ -72,9 +72,11 @@ def run_ranks(
     timeout: timedelta = TIMEOUT,
     max_restarts: int = 0,
     again: Any = None,
+    apart: bool = False,
 ) -> None:
     """Run `target` on every rank and return when all have ended. `payload` and `target` must pickle.
 
+    A single one runs in this process, unless it is to be `apart`.
     After a process was lost all start again, with `again` as their payload.
 
     Raises InputError when torchrun started another number of processes, WorkerLostError when a process was lost
@@ -82,7 +84,7 @@ def run_ranks(
     """
     if under_torchrun():
         _run_launched(target, payload, num_ranks=num_ranks, device_type=device_type, timeout=timeout)
-    elif num_ranks == 1:
+    elif num_ranks == 1 and not apart:
         target(0, 1, payload)
     else:
         for restarts_left in range(max_restarts, -1, -1):

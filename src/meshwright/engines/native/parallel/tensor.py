@@ -25,6 +25,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
@@ -46,6 +47,7 @@ from torch.distributed.tensor.parallel import (
 from meshwright.engines.native.models import Block, LoraLinear, Transformer
 from meshwright.engines.native.models.attention import LatentAttention
 from meshwright.engines.native.models.experts import MixtureOfExperts, TopKRouter
+from meshwright.engines.native.models.product import Linear, linear
 from meshwright.engines.native.parallel.adapters import AdaptedColumns, AdaptedRows
 from meshwright.engines.native.parallel.vocabulary import divide_vocabulary
 
@@ -128,13 +130,11 @@ def _feed_forward_plan(layer: nn.Module, residual: Shard | Replicate) -> dict[st
 def _columns(linear: nn.Module, *, input_layouts: Shard | Replicate | None = None) -> ParallelStyle:
     """`input_layouts`: of an input that must be gathered."""
     adapted = isinstance(linear, LoraLinear)
-    return AdaptedColumns() if adapted else ColwiseParallel(input_layouts=input_layouts)
+    return AdaptedColumns() if adapted else _Columns(input_layouts=input_layouts)
 
 
 def _rows(linear: nn.Module, residual: Shard | Replicate) -> ParallelStyle:
-    return (
-        AdaptedRows(residual) if isinstance(linear, LoraLinear) else RowwiseParallel(output_layouts=residual)
-    )
+    return AdaptedRows(residual) if isinstance(linear, LoraLinear) else _Rows(output_layouts=residual)
 
 
 def _gathered(residual: Shard | Replicate, *, num_inputs: int) -> ParallelStyle:
@@ -150,6 +150,46 @@ def _gathered(residual: Shard | Replicate, *, num_inputs: int) -> ParallelStyle:
 
 def _norm(residual: Shard | Replicate) -> ParallelStyle:
     return SequenceParallel(use_local_output=True) if residual == TOKENS else _Everywhere()
+
+
+class _Columns(ColwiseParallel):
+    """Columns of a matrix, multiplied as they are where one process would (`models.product`)."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = super()._apply(module, device_mesh)
+        return _multiplied_here(module, x=Replicate(), out=Shard(-1))
+
+
+class _Rows(RowwiseParallel):
+    """Rows of a matrix, likewise."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = super()._apply(module, device_mesh)
+        return _multiplied_here(module, x=Shard(-1), out=Partial())
+
+
+def _multiplied_here(module: nn.Module, *, x: Shard | Replicate, out: Shard | Partial) -> nn.Module:
+    """Let `module` multiply this rank's parts of an input laid out as `x`: `out` of the whole product.
+
+    PyTorch's own product of distributed tensors never comes to the kernels that `linear` chooses.
+    """
+    if type(module) is not Linear or (module.bias is not None and isinstance(out, Partial)):
+        return module
+    of_x = [Partial()] if isinstance(x, Replicate) else None
+
+    def forward(input: DTensor) -> DTensor:
+        bias = None if module.bias is None else _local(module.bias, None)
+        here = linear(_local(input, of_x), _local(module.weight, None), bias)
+        return DTensor.from_local(here, input.device_mesh, [out], run_check=False)
+
+    module.forward = forward
+    return module
+
+
+def _local(tensor: Any, grad_placements: list[Partial] | None) -> Tensor:
+    """This rank's part, arrived."""
+    here = tensor.to_local(grad_placements=grad_placements)
+    return here.wait() if isinstance(here, AsyncCollectiveTensor) else here
 
 
 class _OnOwnTokens(ParallelStyle):

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from meshwright.engines.native.models import IGNORE
+from meshwright.engines.native.models.product import product
 from meshwright.engines.native.models.transformer import Head
 
 
@@ -89,15 +90,15 @@ class _DividedCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=h_ND.device)
         for start in range(0, len(h_ND), num_rows):
             rows = slice(start, start + num_rows)
-            logits_CV = (h_ND[rows] @ weight_VD.T).float()
+            logits_CV = product(h_ND[rows], weight_VD).float()
             loss, grad_CV = _chunk(
                 logits_CV, labels_N[rows], weights_N[rows], first_row=first_row, group=group, z_loss=z_loss
             )
             total += loss
             grad_CV = grad_CV.to(h_ND.dtype)
-            grad_h_ND[rows] = grad_CV @ weight_VD
+            grad_h_ND[rows] = product(grad_CV, weight_VD.T)
             if grad_weight_VD is not None:
-                grad_weight_VD += grad_CV.T @ h_ND[rows]
+                grad_weight_VD += product(grad_CV.T, h_ND[rows].T)
         grad_weight_VD = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
         ctx.save_for_backward(grad_h_ND, grad_weight_VD)
         return total

@@ -1,0 +1,96 @@
+"""Exchanges as they were measured: seconds by collective, by number of processes, by size of the message.
+
+Between two sizes the logarithm of the seconds is a line in the logarithm of the size; below the smallest an exchange
+takes what the smallest took, above the largest its seconds grow like its bytes. Between two numbers of processes it is
+a line likewise; a smaller group than any measured takes what the smallest took, for a larger one the formulas stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = Any
+"""A number or a NumPy array of numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Seconds of one collective between so many processes, the sizes rising."""
+
+    size_bytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def log_s(self, log_bytes: Array) -> Array:
+        """Logarithm of the seconds at logarithms of sizes."""
+        x, y = np.log(self.size_bytes), np.log(self.seconds)
+        return np.interp(log_bytes, x, y) + np.maximum(log_bytes - x[-1], 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredExchanges:
+    """Of one machine; empty where nothing was measured.
+
+    `crowd`: processes that share the machine's processor. Where a group is one of several, all of them exchange at the
+    same time through the same memory, and each takes so many times longer.
+    """
+
+    curves: Mapping[str, Mapping[int, Curve]] = field(
+        default_factory=dict
+    )  # "all_gather" -> processes -> curve
+    crowd: int = 1
+
+    def seconds(self, kernel: str, size_bytes: Array, num_processes: Array, formula_s: Array) -> Array:
+        """Of one exchange of a buffer of `size_bytes`; `formula_s` where that was not measured."""
+        known = self.curves.get(kernel)
+        if not known:
+            return formula_s
+        counts = sorted(known)
+        n, size = np.broadcast_arrays(
+            np.asarray(num_processes, dtype=float), np.asarray(size_bytes, dtype=float)
+        )
+        log_s = np.stack([known[count].log_s(np.log(np.maximum(size, 1.0))) for count in counts])
+        measured_s = np.exp(_between(np.log(np.clip(n, counts[0], counts[-1])), np.log(counts), log_s))
+        at_once = np.maximum(self.crowd / np.maximum(n, 1), 1.0)
+        found = np.where(n > counts[-1], formula_s, measured_s * at_once)
+        return np.where((n > 1) & (size > 0), found, 0.0)
+
+
+def _between(x: Array, knots: Array, values: Array) -> Array:
+    """Linear in `x` between rows of `values`, which belong to the rising `knots`."""
+    found = np.broadcast_to(values[0], np.broadcast(x, values[0]).shape)
+    for i in range(1, len(knots)):
+        share = np.clip((x - knots[i - 1]) / (knots[i] - knots[i - 1]), 0.0, 1.0)
+        found = found + share * (values[i] - values[i - 1])
+    return found
+
+
+def to_document(exchanges: MeasuredExchanges) -> dict[str, Any]:
+    """As JSON has it: pairs of bytes and seconds."""
+    return {
+        kernel: {
+            str(count): [[b, float(f"{s:.4g}")] for b, s in zip(curve.size_bytes, curve.seconds, strict=True)]
+            for count, curve in by_count.items()
+        }
+        for kernel, by_count in exchanges.curves.items()
+    }
+
+
+def from_document(document: Mapping[str, Any]) -> MeasuredExchanges:
+    """What `to_document` wrote. Raises KeyError, TypeError or ValueError for what it did not."""
+    return MeasuredExchanges(
+        curves={
+            kernel: {int(count): _curve(pairs) for count, pairs in by_count.items()}
+            for kernel, by_count in document.items()
+        }
+    )
+
+
+def _curve(pairs: Any) -> Curve:
+    size_bytes, seconds = (tuple(float(x) for x in column) for column in zip(*pairs, strict=True))
+    if not all(x > 0 for x in (*size_bytes, *seconds)) or list(size_bytes) != sorted(set(size_bytes)):
+        raise ValueError("sizes of an exchange rise, and its seconds are above 0")
+    return Curve(size_bytes=size_bytes, seconds=seconds)
