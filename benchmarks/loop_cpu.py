@@ -5,7 +5,7 @@
 
     1. `meshwright bench device` within the budget
     2. `meshwright calibrate`
-    3. models, batches, sequences, formats and plans drawn at random (by the seed, before anything is measured): widths,
+    3. models, batches, sequences, formats and plans drawn at random (by --seed, before anything is measured): widths,
        depths and lengths between and beyond those of step 1, 1, 2 and 4 processes, every kind of parallelism
     4. `meshwright train --calibration` of each, so that the prediction is made before its first step; rounds are
        interleaved, and the median step of the median round is what was measured

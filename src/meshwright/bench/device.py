@@ -84,6 +84,12 @@ class Outcome:
         of[status] += 1
 
 
+def fewer_threads(num_processes: Sequence[int]) -> tuple[int, ...]:
+    """Threads of each process where so many share this processor, without all of them."""
+    cores = torch.get_num_threads()
+    return tuple(sorted({max(1, cores // count) for count in num_processes} - {cores}, reverse=True))
+
+
 def sidecar_of(device: torch.device, request: Request) -> dict[str, Any]:
     """What the records are of; no name of a host or a user."""
     return {

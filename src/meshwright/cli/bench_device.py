@@ -105,11 +105,9 @@ def command(
     from meshwright.cli.output import emit_json, progress
 
     with progress("starting PyTorch"):
-        from meshwright.bench.device import Request, measure_device, sidecar_of
+        from meshwright.bench.device import Request, fewer_threads, measure_device, sidecar_of
         from meshwright.bench.records import Recorder
         from meshwright.engines.native import device as devices
-
-    import torch
 
     found = devices.find_device()
     request = Request(
@@ -119,9 +117,7 @@ def command(
         workload=workload,
         command=("meshwright", *sys.argv[1:]),
     )
-    cores = torch.get_num_threads()
-    shares = {max(1, cores // count) for count in request.num_processes} - {cores}
-    request = replace(request, threads=sorted(shares, reverse=True))
+    request = replace(request, threads=fewer_threads(request.num_processes))
     if found.type == "cuda":
         request = _on_gpus(request, devices.num_devices(found), asked=num_processes)
     recorder = Recorder(folder, sidecar=sidecar_of(found, request), resume=resume)
@@ -140,7 +136,7 @@ def command(
         _show(recorder.path, recorder.sidecar, outcome)
 
 
-def _on_gpus(request: Any, num_gpus: int, *, asked: int | None) -> Any:
+def _on_gpus(request: Any, num_gpus: int, *, asked: tuple[int, ...] | None) -> Any:
     from dataclasses import replace
 
     if asked is not None and max(asked) > num_gpus:
