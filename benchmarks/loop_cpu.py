@@ -199,21 +199,30 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     counts = sorted({r["configuration"]["processes"] for r in rows})
     return {
         "all": of(rows),
-        **{f"{n} processes": of([r for r in rows if r["configuration"]["processes"] == n]) for n in counts},
+        **{
+            "one process" if n == 1 else f"{n} processes": of(
+                [r for r in rows if r["configuration"]["processes"] == n]
+            )
+            for n in counts
+        },
     }
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The tables of the page."""
+    rounds = len(result["rows"][0]["rounds_s"])
+    headings = ["", "configurations", "off by, median", "largest", "intervals that hold"]
+    headings += ["between rounds, median"] if rounds > 1 else []
     lines = [
-        "| | configurations | off by, median | largest | intervals that hold | between rounds, median |",
-        "|---|---|---|---|---|---|",
+        f"{result['made']}; `bench device` took {result['bench_s']:.0f} s. `{result['command']}`",
+        "",
+        "| " + " | ".join(headings) + " |",
+        "|---" * len(headings) + "|",
     ]
     for name, s in result["summary"].items():
-        lines.append(
-            f"| {name} | {s['configurations']} | {s['median_error']:.1%} | {s['largest_error']:.1%} "
-            f"| {s['held']:.0%} | {s['between_rounds']:.1%} |"
-        )
+        cells = [name, f"{s['configurations']}", f"{s['median_error']:.1%}", f"{s['largest_error']:.1%}"]
+        cells += [f"{s['held']:.0%}"] + ([f"{s['between_rounds']:.1%}"] if rounds > 1 else [])
+        lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
         "| model and batch | format | plan | predicted, ms | measured, ms | off by | held |",

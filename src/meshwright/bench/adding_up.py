@@ -47,7 +47,8 @@ COVERED = 0.8  # share of left-out steps that an interval holds
 
 @dataclass(frozen=True, kw_only=True)
 class Free:
-    """A parameter that the fit may move: where it starts, and how far it is believed to be from there."""
+    """A parameter that the fit may move: where it starts, and how far it is believed to be from there. Both are
+    assumptions; what moves it are the measured steps."""
 
     start: float
     sd: float  # of its logarithm

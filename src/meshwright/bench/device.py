@@ -160,7 +160,7 @@ def _parts(request: Request, device: torch.device, recorder: Recorder, outcome: 
             _Part(share=TOGETHER_SHARE / len(several), measure=partial(_measure_together, n, *what))
             for n in several
         ]
-        if not several:
+        if not several and Family.COLLECTIVES in request.families:
             outcome.notes.append("collectives: one process has nobody to exchange with")
     return parts
 
