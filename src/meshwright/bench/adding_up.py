@@ -249,8 +249,3 @@ def _jacobian(residual_at: Any, beta: Floats, residual: Floats) -> Floats:
         moved[i] += DERIVATIVE_STEP
         columns.append((residual_at(moved) - residual) / DERIVATIVE_STEP)
     return np.stack(columns, axis=1)
-
-
-def typical_error(logs: Floats) -> float:
-    """The median of |predicted / measured - 1|."""
-    return float(np.median(np.abs(np.expm1(logs)))) if len(logs) else math.nan
