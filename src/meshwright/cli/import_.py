@@ -4,26 +4,45 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from meshwright.cli.options import json_option, verb
 from meshwright.errors import InputError
+from meshwright.specs.run import Engine
+
+if TYPE_CHECKING:
+    from meshwright.engines.base import ImportingEngine
+
+ENDINGS = {".toml": Engine.TORCHTITAN}
+"""Whose configuration a file is, by how its name ends."""
 
 
-@verb("import", examples=["meshwright import llama3_8b.toml --cluster h100-8x1 --out run.yaml"])
-@click.argument("path", metavar="CONFIG", type=click.Path(path_type=Path, dir_okay=False))
+@verb(
+    "import",
+    examples=[
+        "meshwright import llama3_8b.toml --cluster h100-8x1 --out run.yaml",
+    ],
+)
+@click.argument("source", metavar="CONFIG")
+@click.option(
+    "--engine", "engine_name", type=click.Choice([e.value for e in Engine if e is not Engine.NATIVE]),
+    help="Whose configuration it is.  [default: as the name says]",
+)  # fmt: skip
 @click.option("--cluster", required=True, metavar="CLUSTER", help="Where it runs: configurations do not say.")
 @click.option(
     "--out", "out", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.yaml",
     help="Write the run file there instead of to stdout.",
 )  # fmt: skip
 @json_option
-def command(path: Path, cluster: str, out: Path | None, as_json: bool) -> None:
-    """Read a TOML file of torchtitan (up to 0.2) and write the run file that says the same.
+def command(source: str, engine_name: str | None, cluster: str, out: Path | None, as_json: bool) -> None:
+    """Read an engine's own configuration and write the run file that says the same.
 
-    What a run file cannot say is refused or noted, key by key, and so is what `estimate` and the engine have against
-    the run: a batch that does not divide, a plan that does not fit, a plan that torchtitan 0.3.0 no longer takes.
+    Of torchtitan: a TOML file of its versions up to 0.2.
+
+    What a run file cannot say is refused or noted, setting by setting, and so is what `estimate` and the engine have
+    against the run: a batch that does not divide, a plan that does not fit, a flag that contradicts another.
     """
     from ruamel.yaml import YAML
 
@@ -31,21 +50,18 @@ def command(path: Path, cluster: str, out: Path | None, as_json: bool) -> None:
     from meshwright.cli.export import lint
     from meshwright.cli.output import emit_json, note
     from meshwright.engines.base import find_engine
-    from meshwright.engines.torchtitan.importing import import_toml
     from meshwright.files import write_atomically
 
-    if path.suffix != ".toml":
-        raise InputError(
-            "only torchtitan's TOML files are read",
-            got=str(path),
-            hint="its configuration modules are programs",
-        )
-    found = import_toml(path, cluster=cluster)
+    name = engine_name or _engine_of(source)
+    engine = find_engine(name)
+    if not hasattr(engine, "import_run"):
+        raise InputError("configurations of this engine are not read", got=name)
+    found = cast("ImportingEngine", engine).import_run(source, cluster=cluster)
     stream = StringIO()
     YAML().dump(found.content, stream)
-    text = f"# From {path.name}, a configuration of torchtitan\n{stream.getvalue()}"
-    run = runfile.loads(text, file=str(out or path.with_suffix(".yaml")))
-    refusals = [f"torchtitan 0.3.0: {problem}" for problem in find_engine("torchtitan").check(run)]
+    text = f"# From {source}, a configuration of {name}\n{stream.getvalue()}"
+    run = runfile.loads(text, file=str(out or Path(source).with_suffix(".yaml")))
+    refusals = [f"the {name} engine: {problem}" for problem in engine.check(run)]
     notes = [*found.notes, *refusals, *lint(run)]
     if out is not None:
         try:
@@ -59,3 +75,15 @@ def command(path: Path, cluster: str, out: Path | None, as_json: bool) -> None:
         print(text, end="")
     for words in notes:
         note(words)
+
+
+def _engine_of(source: str) -> str:
+    """Whose configuration `source` is, by how its name ends."""
+    if (ending := Path(source).suffix) in ENDINGS:
+        return ENDINGS[ending].value
+    raise InputError(
+        "whose configuration this is cannot be told by its name",
+        got=source,
+        allowed=f"a name that ends with {', '.join(ENDINGS)}",
+        hint="say it with --engine",
+    )

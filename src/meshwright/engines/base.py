@@ -5,6 +5,7 @@ lower(run, folder=...)  -> a Launch: the files, arguments and environment that s
 prepare(run, ...)       -> a Start: all that is decided before the first process starts, this machine looked at
 launch(start)           starts the processes on this machine, or takes part in those of a launcher, and waits
 read(folder)            -> a Record: what was measured, on what, with which software; one FLOP rule for every engine
+import_run(source, ...) -> what the engine's own configuration says, as a run file's content. Not every engine has it
 
 An engine is a module with these functions, named as an entry point of the group `meshwright.engines`.
 """
@@ -165,6 +166,27 @@ class Prediction:
 
     predicted: dict[str, Any] | None  # as in a record; None: nothing was predicted
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """An engine's own configuration as the content of a run file, and what of it is not in there."""
+
+    content: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+class ImportingEngine(Protocol):
+    """What an engine offers besides the contract when its own configurations can be read back."""
+
+    def import_run(self, source: str, *, cluster: str) -> Imported:
+        """The run on `cluster` that `source`, a path or what else the engine calls a configuration, describes.
+
+        Every setting is carried, known to mean nothing here, or named in a note; what is not said takes the engine's
+        defaults. Raises InputError for what cannot be read or what no run file can say, MissingDependencyError where
+        the engine must be installed to read it.
+        """
+        ...
 
 
 class TrainingEngine(Protocol):

@@ -112,7 +112,11 @@ def test_what_a_run_file_cannot_say_is_refused(imported, old, new, message):
     assert message in outcome.stderr
 
 
-def test_only_toml_is_read(meshwright, tmp_path):
-    outcome = meshwright("import", tmp_path / "config_registry.py", "--cluster", "h100-8x1")
+def test_whose_configuration_it_is_is_told_by_its_name_or_said(meshwright, tmp_path):
+    outcome = meshwright("import", tmp_path / "config.yaml", "--cluster", "h100-8x1")
     assert outcome.exit_code == 2
+    assert "say it with --engine" in outcome.stderr
+    outcome = meshwright(
+        "import", tmp_path / "config.yaml", "--cluster", "h100-8x1", "--engine", "torchtitan"
+    )
     assert "only torchtitan's TOML files" in outcome.stderr

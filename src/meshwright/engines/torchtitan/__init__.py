@@ -5,7 +5,7 @@
     lower      a run as a configuration module: `settings` around it, `models` in it, `source` writes it
     probe      what torchtitan finds on this machine, asked in a process of its own
     reading    the record of a training, from what its processes wrote
-    described, importing      torchtitan's configurations back into run files
+    importing  torchtitan's configurations back into run files: `toml_files` those of its versions up to 0.2
 
 In torchtitan's processes:
 

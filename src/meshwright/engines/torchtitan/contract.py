@@ -15,6 +15,7 @@ from meshwright.engines import local
 from meshwright.engines.base import RECORD, Launch, Prediction, Record, TrainOptions, read_record, refuse
 from meshwright.engines.torchtitan import VERSION, probe
 from meshwright.engines.torchtitan.check import check, check_plan
+from meshwright.engines.torchtitan.importing import import_run
 from meshwright.engines.torchtitan.lower import OUTPUT, lower
 from meshwright.engines.torchtitan.probe import Machine
 from meshwright.engines.torchtitan.reading import START, STEPS, compose, steps_taken
@@ -25,7 +26,7 @@ from meshwright.specs.run import Engine, Run, StateFormat
 if TYPE_CHECKING:
     from meshwright.specs.hardware import Cluster
 
-__all__ = ["check", "expected", "launch", "lower", "prepare", "read"]
+__all__ = ["check", "expected", "import_run", "launch", "lower", "prepare", "read"]
 
 CANDIDATES = 50
 """Plans that the planner ranks; the first that torchtitan runs is taken."""
