@@ -4,7 +4,7 @@
     check      what torchtitan 0.3.0 cannot do of a run
     lower      a run as a configuration module: `settings` around it, `models` in it, `source` writes it
     probe      what torchtitan finds on this machine, asked in a process of its own
-    reading    the record of a training, from what its processes wrote
+    reading    what its processes leave behind; `engines.workers` starts them, `engines.outcome` makes the record
     importing  torchtitan's configurations back into run files: `toml_files` those of its versions up to 0.2
 
 In torchtitan's processes:

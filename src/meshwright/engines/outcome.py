@@ -1,0 +1,215 @@
+"""The record of a training whose steps another program took, from what its processes wrote. Imports no torch.
+
+FOLDER/OUTPUT/start.json        what was decided and expected before
+FOLDER/OUTPUT/facts.json        the device and the software, as a process of the training found them
+FOLDER/OUTPUT/steps.jsonl       a line a step; steps that a restart took again stand twice, the last one counts
+FOLDER/OUTPUT/validation.jsonl  a line an evaluation
+FOLDER/OUTPUT/ending.json       how the training ended, where its last process says so
+FOLDER/OUTPUT/rank-N.json       step times and memory of every process
+
+Metrics follow `engines.metrics`, so that every engine's record means the same.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from meshwright import runfile
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.engines.base import RECORD, Ending, Record
+from meshwright.engines.metrics import WARM_UP_STEPS, Yardstick, spread_of, throughput_of, yardstick
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.specs.hardware import Accelerator
+from meshwright.specs.run import Run
+
+START, FACTS, STEPS, VALIDATION = "start.json", "facts.json", "steps.jsonl", "validation.jsonl"
+ENDING = "ending.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where an engine's processes write."""
+
+    output: str  # folder of what they measure, below that of the results
+    run_file: str  # the run with its plan, beside it
+    checkpoints: Callable[[Path], list[Path]]  # those in a folder, oldest first
+
+
+def compose(folder: Path, layout: Layout) -> Record:
+    """Write `steps.jsonl` and `record.json` of `folder`, and return the record.
+
+    Raises InputError where no training has ended.
+    """
+    output = folder / layout.output
+    try:
+        start, facts = (json.loads((output / name).read_text(encoding="utf-8")) for name in (START, FACTS))
+        measured = list(_by_step(output / STEPS).values())
+        ranks = [json.loads(path.read_text(encoding="utf-8")) for path in _rank_files(output)]
+        resolved = json.loads((folder / "resolved.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"no whole training in {folder}: {error.strerror or error}", got=str(error.filename or folder)
+        ) from None
+    if not measured or not ranks:
+        raise InputError(f"no step was taken in {folder}", hint=f"see {folder / 'logs'}")
+    run = runfile.load(folder / layout.run_file)
+    assert run.plan is not None
+    held = yardstick(run, accelerator=_accelerator(start), plan=run.plan)
+    losses = {step: line["validation_loss"] for step, line in _by_step(output / VALIDATION).items()}
+    entries = list(_entries(measured, losses=losses, held=held))
+    _write(folder / "steps.jsonl", "".join(json.dumps(entry) + "\n" for entry in entries))
+    record = Record(
+        run=resolved,
+        device=facts["device"],
+        software=facts["software"],
+        ending=_ending(output, is_done=entries[-1]["step"] == run.num_steps),
+        statistics=_statistics(entries, run=run, held=held, ranks=ranks, layout=layout),
+        time_s=_time_s(measured, started_s=start["started_s"]),
+        ranks=_ranks(ranks),
+        started=_moment(start["started_s"]),
+        ended=_moment(time.time()),
+        predicted=start["predicted"],
+        git_commit=start["git_commit"],
+        command=tuple(start["command"]),
+        notes=tuple(start["notes"]),
+    )
+    _write(folder / RECORD, json.dumps(asdict(record), indent=2) + "\n")
+    return record
+
+
+def _ending(output: Path, *, is_done: bool) -> Ending:
+    """As the processes have said, or told by the steps alone."""
+    if (path := output / ENDING).is_file():
+        return Ending(json.loads(path.read_text(encoding="utf-8"))["ending"])
+    return Ending.DONE if is_done else Ending.STOPPED
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _accelerator(start: dict[str, Any]) -> Accelerator:
+    values = start["accelerator"]
+    return Accelerator(**values | {"aliases": tuple(values["aliases"])})
+
+
+def _rank_files(output: Path) -> list[Path]:
+    return sorted(output.glob("rank-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+
+
+def _by_step(path: Path) -> dict[int, dict[str, Any]]:
+    """Lines by step, in order; the last of a step counts, and what lies after it is forgotten."""
+    found: dict[int, dict[str, Any]] = {}
+    if not path.is_file():
+        return found
+    for line in path.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        found = {step: kept for step, kept in found.items() if step < entry["step"]}
+        found[entry["step"]] = entry
+    return found
+
+
+def _entries(
+    measured: list[dict[str, Any]], *, losses: dict[int, float], held: Yardstick
+) -> Iterator[dict[str, Any]]:
+    """Lines of `steps.jsonl` (docs/reference/record.md)."""
+    begin_s = measured[0]["ended_s"] - measured[0]["step_s"]
+    for line in measured:
+        step, step_s = line["step"], line["step_s"]
+        entry = {name: line[name] for name in ("step", "loss", "gradient_norm", "learning_rate", "step_s")}
+        entry |= {
+            "batch": step - 1,
+            "tokens": step * held.tokens_per_step,
+            "elapsed_s": line["ended_s"] - begin_s,
+            "tokens_per_s_per_device": held.tokens_per_s_per_device(step_s),
+            "mfu": held.mfu(step_s),
+            "memory_bytes": line["memory_bytes"],
+        }
+        yield entry | ({"validation_loss": losses[step]} if step in losses else {})
+
+
+def _statistics(
+    entries: list[dict[str, Any]],
+    *,
+    run: Run,
+    held: Yardstick,
+    ranks: list[dict[str, Any]],
+    layout: Layout,
+) -> dict[str, Any]:
+    step_s = spread_of([entry["step_s"] for entry in entries])
+    median_s = step_s["median"]
+    parameters = int(count_parameters(model_row(run.model)).total)
+    saves = run.train.checkpoint
+    saved = layout.checkpoints(Path(saves.folder)) if saves else []
+    validated = [entry["validation_loss"] for entry in entries if "validation_loss" in entry]
+    return {
+        "steps": entries[-1]["step"],
+        "tokens": entries[-1]["tokens"],
+        "first_loss": entries[0]["loss"],
+        "last_loss": entries[-1]["loss"],
+        "validation_loss": validated[-1] if validated else None,
+        "target": None,
+        "elapsed_s": entries[-1]["elapsed_s"],
+        "step_s": step_s,
+        "tokens_per_s_per_device": held.tokens_per_s_per_device(median_s),
+        "throughput": throughput_of(step_s, by=held),
+        "mfu": held.mfu(median_s),
+        "mfu_convention": held.convention,
+        "model_flops_per_token": held.flops_per_token,
+        "peak_flops_per_s": held.peak_flops_per_s,
+        "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
+        "num_devices": held.num_devices,
+        "parameters": parameters,
+        "trained_parameters": parameters if run.lora is None else _num_adapted(run),
+        "checkpoint": str(saved[-1]) if saved else None,
+        "data_workers": {"training": None, "validation": None},
+        "num_checkpoints": len(saved),
+        "checkpoint_stall_s": None,
+    }
+
+
+def _num_adapted(run: Run) -> int:
+    """Parameters of all adapters: rank x (inputs + outputs) each, of all layers."""
+    assert run.lora is not None
+    table = model_row(run.model, lora=run.lora)
+    return int(run.model.num_layers * count_parameters(table).lora_layer)
+
+
+def _ranks(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    step_s = [spread_of(rank["step_s"])["median"] for rank in ranks]
+    return {
+        "step_s": step_s,
+        "peak_memory_bytes": [rank["peak_memory_bytes"] for rank in ranks],
+        "straggler_ratio": max(step_s) / statistics.median(step_s),
+    }
+
+
+def _time_s(measured: list[dict[str, Any]], *, started_s: float) -> dict[str, float]:
+    """Wall time from the command's start, each second in one phase."""
+    warm, later = measured[:WARM_UP_STEPS], measured[WARM_UP_STEPS:]
+    begin_s = measured[0]["ended_s"] - measured[0]["step_s"]
+    training_s = sum(line["step_s"] for line in later)
+    phases = {
+        "start_up": begin_s - started_s,
+        "warm_up": warm[-1]["ended_s"] - begin_s,
+        "training": training_s,
+        "between_steps": measured[-1]["ended_s"] - warm[-1]["ended_s"] - training_s,
+        "closing": time.time() - measured[-1]["ended_s"],
+    }
+    return phases | {"total": sum(phases.values())}
+
+
+def _moment(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, tz=UTC).isoformat(timespec="seconds")
