@@ -1,4 +1,4 @@
-"""Look-up of what Meshwright knows: models, accelerators, fabrics, clusters, claims, prices.
+"""Look-up of what Meshwright knows: models, accelerators, fabrics, clusters, claims, prices, run files.
 
 Every value has its source beside it in `data/`; `entry` returns both.
 """
@@ -20,6 +20,7 @@ from meshwright.catalog.prices import (
     price_per_device_hour,
     prices,
 )
+from meshwright.catalog.run_files import run_file_names, run_file_text
 
 __all__ = [
     "NAMING_RULE",
@@ -43,5 +44,7 @@ __all__ = [
     "power_assumptions",
     "price_per_device_hour",
     "prices",
+    "run_file_names",
+    "run_file_text",
     "usual_devices_per_node",
 ]

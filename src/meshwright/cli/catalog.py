@@ -30,22 +30,28 @@ _NOTES = {
         "meshwright catalog accelerators mi355x --json",
         "meshwright catalog clusters gb200-4x18",
         "meshwright catalog claims scale_06 --predict",
+        "meshwright catalog runs llama3-8b",
     ],
 )
-@click.argument("kind", type=click.Choice(["models", "accelerators", "clusters", "claims"]))
+@click.argument("kind", type=click.Choice(["models", "accelerators", "clusters", "claims", "runs"]))
 @click.argument("name", required=False)
-@click.option("--predict", is_flag=True, help="Of claims: compute those that can be (half a minute for all).")
+@click.option(
+    "--predict", is_flag=True, help="Of claims and runs: compute what can be (half a minute for all)."
+)
 @json_option
 def command(kind: str, name: str | None, predict: bool, as_json: bool) -> None:
-    """Look up models, accelerators, clusters (and their fabrics) and published claims.
+    """Look up models, accelerators, clusters (and their fabrics), published claims, and run files that ship.
 
     Without NAME: a table of all. With NAME: all values of one, their sources, and where sources disagree.
     """
     if kind == "claims":
         _claims(name, predict=predict, as_json=as_json)
         return
+    if kind == "runs":
+        _run_files(name, predict=predict, as_json=as_json)
+        return
     if predict:
-        raise InputError("--predict is about claims", got=kind, allowed="claims")
+        raise InputError("--predict is about claims and runs", got=kind, allowed="claims, runs")
     listing, details = _VIEWS[kind]
     document = listing() if name is None else details(name)
     if as_json:
@@ -67,6 +73,16 @@ def _claims(name: str | None, *, predict: bool, as_json: bool) -> None:
         print_claims(document["claims"])
     else:
         print_claim(document)
+
+
+def _run_files(name: str | None, *, predict: bool, as_json: bool) -> None:
+    from meshwright.cli.run_file_views import print_run_files, run_files_document
+
+    document = run_files_document(name, predict=predict)
+    if as_json:
+        emit_json(document)
+    else:
+        print_run_files(document)
 
 
 def _list_models() -> dict[str, Any]:

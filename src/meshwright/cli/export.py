@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,6 @@ from meshwright.specs.run import Engine
 if TYPE_CHECKING:
     from meshwright.engines.base import Launch
     from meshwright.specs.run import Run
-
-CANDIDATES = 50
-"""Plans that the planner ranks; the first that the engine runs is taken."""
 
 
 @verb(
@@ -56,12 +52,13 @@ def command(
     """
     from meshwright.cli.output import emit_json, note, print_line
     from meshwright.engines.base import find_engine, refuse
+    from meshwright.engines.choice import planned
     from meshwright.engines.local import write_files
 
     run = run_from(run_path, engine=engine_name, calibration=calibration, overrides=overrides)
     engine = find_engine(run.engine.value)
     refuse(run.engine.value, engine.check(run))
-    run = _planned(run)
+    run = planned(run)
     launch = engine.lower(run, folder=folder)
     if folder.exists() and any(folder.iterdir()):
         raise InputError("the folder is not empty", got=str(folder), hint="name a new one")
@@ -98,20 +95,6 @@ def start_command(launch: Launch, *, run: Run) -> str:
     if num_nodes > 1:
         torchrun += [f"--nnodes={num_nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
     return shlex.join([*words, *torchrun, *launch.argv[1:]])
-
-
-def _planned(run: Run) -> Run:
-    """`run` with the planner's best plan that its engine runs, where it names none."""
-    from meshwright.engines.base import find_engine
-    from meshwright.planner.choice import best_plans, goal_of
-    from meshwright.planner.request import request_for
-
-    if run.plan is not None:
-        return run
-    ranked = best_plans(request_for(run), goal=goal_of(run), top=CANDIDATES).plans
-    engine = find_engine(run.engine.value)
-    pinned = [replace(run, plan=found.plan, micro_batch=found.plan.micro_batch) for found in ranked]
-    return next((run for run in pinned if not engine.check(run)), pinned[0])
 
 
 def lint(run: Run) -> list[str]:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from meshwright.launch.site import Site
     from meshwright.specs.run import Run
 
-CANDIDATES = 50
-"""Plans that the planner ranks; the first that the engine runs is taken."""
-
 LOCAL, SLURM, KUBERNETES = "local", "slurm", "kubernetes"
 ONLY_ON = {
     "rendezvous": LOCAL, "partition": SLURM, "account": SLURM, "qos": SLURM, "time": SLURM,
@@ -182,14 +179,9 @@ def _with_plan(run: Run) -> Run:
             "the run pins no plan, and its cluster is not known to plan for", got=f"cluster: {run.cluster_name}",
             hint="for example --set cluster=h100-8x4, or --set parallel.data_shard=2",
         )  # fmt: skip
-    from meshwright.engines.base import find_engine
-    from meshwright.planner.choice import best_plans, goal_of
-    from meshwright.planner.request import request_for
+    from meshwright.engines.choice import planned
 
-    ranked = best_plans(request_for(run), goal=goal_of(run), top=CANDIDATES).plans
-    check = find_engine(run.engine.value).check
-    tried = [replace(run, plan=found.plan, micro_batch=found.plan.micro_batch) for found in ranked]
-    return next((one for one in tried if not check(one)), tried[0])
+    return planned(run)
 
 
 def _lower(run: Run, folder: Path) -> Launch:

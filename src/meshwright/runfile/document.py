@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
+from meshwright import catalog
 from meshwright.errors import RunFileError, nearest
 from meshwright.runfile.problems import KeyPath, Place, Problem, as_error, key_name
 
@@ -140,7 +141,11 @@ def _near_file(path: Path) -> str | None:
         near = nearest(path.name, (p.name for p in path.parent.iterdir() if p.is_file()))
     except (OSError, ValueError):
         return None
-    return near and f"did you mean {str(path.with_name(near))!r}?"
+    if near:
+        return f"did you mean {str(path.with_name(near))!r}?"
+    if path.suffix not in (".yaml", ".yml") and (known := nearest(str(path), catalog.run_file_names())):
+        return f"did you mean {known!r}, which ships?"
+    return "`meshwright catalog runs` lists those that ship"
 
 
 def _compose(text: str, *, file: str) -> Any:

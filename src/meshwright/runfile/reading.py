@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from meshwright import catalog
 from meshwright.runfile import document as documents
 from meshwright.runfile.document import Document
 from meshwright.runfile.resolve import resolve
@@ -27,12 +28,15 @@ _OPTIONS = {
 
 
 def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), here: Cluster | None = None) -> Run:
-    """The run that the file at `path` describes.
+    """The run that the file at `path` describes, or the one of that name among those that ship.
 
     `overrides` are `key.path=value` with a YAML value, laid over the file in their order; `here` is what
     `cluster: here` stands for. Raises `RunFileError` with everything that is wrong in one message.
     """
-    return loads(documents.read_text(path), file=os.fspath(path), overrides=overrides, here=here)
+    name = os.fspath(path)
+    if name in catalog.run_file_names() and not Path(name).exists():
+        return loads(catalog.run_file_text(name), file=f"{name}.yaml", overrides=overrides, here=here)
+    return loads(documents.read_text(path), file=name, overrides=overrides, here=here)
 
 
 def loads(

@@ -127,4 +127,25 @@ def test_predictions_stand_beside_what_was_printed():
 def test_only_claims_are_predicted(meshwright):
     outcome = meshwright("catalog", "models", "--predict")
     assert outcome.exit_code == 2
-    assert "--predict is about claims" in outcome.stderr
+    assert "--predict is about claims and runs" in outcome.stderr
+
+
+def test_run_files_are_listed_and_printed():
+    rows = document("runs")["runs"]
+    assert {"llama3-8b", "llama2-70b-lora", "moe-2t"} <= {row["name"] for row in rows}
+    text = printed("runs")
+    assert all(row["name"] in text and row["cluster"] in text for row in rows)
+    assert printed("runs", "mixtral-8x7b") == document("runs", "mixtral-8x7b")["text"]
+
+
+def test_one_run_file_is_predicted_on_each_device_of_its_documents():
+    found = document("runs", "llama3-8b", "--predict")["predictions"]
+    assert [one["cluster"] for one in found] == [
+        "mi300x-8x1", "mi325x-8x1", "mi355x-8x1", "h100-8x1", "h200-8x1", "b200-8x1",
+    ]  # fmt: skip
+    for one in found:
+        assert one["reserved_bytes"] < one["memory_bytes"]
+        assert one["tokens_per_s_per_device"]["low"] < one["tokens_per_s_per_device"]["value"]
+    text = printed("runs", "llama3-8b", "--predict")
+    assert "mi300x-8x1" in text
+    assert "tokens/s/device" in text

@@ -1,0 +1,70 @@
+"""Write anew what the run files that ship are lowered to: tests/unit/engines/golden, a file a run and engine.
+
+    python scripts/renew_golden.py [RUN ...]
+
+The planner is asked for each plan, which then stands in the file: a new calibration changes nothing until the next
+renewal. Read the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from meshwright import catalog, runfile
+from meshwright.engines.base import Launch, engine_names, find_engine
+from meshwright.engines.choice import planned
+from meshwright.runfile.pinned import section_from_plan
+
+GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "unit" / "engines" / "golden"
+FOLDER = Path("results")
+
+
+def main() -> None:
+    """Renew the files of the runs named on the command line; of all without one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", metavar="RUN", nargs="*", default=catalog.run_file_names())
+    GOLDEN.mkdir(exist_ok=True)
+    for name in parser.parse_args().names:
+        for engine in engine_names():
+            renew(name, engine)
+
+
+def renew(name: str, engine: str) -> None:
+    """Write the file of one run and engine; take it away where the engine refuses the run."""
+    path = GOLDEN / f"{name}.{engine}.txt"
+    run = runfile.load(name, overrides=[f"engine={engine}"])
+    if find_engine(engine).check(run):
+        path.unlink(missing_ok=True)
+        return
+    run = planned(run)
+    assert run.plan is not None
+    overrides = [
+        f"batch.micro={run.plan.micro_batch}",
+        f"parallel={json.dumps(section_from_plan(run.plan), default=str)}",
+        f"engine={engine}",
+    ]
+    path.write_text(golden_text(name, overrides), encoding="utf-8")
+
+
+def golden_text(name: str, overrides: list[str]) -> str:
+    """`overrides` and what the run file `name` with them is lowered to."""
+    run = runfile.load(name, overrides=overrides)
+    launch = find_engine(run.engine.value).lower(run, folder=FOLDER)
+    return "\n".join([*(f"--set {one}" for one in overrides), *_lines(launch)]) + "\n"
+
+
+def _lines(launch: Launch) -> list[str]:
+    """All that a launch says."""
+    lines = [f"=== {launch.num_processes} processes", *launch.argv]
+    lines += [f"{variable}={value}" for variable, value in sorted(launch.env.items())]
+    for path, text in sorted(launch.files.items()):
+        lines += [f"=== {path}", text.rstrip("\n")]
+    return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+import shutil
+
+import pytest
+
+from meshwright import catalog, runfile
+from meshwright.catalog.run_files import FOLDER
+from meshwright.errors import RunFileError, UnknownNameError
+
+
+def test_a_name_stands_for_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = runfile.load("llama3.1-405b", overrides=["cluster=b200-8x8"])
+    assert (run.name, run.model.name, run.cluster_name) == ("llama3.1-405b", "llama3.1-405b", "b200-8x8")
+    assert run.text == catalog.run_file_text("llama3.1-405b")
+
+
+def test_a_file_of_that_name_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(FOLDER / "llama3-8b.yaml", tmp_path / "moe-2t")
+    assert runfile.load("moe-2t").model.name == "llama3-8b"
+
+
+def test_a_name_that_is_nearly_one_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunFileError, match="did you mean 'mixtral-8x7b', which ships") as caught:
+        runfile.load("mixtral-8x7")
+    assert caught.value.exit_code == 2
+    with pytest.raises(RunFileError, match="lists those that ship"):
+        runfile.load("mine.yaml")
+    with pytest.raises(UnknownNameError, match="run file"):
+        catalog.run_file_text("../models/llama3-8b")
+
+
+@pytest.mark.parametrize("name", catalog.run_file_names())
+def test_each_says_where_it_comes_from(name):
+    comment = [line for line in catalog.run_file_text(name).splitlines() if line.startswith("#")]
+    assert "AMD 2025" in " ".join(comment)
