@@ -15,7 +15,7 @@ from meshwright.specs.run import Engine
 if TYPE_CHECKING:
     from meshwright.engines.base import ImportingEngine
 
-ENDINGS = {".toml": Engine.TORCHTITAN}
+ENDINGS = {".toml": Engine.TORCHTITAN, ".py": Engine.TORCHTITAN, ".json": Engine.TORCHTITAN}
 """Whose configuration a file is, by how its name ends."""
 
 
@@ -23,6 +23,8 @@ ENDINGS = {".toml": Engine.TORCHTITAN}
     "import",
     examples=[
         "meshwright import llama3_8b.toml --cluster h100-8x1 --out run.yaml",
+        "meshwright import llama3:llama3_8b --cluster h100-8x1 --out run.yaml",
+        "meshwright import titan/meshwright_run.py --cluster h100-8x8",
     ],
 )
 @click.argument("source", metavar="CONFIG")
@@ -39,7 +41,9 @@ ENDINGS = {".toml": Engine.TORCHTITAN}
 def command(source: str, engine_name: str | None, cluster: str, out: Path | None, as_json: bool) -> None:
     """Read an engine's own configuration and write the run file that says the same.
 
-    Of torchtitan: a TOML file of its versions up to 0.2.
+    Of torchtitan: MODULE:FUNCTION of a configuration module (`llama3:llama3_8b`, `path/to/module.py:train`), which is
+    evaluated in a process of its own where torchtitan is installed; the JSON tree that this process prints; or a TOML
+    file of its versions up to 0.2.
 
     What a run file cannot say is refused or noted, setting by setting, and so is what `estimate` and the engine have
     against the run: a batch that does not divide, a plan that does not fit, a flag that contradicts another.
@@ -78,12 +82,16 @@ def command(source: str, engine_name: str | None, cluster: str, out: Path | None
 
 
 def _engine_of(source: str) -> str:
-    """Whose configuration `source` is, by how its name ends."""
-    if (ending := Path(source).suffix) in ENDINGS:
+    """Whose configuration `source` is, by its name: a file's ending, or MODULE:FUNCTION."""
+    path, colon, function = source.rpartition(":")
+    ending = Path(path if colon and function.isidentifier() else source).suffix
+    if ending in ENDINGS:
         return ENDINGS[ending].value
+    if colon:
+        return Engine.TORCHTITAN.value
     raise InputError(
         "whose configuration this is cannot be told by its name",
         got=source,
-        allowed=f"a name that ends with {', '.join(ENDINGS)}",
+        allowed=f"MODULE:FUNCTION, or a name that ends with {', '.join(ENDINGS)}",
         hint="say it with --engine",
     )

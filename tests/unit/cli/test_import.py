@@ -112,11 +112,29 @@ def test_what_a_run_file_cannot_say_is_refused(imported, old, new, message):
     assert message in outcome.stderr
 
 
-def test_whose_configuration_it_is_is_told_by_its_name_or_said(meshwright, tmp_path):
-    outcome = meshwright("import", tmp_path / "config.yaml", "--cluster", "h100-8x1")
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (["config.yaml"], "say it with --engine"),
+        (["config.yaml", "--engine", "torchtitan"], "no configuration of torchtitan"),
+        (["gone.py"], "there is no such file"),
+        (["gone.json"], "cannot read the trees"),
+        (["tree.json"], "does not hold one tree"),
+    ],
+)
+def test_whose_configuration_it_is_is_told_by_its_name_or_said(
+    meshwright, tmp_path, monkeypatch, source, message
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("meshwright.engines.torchtitan.importing.require_version", lambda: None)
+    (tmp_path / "tree.json").write_text("{}")
+    outcome = meshwright("import", *source, "--cluster", "h100-8x1")
     assert outcome.exit_code == 2
-    assert "say it with --engine" in outcome.stderr
-    outcome = meshwright(
-        "import", tmp_path / "config.yaml", "--cluster", "h100-8x1", "--engine", "torchtitan"
-    )
-    assert "only torchtitan's TOML files" in outcome.stderr
+    assert message in outcome.stderr
+
+
+def test_modules_are_programs_that_need_torchtitan(meshwright, monkeypatch):
+    monkeypatch.setattr("meshwright.engines.torchtitan.probe.find_spec", lambda name: None)
+    outcome = meshwright("import", "llama3:llama3_8b", "--cluster", "h100-8x1")
+    assert outcome.exit_code == 3
+    assert "pip install 'meshwright[torchtitan]'" in outcome.stderr

@@ -5,7 +5,8 @@
     lower      a run as a configuration module: `settings` around it, `models` in it, `source` writes it
     probe      what torchtitan finds on this machine, asked in a process of its own
     reading    what its processes leave behind; `engines.workers` starts them, `engines.outcome` makes the record
-    importing  torchtitan's configurations back into run files: `toml_files` those of its versions up to 0.2
+    importing  torchtitan's configurations back into run files: `described` evaluates them in a process of its own,
+               `trees` and `model_trees` read what it prints, `contradictions` judges it; `toml_files` those up to 0.2
 
 In torchtitan's processes:
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from meshwright.cost.stages import layers_per_stage
 from meshwright.cost.tables import BatchTable, model_row
 from meshwright.engines.base import Unsupported
-from meshwright.engines.torchtitan.models import check_model, family_of
+from meshwright.engines.torchtitan.models import GPT_OSS, check_model, family_of
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.legality import violations
 from meshwright.planner.rules import Setting, Severity
@@ -39,10 +39,10 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
             "precision: fp8_rowwise" if run.precision.matmul == "fp8" else f"allowed: {', '.join(PRECISIONS)}"
         )
         yield Unsupported(key="precision", reason=f"{run.precision.name} is not lowered", hint=hint)
-    if run.precision.name == "fp32" and run.model.experts is not None:
+    if run.precision.name == "fp32" and run.model.family == GPT_OSS:
         yield Unsupported(
             key="precision",
-            reason="experts of torchtitan 0.3.0 multiply in bf16, whatever the precision",
+            reason="GPT-OSS's experts of torchtitan 0.3.0 multiply in bf16, whatever the precision",
             hint="precision: bf16",
         )
     if run.precision.name == "fp8_rowwise" and run.model.experts is not None:

@@ -25,6 +25,7 @@ from meshwright.specs.run import Run, StateFormat, Tracker
 
 MODULE, RUN_FILE, FUNCTION = "meshwright_run.py", "meshwright_run.yaml", "train"
 OUTPUT = "torchtitan"  # folder of what its processes write, below that of the results
+VECTORS = r"(norm\.weight|\.bias|\.sinks)$"  # names of what does not decay
 ENDLESS = 10**9  # an interval of checkpoints that are not written
 
 SCHEDULES = {
@@ -135,7 +136,7 @@ def _optimizer(run: Run) -> Call:
 
     groups = [group(r".*", o.weight_decay)]
     if run.lora is None:
-        groups.insert(0, group(r"(norm\.weight|\.bias|\.sinks)$", 0.0))
+        groups.insert(0, group(VECTORS, 0.0))
     bf16 = o.states is StateFormat.BF16
     return call(
         "OptimizersContainer.Config",

@@ -69,6 +69,7 @@ HOMES = {
     **dict.fromkeys(("FusedQKVLinear", "GQAttention", "QKVLinear"), f"{_COMMON}.attention"),
     **dict.fromkeys(("get_attention_config", "make_token_dispatcher_config"), f"{_COMMON}.config_utils"),
     **dict.fromkeys(("GroupedExperts", "RoutedExperts", "TokenChoiceTopKRouter"), f"{_COMMON}.moe"),
+    "ExpertsInFp32": "meshwright.engines.torchtitan.parts",
     "ScaledBiasRowwiseLinear": f"{_COMMON}.linear",
     "skip_param_init": f"{_COMMON}.param_init",
     "LoRAConverter": "torchtitan.components.lora",
@@ -390,7 +391,7 @@ def _moe(run: Run) -> Call:
     assert x is not None
     inits = {"w1_EFD": Name('MATRIX["weight"]'), "w2_EDF": Name('RESIDUAL["weight"]')}
     experts = call(
-        "GroupedExperts.Config",
+        "ExpertsInFp32.Config" if run.precision.name == "fp32" else "GroupedExperts.Config",
         dim=model.hidden,
         hidden_dim=x.ffn_hidden,
         num_experts=x.num_experts,

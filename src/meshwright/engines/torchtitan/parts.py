@@ -4,6 +4,9 @@ Batches         the data of the run file, in the order of the native engine
 LearningRates   the rates of the native engine, step by step
 StepLog         what each step measured, a line a step, and what differs from process to process
 Tokens          where torchtitan wants a tokenizer: the data are tokens already
+ExpertsInFp32   experts that multiply in the format of their tokens, where torchtitan's round them to bf16
+
+Symbols: R rows (a token for each of its experts), D hidden, E experts, F their hidden width.
 """
 
 from __future__ import annotations
@@ -17,15 +20,19 @@ from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.tools.utils import device_type
 
 from meshwright import runfile
 from meshwright.engines.native import data, telemetry
 from meshwright.engines.native import device as devices
+from meshwright.engines.native.models.experts import run_experts
 from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.weights import find_weights
 from meshwright.errors import InputError
@@ -218,3 +225,21 @@ class Tokens(BaseTokenizer):
     def get_vocab_size(self) -> int:
         """Nobody asks: models have theirs."""
         raise InputError("the vocabulary is the model's")
+
+
+class ExpertsInFp32(GroupedExperts):
+    """Torchtitan's experts with the same weights, not rounded to bf16."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        """As upstream's."""
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        """[R, D]: rows sorted by expert, `num_tokens_per_expert_E[e]` of them through expert e of this process."""
+        gate_EFD, down_EDF, up_EFD = (
+            w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
+        )
+        return run_experts(
+            x_RD, num_tokens_per_expert_E, gate=gate_EFD, up=up_EFD, down=down_EDF,
+            activation=lambda gate_RF, up_RF: functional.silu(gate_RF) * up_RF,
+        )  # fmt: skip

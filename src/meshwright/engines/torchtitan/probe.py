@@ -33,7 +33,7 @@ class Machine:
 
 def machine() -> Machine:
     """Ask. Raises MissingDependencyError when torchtitan is absent, of another version, or does not start."""
-    _require_version()
+    require_version()
     done = subprocess.run(
         [sys.executable, "-m", "meshwright.engines.torchtitan.probe"], capture_output=True, text=True
     )
@@ -46,7 +46,8 @@ def machine() -> Machine:
     )
 
 
-def _require_version() -> None:
+def require_version() -> None:
+    """Raises MissingDependencyError when torchtitan is absent or of another version."""
     if find_spec("torchtitan") is None:
         raise MissingDependencyError(f"this needs torchtitan {VERSION}, which is not installed", hint=INSTALL)
     if (found := metadata.version("torchtitan")) != VERSION:

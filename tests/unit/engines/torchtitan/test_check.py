@@ -35,6 +35,7 @@ def test_a_plain_run_is_accepted():
     assert refused() == []
     assert refused("parallel={data_shard: 2, tensor: 2, pipeline: 2, sharding: parameters}") == []
     assert refused(MIXTURE, "parallel={data_shard: 4, expert: 4, sharding: parameters}") == []
+    assert refused(MIXTURE, "precision=fp32") == []
     assert refused("task=lora") == []
 
 
@@ -42,7 +43,7 @@ def test_a_plain_run_is_accepted():
     ("key", "overrides"),
     [
         ("precision: nvfp4", ["precision=nvfp4"]),
-        ("precision: experts of torchtitan", [MIXTURE, "precision=fp32"]),
+        ("precision: GPT-OSS's experts of torchtitan", ["model=gpt-oss-20b", "precision=fp32"]),
         ("optimizer.states", ["optimizer.states=int8"]),
         ("train.z_loss", ["train.z_loss=0.001"]),
         ("train.balance_loss", [MIXTURE, "train.balance_loss=0.01"]),

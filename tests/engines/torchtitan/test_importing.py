@@ -1,0 +1,237 @@
+"""Configurations of torchtitan as run files: its own published ones, and ours there and back.
+
+All of them are evaluated in one process, as `meshwright import` does with one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+if find_spec("torchtitan") is None:
+    pytest.skip("torchtitan is not installed: pip install 'meshwright[torchtitan]'", allow_module_level=True)
+
+from meshwright import runfile
+from meshwright.engines.base import Imported, find_engine
+from meshwright.engines.local import write_files
+from meshwright.engines.torchtitan.model_trees import same_model
+from meshwright.engines.torchtitan.trees import import_tree
+from meshwright.specs.run import Run
+
+HOPPER = Path(__file__).parent / "hopper"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "runs"
+PUBLISHED = {
+    "llama3:llama3_8b": ("llama3.1-8b", "FSDP64 mbs1 recompute=alternate_matmuls"),
+    "llama3:llama3_70b": ("llama3.1-70b", "TP8 FSDP8 mbs8 recompute=full"),
+    "llama3:llama3_405b": ("llama3.1-405b", "TP8 FSDP8 mbs2 recompute=full"),
+    "llama3:llama3_8b_mxfp8": ("llama3.1-8b", "FSDP64 mbs1 recompute=alternate_matmuls"),
+    "llama3:llama3_debugmodel": ("llama3-debugmodel", "FSDP64 mbs8 recompute=alternate_matmuls"),
+    "llama3:llama3_debugmodel_float8_emulate_lora": (
+        "llama3-debugmodel", "FSDP64 mbs8 recompute=alternate_matmuls",
+    ),
+    "deepseek_v3:deepseek_v3_16b": ("deepseek_v3-16b", "EP8 FSDP64 mbs4 recompute=alternate_matmuls"),
+    "deepseek_v3:deepseek_v3_671b": ("deepseek_v3-671b", "EP2 FSDP64 mbs4 recompute=alternate_matmuls"),
+    "deepseek_v3:deepseek_v3_debugmodel_mtp": ("deepseek_v3-debugmodel", "FSDP64 mbs8 recompute=alternate_matmuls"),
+    "gpt_oss:gpt_oss_20b": ("gpt-oss-20b", "FSDP64 mbs1 recompute=full"),
+    "gpt_oss:gpt_oss_120b": ("gpt-oss-120b", "FSDP64 mbs1 recompute=full"),
+    "qwen3:qwen3_0_6b": ("qwen3-0.6b", "FSDP64 mbs4 recompute=alternate_matmuls"),
+    "qwen3:qwen3_1_7b": ("qwen3-1.7b", "FSDP64 mbs4 recompute=alternate_matmuls"),
+    "qwen3:qwen3_14b": ("qwen3-14b", "FSDP64 mbs4 recompute=full"),
+    "qwen3:qwen3_30b_a3b": ("qwen3-30b-a3b", "FSDP64 mbs2 recompute=full"),
+    "qwen3:qwen3_32b": ("qwen3-32b", "FSDP64 mbs2 recompute=full"),
+    "qwen3:qwen3_moe_debug": ("qwen3-debugmodel_moe", "FSDP64 mbs4 recompute=alternate_matmuls"),
+    "qwen3:sft_qwen3_8b_math": ("qwen3-8b", "FSDP64 mbs1 recompute=alternate_matmuls"),
+}  # fmt: skip
+REFUSED = ("flux:flux_dev", "kimi_k2_7:kimi_k2_5", "llama3:llama3_9b")
+
+TOY = """
+model: {hidden: 64, num_layers: 7, vocab: 512, ffn_hidden: 128, attention: {num_heads: 4, num_kv_heads: 2}}
+data: {source: notes.txt, tokenizer: bytes, sequence_length: 256}
+batch: {global_sequences: 16, micro: 2}
+cluster: h100-8x1
+engine: torchtitan
+train: {steps: 10, seed: 7}
+"""
+LATENT = """model={hidden: 256, num_layers: 6, vocab: 1024, ffn_hidden: 512, family: DeepseekV3ForCausalLM,
+attention: {kind: mla, num_heads: 4, head_dim: 96, value_head_dim: 64, query_lora_rank: 64, kv_lora_rank: 32,
+rope_head_dim: 32}, experts: {num_experts: 8, top_k: 2, ffn_hidden: 128, num_shared: 1, num_dense_layers: 1,
+router: sigmoid, num_groups: 4, groups_per_token: 2, routed_scale: 2.5}}"""
+TOYS = {
+    "zero-2-pipeline": (
+        "parallel={data_shard: 2, pipeline: 2, virtual_pipeline: 2, tensor: 2, schedule: interleaved, "
+        "sharding: gradients}",
+        "train.checkpoint={folder: saved, every_steps: 5, keep: 3}",
+        "optimizer={schedule: wsd, warmup_steps: 2, decay_ratio: 0.3, gradient_clip: null, learning_rate: 1.0e-3}",
+    ),
+    "layers-by-hand": (
+        "parallel={data_shard: 4, pipeline: 2, layers_per_stage: [5, 2], schedule: gpipe, sharding: parameters}",
+    ),
+    "replicas": ("parallel={data_shard: 8, sharding: none, recompute: full}", "precision=fp32"),
+    "hybrid": ("parallel={data_shard: 4, data_replicate: 2, sharding: parameters}", "train.compile=true"),
+    "tensor": ("parallel={data_shard: 4, tensor: 2, sequence_parallel: false, sharding: parameters}",),
+    "adapters": (
+        "task=lora", "lora={rank: 4, alpha: 12, targets: [query, key, value, up]}",
+        "parallel={data_shard: 8, sharding: parameters}", "optimizer.schedule=constant",
+    ),
+    "experts": (LATENT, "parallel={data_shard: 8, expert: 4, sharding: parameters}", "train.balance_bias_rate=0.01"),
+    "windows": ("model=gpt-oss-20b", "parallel={data_shard: 8, sharding: parameters}"),
+    "evaluated": (
+        "parallel={data_shard: 2, sharding: parameters, context: 2, tensor: 2}", "data.sequence_length=1024",
+        "data.validation=held-out.txt", "train.evaluate={every_steps: 5, num_batches: 3}",
+        "train.trackers=[tensorboard, wandb]", "optimizer.states=bf16",
+    ),
+}  # fmt: skip
+
+
+def toy(name: str) -> Run:
+    return runfile.loads(TOY, overrides=TOYS[name])
+
+
+ON_EIGHT = (
+    "engine=torchtitan", "cluster=h100-8x1", "batch.micro=1", "train.steps=100", "train.tokens=null",
+    "optimizer.warmup_steps=0", "parallel={data_shard: 8, sharding: parameters, recompute: full}",
+)  # fmt: skip
+
+
+def example(path: Path) -> Run | None:
+    """An example run file on eight devices; None: torchtitan cannot take it."""
+    run = runfile.load(path, overrides=ON_EIGHT)
+    return None if find_engine("torchtitan").check(run) else run
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    """What is exported, by name."""
+    found = {path.stem: example(path) for path in sorted(EXAMPLES.glob("*.yaml"))}
+    return {name: toy(name) for name in TOYS} | {name: run for name, run in found.items() if run is not None}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, runs) -> Path:
+    folder = tmp_path_factory.mktemp("configurations")
+    for name, run in runs.items():
+        write_files(find_engine("torchtitan").lower(run, folder=folder / name), folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trees(folder, runs) -> dict[str, dict]:
+    sources = [*PUBLISHED, *REFUSED, *(f"{name}/meshwright_run.py:train" for name in runs)]
+    path = os.pathsep.join([str(HOPPER), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "meshwright.engines.torchtitan.described", *sources],
+        cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def loaded(found: Imported) -> Run:
+    stream = StringIO()
+    YAML().dump(found.content, stream)
+    return runfile.loads(stream.getvalue())
+
+
+@pytest.mark.parametrize("source", PUBLISHED)
+def test_published_configurations_become_runs(trees, source):
+    found = import_tree(trees[source], cluster="h100-8x8")
+    run = loaded(found)
+    fields = trees[source]["fields"]
+    assert (run.model.name, run.plan.describe()) == PUBLISHED[source]
+    assert run.sequence_length == fields["training"]["fields"]["seq_len"]
+    assert run.num_steps == fields["training"]["fields"]["steps"]
+    groups = fields["optimizer"]["fields"]["param_groups"]
+    assert run.optimizer.learning_rate == groups[-1]["fields"]["optimizer_kwargs"]["lr"]
+    assert run.global_batch == run.micro_batch * run.plan.data
+    assert len(run.text.splitlines()) < 100
+
+
+def test_recipes_adapters_and_what_is_noted(trees):
+    giant = import_tree(trees["llama3:llama3_405b"], cluster="h100-8x64")
+    assert giant.content["precision"] == "fp8_rowwise"
+    assert giant.content["train"]["compile"]
+    assert "compile.enable_async_tensor_parallel = True is not carried over" in giant.notes
+    assert import_tree(trees["llama3:llama3_8b_mxfp8"], cluster="h100-8x8").content["precision"] == "mxfp8"
+    adapted = import_tree(trees["llama3:llama3_debugmodel_float8_emulate_lora"], cluster="h100-8x8")
+    assert adapted.content["task"] == "lora"
+    assert "model_spec: fp8 is emulated, which is not carried over" in adapted.notes
+    assert any(note.startswith("fp8_rowwise without compile.enable") for note in adapted.notes)
+    small = import_tree(trees["llama3:llama3_debugmodel"], cluster="h100-8x8")
+    for words in (
+        "parallelism.pipeline_parallel_schedule does nothing: there is one stage",
+        "validator.freq, validator.steps does nothing: validator.enable is false",
+        "optimizer: norms decay too, which is not carried over",
+    ):
+        assert words in small.notes
+    chat = import_tree(trees["qwen3:sft_qwen3_8b_math"], cluster="h100-8x8")
+    assert any("ChatDataLoader is not carried over" in note for note in chat.notes)
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_our_own_exports_come_back_as_they_were(trees, folder, monkeypatch, name):
+    monkeypatch.chdir(folder)
+    assert_back(toy(name), trees[f"{name}/meshwright_run.py:train"])
+
+
+def test_the_example_run_files_come_back_as_they_were(trees, runs, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    taken = [name for name in runs if name not in TOYS]
+    assert len(taken) >= 3
+    for name in taken:
+        assert_back(runs[name], trees[f"{name}/meshwright_run.py:train"])
+
+
+def assert_back(run: Run, tree: dict) -> None:
+    found = import_tree(tree, cluster=run.cluster_name)
+    again = loaded(found)
+    assert found.notes == ()
+    assert same_model(again.model, run.model)
+    plan = run.plan if run.plan.pipeline > 1 else replace(run.plan, schedule=again.plan.schedule)
+    assert again.plan == plan
+    assert replace(again.train, steps=None) == replace(run.train, steps=None, tokens=None)
+    for name in ("sequence_length", "global_batch", "micro_batch", "num_steps", "precision", "data", "task",
+                 "weights", "engine", "cluster"):  # fmt: skip
+        assert getattr(again, name) == getattr(run, name), name
+    ratio = (
+        again.optimizer.decay_ratio if run.optimizer.schedule.value != "wsd" else run.optimizer.decay_ratio
+    )
+    assert again.optimizer == replace(run.optimizer, decay_ratio=ratio)
+    if run.lora is not None:
+        assert replace(again.lora, targets=()) == replace(run.lora, targets=())
+        assert set(again.lora.targets) == set(run.lora.targets)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("flux:flux_dev", "is no Trainer.Config: got 'FluxTrainer'"),
+        ("kimi_k2_7:kimi_k2_5", "torchtitan cannot build"),
+        ("llama3:llama3_9b", "torchtitan cannot build"),
+    ],
+)
+def test_what_is_no_training_or_cannot_be_built_says_so(meshwright, trees, tmp_path, source, words):
+    (tmp_path / "tree.json").write_text(json.dumps({source: trees[source]}))
+    outcome = meshwright("import", tmp_path / "tree.json", "--cluster", "h100-8x8")
+    assert outcome.exit_code == 2
+    assert words in outcome.stderr, outcome.stderr
+
+
+def test_one_command_evaluates_and_writes(meshwright, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    outcome = meshwright(
+        "import", "replicas/meshwright_run.py", "--cluster", "h100-8x1", "--out", "back.yaml"
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    assert runfile.load("back.yaml").plan == toy("replicas").plan
+    gone = meshwright("import", "nowhere/meshwright_run.py", "--cluster", "h100-8x1")
+    assert gone.exit_code == 2
+    assert "there is no such file" in gone.stderr
