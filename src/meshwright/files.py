@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: a killed process never leaves half an artefact that loads."""
+"""Files that are either whole or absent: a killed process never leaves half an artefact that loads. Where they go."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def default_cache() -> Path:
+    """Where built data lives: $MESHWRIGHT_CACHE, else $XDG_CACHE_HOME/meshwright, else ~/.cache/meshwright."""
+    named = os.environ.get("MESHWRIGHT_CACHE")
+    if named:
+        return Path(named).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "meshwright"

@@ -17,13 +17,14 @@ import pytest
 pytest.importorskip("torch")
 
 from meshwright.engines.native.data import cache
-from meshwright.engines.native.data.cache import build_once, default_cache, find_fault, remembered_digest
+from meshwright.engines.native.data.cache import build_once, find_fault, remembered_digest
 from meshwright.engines.native.data.megatron import open_indexed, write_indexed
 from meshwright.engines.native.data.source import Source, open_source
 from meshwright.engines.native.data.store import open_store
 from meshwright.engines.native.data.tokenization import tokenise
 from meshwright.engines.native.data.tokenizer import ByteTokenizer
 from meshwright.errors import InputError
+from meshwright.files import default_cache
 
 DOCUMENTS = [np.arange(5), np.array([7]), np.arange(100, 120)]
 

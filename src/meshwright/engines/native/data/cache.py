@@ -32,15 +32,6 @@ REMEMBERED_BYTES = 256 * MIB
 """Source files from this size on are not read again to see whether they are the same."""
 
 
-def default_cache() -> Path:
-    """Where built data lives: $MESHWRIGHT_CACHE, else $XDG_CACHE_HOME/meshwright, else ~/.cache/meshwright."""
-    named = os.environ.get("MESHWRIGHT_CACHE")
-    if named:
-        return Path(named).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "meshwright"
-
-
 def build_once(folder: Path, build: Callable[[Path], None], *, about: Mapping[str, Any]) -> None:
     """After this `folder` exists and is what its manifest says; `build` fills an empty folder when it was not.
 

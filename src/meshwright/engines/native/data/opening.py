@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.engines.native.data.bpe import bpe_tokenizer
-from meshwright.engines.native.data.cache import default_cache
 from meshwright.engines.native.data.packing import (
     Samples,
     SyntheticSamples,
@@ -25,6 +24,7 @@ from meshwright.engines.native.data.tokenizer import (
     tokenizer_from_path,
 )
 from meshwright.errors import InputError
+from meshwright.files import default_cache
 from meshwright.specs.run import Run
 
 

@@ -20,12 +20,13 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-from meshwright.engines.native.data.cache import default_cache, remembered_digest
+from meshwright.engines.native.data.cache import remembered_digest
 from meshwright.engines.native.data.chat import ChatML
 from meshwright.engines.native.data.documents import Chat, Document
 from meshwright.engines.native.data.hub import Rows, is_saved_to_disk, rows_from_disk, rows_from_hub
 from meshwright.engines.native.data.readers import READERS, reader_of
 from meshwright.errors import InputError, nearest
+from meshwright.files import default_cache
 
 PYTHON_STDLIB = "python-stdlib"
 SYNTHETIC = "synthetic"

@@ -1,0 +1,1 @@
+"""Scripts that run in MaxText's environment, with its Python and without Meshwright."""

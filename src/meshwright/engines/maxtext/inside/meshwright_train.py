@@ -1,0 +1,92 @@
+"""Starts MaxText's own trainer and notes what only its process knows. Runs in MaxText's environment.
+
+    python meshwright_train.py OUTPUT CPU maxtext.yml key=value ...
+
+CPU are settings with commas between them that hold on a CPU only. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT say where the process stands, as under torchrun.
+
+OUTPUT/process-N.json   device, software, and the most memory that was in use
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("maxtext", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def facts() -> dict[str, Any]:
+    """The device as a record names it, and versions of what runs."""
+    import jax
+
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() or {}
+    is_cpu = device.platform == "cpu"
+    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    software = {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
+    return {
+        "device": {
+            "type": device.platform,
+            "name": platform.processor() or platform.machine() if is_cpu else device.device_kind,
+            "count_on_this_machine": jax.local_device_count(),
+            "memory_bytes": host_bytes if is_cpu else stats.get("bytes_limit"),
+            "threads": len(os.sched_getaffinity(0)),
+            "system": platform.platform(),
+        },
+        "software": software,
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
+
+
+def peak_memory_bytes() -> int:
+    """Allocated on an accelerator, resident on a CPU."""
+    import jax
+
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
+    return max(peaks) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def join_processes() -> None:
+    """Meet the other processes; each has one device."""
+    import jax
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        jax.distributed.initialize(
+            coordinator_address=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+            num_processes=world,
+            process_id=int(os.environ["RANK"]),
+            local_device_ids=None if os.environ.get("JAX_PLATFORMS") == "cpu" else [local],
+        )
+
+
+def train(arguments: list[str]) -> None:
+    """Called by absl with the arguments above, after the name of the script."""
+    import jax
+    from maxtext.trainers.pre_train import train as maxtext
+
+    output = Path(arguments[1])
+    note = output / f"process-{os.environ.get('RANK', '0')}.json"
+    join_processes()
+    hardware = "cpu" if jax.default_backend() == "cpu" else "gpu"
+    alone = str(not jax.distributed.is_initialized()).lower()
+    note.write_text(json.dumps(facts()), encoding="utf-8")
+    place = [f"hardware={hardware}", f"skip_jax_distributed_system={alone}"]
+    place += arguments[2].split(",") if arguments[2] and hardware == "cpu" else []
+    sys.argv = [arguments[0], *arguments[3:], *place]  # where `meshwright_weights` finds them
+    maxtext.main(sys.argv)
+    note.write_text(json.dumps(facts()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from absl import app
+
+    app.run(train, argv=sys.argv)

@@ -1,0 +1,161 @@
+"""Weights of Hugging Face files in and out of MaxText's parameters. Runs in MaxText's environment, without Meshwright.
+
+    convert(tensors)   named in a configuration as `checkpoint_conversion_fn: meshwright_weights.convert`: MaxText reads
+                       safetensors (`source_checkpoint_layout: safetensors`) and asks it for a state to start from
+    python meshwright_weights.py PARAMETERS.json CHECKPOINT OUT.safetensors
+                       the parameters of a checkpoint of MaxText, as a Hugging Face file
+
+What stands where is a table: $MESHWRIGHT_PARAMETERS names a JSON file with `seed`, `is_drawn` and `leaves`, which
+`meshwright.engines.maxtext.weights` explains.
+
+The state begins at step 1 with a learning-rate schedule that has advanced by one: MaxText gives the first step of a
+warm-up the rate 0, Meshwright's other engines peak / warmup_steps. Moments begin at zero, with no step counted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+FIRST_STEP = 1
+
+
+def convert(tensors: dict[str, Any]) -> dict[str, Any]:
+    """MaxText's state on disk, made of a file's tensors, or drawn where the table says so; placed as it is trained."""
+    import jax
+    import jax.numpy as jnp
+
+    table = json.loads(Path(os.environ["MESHWRIGHT_PARAMETERS"]).read_text(encoding="utf-8"))
+    places = _places(sys.argv)
+    parameters: dict[str, Any] = {}
+    for number, leaf in enumerate(table["leaves"]):
+        keys = leaf["path"].split("/")
+        place = _at(places["model"], keys)
+        if table["is_drawn"]:
+            array = drawn(leaf, place, seed=table["seed"], number=number)
+        else:
+            array = jax.device_put(made(leaf, tensors, numpy=jnp), place.sharding)
+        assert array.shape == place.shape, leaf["path"]
+        _put(parameters, keys, array)
+    place = places["optimizer"]["step"]
+    one = jax.device_put(jnp.asarray(FIRST_STEP, dtype=jnp.int32), place.sharding)
+    return {"params": {"params": parameters}, "step": one, "opt_state": [None, None, {"count": one}]}
+
+
+def _places(arguments: list[str]) -> dict[str, Any]:
+    """Shape and sharding of every array of the state that MaxText trains when it is started with `arguments`."""
+    from flax import nnx
+    from maxtext.common.train_state_nnx import TrainStateNNX
+    from maxtext.configs import pyconfig
+    from maxtext.utils import maxtext_utils, model_creation_utils, train_utils
+
+    config = pyconfig.initialize(arguments)
+    mesh = maxtext_utils.get_mesh_from_config(config, None)
+    make, model = model_creation_utils.create_nnx_abstract_model(config, mesh, None)
+    _, optimizer = train_utils.create_training_optimizer(config, model, mesh=mesh)
+
+    def state() -> Any:
+        made = make()
+        return TrainStateNNX(made, nnx.Optimizer(made, optimizer, wrt=nnx.Param))
+
+    return maxtext_utils.get_abstract_state(config, mesh, state, True)[0].to_pure_dict()
+
+
+def _at(tree: dict[str, Any], keys: list[str]) -> Any:
+    for key in keys:
+        tree = tree[key]
+    return tree
+
+
+def _put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[keys[-1]] = value
+
+
+def names(leaf: dict[str, Any]) -> list[str]:
+    """The tensors of a file that `leaf` is made of, row by row of its grid."""
+    layers, experts = leaf["layers"] or [None], range(leaf["num_experts"]) or [None]
+    both = [(layer, expert) for layer in layers for expert in experts]
+    if leaf["experts_first"]:
+        both = [(layer, expert) for expert in experts for layer in layers]
+    return [leaf["name"].format(layer=layer, expert=expert) for layer, expert in both]
+
+
+def made(leaf: dict[str, Any], tensors: dict[str, Any], *, numpy: Any) -> Any:
+    """The array of `leaf` from a file's tensors, in fp32, made by `numpy` or JAX's."""
+    parts = [_part(numpy.asarray(tensors[name], dtype="float32"), leaf) for name in names(leaf)]
+    if not leaf["grid"]:
+        return parts[0]
+    stacked = numpy.stack(parts).reshape(*leaf["grid"], *leaf["shape"])
+    return numpy.moveaxis(stacked, range(len(leaf["grid"])), leaf["axes"])
+
+
+def _part(tensor: Any, leaf: dict[str, Any]) -> Any:
+    part = (tensor.T if leaf["transpose"] else tensor).reshape(leaf["shape"])
+    if leaf["interleave"]:  # the last axis is a head's: halves become neighbouring pairs
+        halves = part.reshape(*part.shape[:-1], 2, part.shape[-1] // 2)
+        part = halves.swapaxes(-1, -2).reshape(part.shape)
+    return part
+
+
+def drawn(leaf: dict[str, Any], place: Any, *, seed: int, number: int) -> Any:
+    """First weights of `leaf`: normal, or ones; every device draws its part."""
+    import jax
+    import jax.numpy as jnp
+
+    def draw(key: Any) -> Any:
+        if leaf["std"] is None:
+            return jnp.ones(place.shape, dtype=jnp.float32)
+        return leaf["std"] * jax.random.normal(key, place.shape, dtype=jnp.float32)
+
+    key = jax.random.fold_in(jax.random.PRNGKey(seed), number)
+    return jax.jit(draw, out_shardings=place.sharding)(key)
+
+
+def parts(leaf: dict[str, Any], array: Any) -> dict[str, Any]:
+    """The file's tensors in `array`, which is `leaf`: `made` the other way, in NumPy."""
+    import numpy as np
+
+    array = np.moveaxis(np.asarray(array), leaf["axes"], range(len(leaf["axes"])))
+    tensors = {}
+    for name, part in zip(names(leaf), array.reshape(-1, *leaf["shape"]), strict=True):
+        if leaf["interleave"]:
+            pairs = part.reshape(*part.shape[:-1], part.shape[-1] // 2, 2)
+            part = pairs.swapaxes(-1, -2).reshape(part.shape)
+        tensors[name] = _matrix(part, leaf)
+    return tensors
+
+
+def _matrix(part: Any, leaf: dict[str, Any]) -> Any:
+    """Back to the two axes of a file's matrix."""
+    if not leaf["transpose"]:
+        return part
+    joined = (
+        1 if leaf["path"].endswith(("query/kernel", "key/kernel", "value/kernel")) else len(part.shape) - 1
+    )
+    rows = math.prod(part.shape[:joined])
+    return part.reshape(rows, -1).T
+
+
+def main(table: Path, checkpoint: Path, out: Path) -> None:
+    """Write the parameters of `checkpoint`, a folder of one step, as `out`."""
+    import numpy as np
+    from etils import epath
+    from orbax.checkpoint import v1 as ocp
+    from safetensors.numpy import save_file
+
+    state = ocp.load(epath.Path(checkpoint), checkpointable_name="items")
+    parameters = state["params"]["params"]
+    tensors: dict[str, Any] = {}
+    for leaf in json.loads(table.read_text(encoding="utf-8"))["leaves"]:
+        tensors |= parts(leaf, np.asarray(_at(parameters, leaf["path"].split("/"))))
+    save_file({name: np.ascontiguousarray(t) for name, t in tensors.items()}, out, metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:4]))

@@ -1,0 +1,260 @@
+"""A run as a configuration file of MaxText. Pure: MaxText need not be installed.
+
+MaxText's own trainer takes the file, and what depends on the machine as arguments behind it:
+
+    python -m maxtext.trainers.pre_train.train maxtext.yml hardware=gpu ...
+
+Steps are counted from 1 (`inside/meshwright_weights.py` says why), so that `steps` is one more than are taken, and the
+learning rates of its schedules are those of the native engine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from meshwright.engines.base import Launch, pinned, refuse
+from meshwright.engines.maxtext import VERSION, weights
+from meshwright.engines.maxtext.check import check
+from meshwright.engines.maxtext.models import model_keys
+from meshwright.specs.plan import Plan, Recompute, Sharding
+from meshwright.specs.run import LearningRateSchedule, Optimizer, Run
+
+CONFIGURATION, RUN_FILE, PARAMETERS = "maxtext.yml", "meshwright_run.yaml", "parameters.json"
+OUTPUT = "maxtext"  # folder of what its processes write, below that of the results
+NAME = "maxtext"  # MaxText's checkpoints lie in FOLDER/NAME/checkpoints
+TOKENS, INDEX = "tokens", "index"
+ENDLESS = 10**9  # an interval of checkpoints that are not written
+
+REMATERIALISATION = {
+    frozenset(("norm", "activation")): "minimal_with_context",
+    frozenset(("core_attention", "norm", "activation")): "minimal",
+    frozenset(("norm", "activation", "mlp")): "save_dot_with_context_except_mlp",
+    frozenset(("norm", "activation", "moe")): "save_dot_with_context_except_mlp",
+}
+"""What is computed again, by MaxText's name of the policy that keeps the rest."""
+
+
+def lower(run: Run, *, folder: Path) -> Launch:
+    """The configuration, the run file, where weights stand, and the command of every process."""
+    from meshwright.runfile import pinned_text
+
+    refuse("maxtext", check(run))
+    plan = pinned(run)
+    return Launch(
+        argv=("python", "-m", "meshwright.engines.maxtext.worker", str(folder)),
+        files={
+            CONFIGURATION: configuration_text(run, plan, folder=folder),
+            RUN_FILE: pinned_text(run, plan),
+            PARAMETERS: parameters_text(run, plan),
+        },
+        num_processes=plan.num_devices,
+    )
+
+
+def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
+    """The YAML file."""
+    from ruamel.yaml import YAML
+
+    stream = StringIO()
+    stream.write(
+        f"# {run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for MaxText {VERSION}.\n"
+        "# Written by Meshwright from the run file beside it. What is not here is as in MaxText's base.yml.\n"
+    )
+    YAML().dump(configuration(run, plan, folder=folder), stream)
+    return stream.getvalue()
+
+
+def parameters_text(run: Run, plan: Plan) -> str:
+    """Where every tensor of the weights stands, for the script that brings them in and out; a line a leaf."""
+    leaves = ",\n".join(json.dumps(leaf) for leaf in weights.as_json(run.model, plan))
+    head = json.dumps({"seed": run.train.seed, "is_drawn": run.weights is None})
+    return f'{head[:-1]}, "leaves": [\n{leaves}\n]}}\n'
+
+
+def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
+    """Every key that MaxText is given."""
+    return {
+        "base_config": "base.yml",
+        "run_name": NAME,
+        **model_keys(run.model),
+        **_numbers(run),
+        **_parallelism(plan, run),
+        **_batch(run, plan),
+        **_recompute(plan),
+        **_optimizer(run),
+        **_data(run, folder),
+        **_checkpoint(run, folder),
+        **_evaluation(run, plan, folder),
+        **_surroundings(folder),
+    }
+
+
+def _numbers(run: Run) -> dict[str, Any]:
+    is_fp32 = run.precision.name == "fp32"
+    return {
+        "dtype": "float32" if is_fp32 else "bfloat16",
+        "weight_dtype": "float32",
+        "grad_dtype": "float32",
+        "matmul_precision": "highest" if is_fp32 else "default",
+        "attention": "autoselected",
+        "sparse_matmul": True,
+        "megablox": False,  # a kernel for TPUs; without it JAX's own ragged product
+    }
+
+
+def _parallelism(plan: Plan, run: Run) -> dict[str, Any]:
+    """Axes of the mesh. The expert axis is a part of the axis over which data are split."""
+    is_sharded = plan.sharding is Sharding.PARAMETERS
+    tensor = "tensor_sequence" if plan.sequence_parallel and plan.tensor > 1 else "tensor"
+    keys: dict[str, Any] = {
+        "num_slices": 1,
+        "ici_data_parallelism": plan.data_replicate if is_sharded else plan.data // plan.expert,
+        "ici_fsdp_parallelism": plan.data_shard // plan.expert if is_sharded else 1,
+        "ici_expert_parallelism": plan.expert,
+        f"ici_{tensor}_parallelism": plan.tensor,
+        "ici_context_parallelism": plan.context,
+        "ici_pipeline_parallelism": plan.pipeline,
+        "shard_optimizer_over_data": plan.sharding is Sharding.OPTIMIZER and plan.data > 1,
+    }
+    if plan.pipeline > 1:
+        keys |= {
+            "num_layers_per_pipeline_stage": run.model.num_layers // (plan.pipeline * plan.virtual_pipeline),
+            "num_pipeline_repeats": plan.virtual_pipeline,
+            "num_pipeline_microbatches": plan.num_micro_batches(run.global_batch),
+        }
+    return keys
+
+
+def _batch(run: Run, plan: Plan) -> dict[str, Any]:
+    """Micro-batches of a pipeline are one batch of the devices; without one they are gradient accumulation."""
+    accumulated = 1 if plan.pipeline > 1 else plan.num_micro_batches(run.global_batch)
+    return {
+        "max_target_length": run.sequence_length,
+        "per_device_batch_size": run.global_batch / accumulated / plan.num_devices,
+        "gradient_accumulation_steps": accumulated,
+    }
+
+
+def _recompute(plan: Plan) -> dict[str, Any]:
+    if plan.recompute is Recompute.FULL:
+        return {"remat_policy": "full"}
+    return {"remat_policy": REMATERIALISATION[frozenset(plan.recompute_modules)]}
+
+
+def _optimizer(run: Run) -> dict[str, Any]:
+    """AdamW. Vectors do not decay, as in the native engine: of them only norms are there."""
+    o = run.optimizer
+    assert run.num_steps is not None
+    return {
+        "opt_type": "adamw",
+        "learning_rate": o.learning_rate,
+        "adam_b1": o.betas[0],
+        "adam_b2": o.betas[1],
+        "adam_eps": o.epsilon,
+        "adam_weight_decay": o.weight_decay,
+        "adamw_mask": ["scale"],
+        "gradient_clipping_threshold": 0.0 if o.gradient_clip is None else o.gradient_clip,
+        "steps": run.num_steps + 1,
+        "learning_rate_schedule_steps": run.num_steps + 1,
+        **schedule_keys(o, num_steps=run.num_steps),
+    }
+
+
+def schedule_keys(o: Optimizer, *, num_steps: int) -> dict[str, Any]:
+    """MaxText's schedule with the rates of `native.optimize.learning_rate`; its count is one ahead."""
+    whole, warm = num_steps + 1, min(o.warmup_steps, num_steps)
+    keys: dict[str, Any] = {
+        "warmup_steps_fraction": part_of(whole, warm),
+        "learning_rate_final_fraction": o.final_ratio,
+    }
+    if o.schedule is LearningRateSchedule.COSINE:
+        return {"lr_schedule_type": "cosine", **keys}
+    start = warm
+    if o.schedule is LearningRateSchedule.WSD:
+        start = max(warm, num_steps - (max(1, round(o.decay_ratio * num_steps)) if o.decay_ratio else 0))
+    falls = 0 if o.schedule is LearningRateSchedule.CONSTANT else whole - start
+    return {
+        "lr_schedule_type": "wsd",
+        **keys,
+        "wsd_decay_style": "linear",
+        "wsd_decay_steps_fraction": part_of(whole, falls),
+    }
+
+
+def part_of(whole: int, part: int) -> float:
+    """A fraction of which MaxText's `int(whole * fraction)` makes `part`."""
+    fraction = part / whole
+    while int(whole * fraction) < part:
+        fraction = math.nextafter(fraction, 1.0)
+    return fraction
+
+
+def _data(run: Run, folder: Path) -> dict[str, Any]:
+    """Token files that `data` writes: one document a sample, in the order of the run."""
+    tokens = folder / OUTPUT / "data" / TOKENS
+    return {
+        "dataset_type": "grain",
+        "grain_file_type": "mmap_npy",
+        "grain_train_files": f"{tokens.with_name(INDEX)}|{tokens}",
+        "train_data_columns": ["text"],
+        "tokenize_train_data": False,
+        "enable_data_shuffling": False,
+        "data_shuffle_seed": run.train.seed,
+        "packing": True,
+        "reset_attention_mask": True,
+        "eod_mask_loss": True,
+        "grain_worker_count": 0,
+        "init_weights_seed": run.train.seed,
+    }
+
+
+def _checkpoint(run: Run, folder: Path) -> dict[str, Any]:
+    """What the training starts from, and what it saves. The newest checkpoint of the folder comes first.
+
+    MaxText reads a state to start from only where it may write checkpoints.
+    """
+    saves = run.train.checkpoint
+    keys: dict[str, Any] = {
+        "base_output_directory": saves.folder if saves else str(folder / OUTPUT),
+        "source_checkpoint_layout": "safetensors",
+        "checkpoint_conversion_fn": "meshwright_weights.convert",
+        "enable_checkpointing": True,
+        "async_checkpointing": saves is not None and saves.asynchronous,
+        "checkpoint_period": saves.every_steps if saves else ENDLESS,
+        "save_checkpoint_on_start": False,
+        "save_checkpoint_on_completion": saves is not None,
+    }
+    return keys | ({"max_num_checkpoints_to_keep": saves.keep} if saves and saves.keep else {})
+
+
+def _evaluation(run: Run, plan: Plan, folder: Path) -> dict[str, Any]:
+    """Validation batches are of the size of a micro-batch of all devices; the run file counts global ones."""
+    evaluate = run.train.evaluate
+    if evaluate is None:
+        return {"eval_interval": -1}
+    accumulated = 1 if plan.pipeline > 1 else plan.num_micro_batches(run.global_batch)
+    tokens = folder / OUTPUT / "validation" / TOKENS
+    return {
+        "eval_interval": evaluate.every_steps,
+        "eval_start_step": evaluate.every_steps,
+        "eval_steps": evaluate.num_batches * accumulated,
+        "eval_per_device_batch_size": run.global_batch / accumulated / plan.num_devices,
+        "grain_eval_files": f"{tokens.with_name(INDEX)}|{tokens}",
+        "eval_data_columns": ["text"],
+        "tokenize_eval_data": False,
+    }
+
+
+def _surroundings(folder: Path) -> dict[str, Any]:
+    """Metrics of full precision in a file of our own; none of the services that MaxText can write to."""
+    return {
+        "metrics_file": str(folder / OUTPUT / "metrics.jsonl"),
+        "enable_tensorboard": False,
+        "enable_goodput_recording": False,
+        "monitor_goodput": False,
+        "log_config": False,
+    }

@@ -1,0 +1,149 @@
+"""Trainings with MaxText on this CPU, held against the native engine step by step.
+
+Same weights (Hugging Face safetensors), same batches in the same order, fp32: losses and gradient norms agree to the
+last digits that sums in another order leave. Devices are virtual ones of one process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if find_spec("torch") is None:
+    pytest.skip("the native engine needs PyTorch", allow_module_level=True)
+
+import torch
+
+from meshwright import runfile
+from meshwright.engines.native.models import build_model, init_weights, materialize
+from meshwright.engines.native.weights import save_weights
+
+TOLERANCE = 3e-6  # relative; docs/guides/maxtext.md has what was measured
+DENSE = """
+model: {name: toy, family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 258, ffn_hidden: 128,
+  attention: {num_heads: 4, num_kv_heads: 2}}
+weights: start
+data: {source: notes.txt, tokenizer: bytes, sequence_length: 64}
+batch: {global_sequences: 8, micro: 2}
+optimizer: {learning_rate: 2.0e-3, warmup_steps: 4, schedule: cosine}
+precision: fp32
+cluster: here
+engine: maxtext
+parallel: {data_shard: 1, sharding: none, recompute: full}
+train: {steps: 20}
+"""
+MIXTURE = DENSE.replace(
+    "family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 258, ffn_hidden: 128",
+    "family: Qwen3MoeForCausalLM, hidden: 64, num_layers: 2, vocab: 258",
+).replace(
+    "num_kv_heads: 2}}",
+    "num_kv_heads: 2, head_dim: 16, qk_norm: true}, experts: {num_experts: 4, top_k: 2, ffn_hidden: 32}}",
+)
+
+
+class Toy:
+    """A run file, its text and the weights that it starts from, in a folder."""
+
+    def __init__(self, folder: Path, text: str, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        folder.mkdir()
+        (folder / "run.yaml").write_text(text)
+        notes = [
+            f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(60) for j in range(13)
+        ]
+        (folder / "notes.txt").write_text("".join(notes))
+        self.model = runfile.loads(text).model
+        model = build_model(self.model)
+        materialize(model, device=torch.device("cpu"))
+        init_weights(model, seed=1)
+        save_weights(model, folder / "start", dtype=torch.float32)
+        self.native = self.train("native", "--set=engine=native")
+
+    def run(self, out: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`meshwright train run.yaml` in a process of its own."""
+        return subprocess.run(
+            [sys.executable, "-m", "meshwright", "train", "run.yaml", "--json", f"--out={out}", *arguments],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
+
+    def train(self, out: str, *arguments: str) -> list[dict[str, float]]:
+        """Train to the end; the lines of the step log."""
+        done = self.run(out, *arguments)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in (self.folder / out / "steps.jsonl").read_text().splitlines()]
+
+    def record(self, out: str) -> dict[str, dict[str, object]]:
+        return json.loads((self.folder / out / "record.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def dense(maxtext, tmp_path_factory) -> Toy:
+    return Toy(tmp_path_factory.mktemp("maxtext") / "dense", DENSE, maxtext)
+
+
+@pytest.fixture(scope="module")
+def mixture(maxtext, tmp_path_factory) -> Toy:
+    return Toy(tmp_path_factory.mktemp("maxtext") / "mixture", MIXTURE, maxtext)
+
+
+def assert_equal(taken: list[dict[str, float]], native: list[dict[str, float]]) -> None:
+    assert [line["step"] for line in taken] == [line["step"] for line in native]
+    for mine, theirs in zip(taken, native, strict=True):
+        assert mine["learning_rate"] == pytest.approx(theirs["learning_rate"], rel=3e-7)  # it is fp32 there
+        for key in ("loss", "gradient_norm"):
+            assert mine[key] == pytest.approx(theirs[key], rel=TOLERANCE), (mine["step"], key)
+
+
+def test_losses_are_those_of_the_native_engine(dense):
+    taken = dense.train("one")
+    assert_equal(taken, dense.native)
+    assert taken[-1]["loss"] < taken[0]["loss"] - 0.5
+    record, native = dense.record("one"), dense.record("native")
+    assert record["ending"] == "done"
+    assert record["software"]["maxtext"] == "0.2.5"
+    assert record["statistics"].keys() == native["statistics"].keys()
+    for key in ("model_flops_per_token", "parameters", "tokens", "num_devices"):  # one FLOP rule for both
+        assert record["statistics"][key] == native["statistics"][key]
+    assert record["statistics"]["peak_memory_bytes"] > 100 << 20
+    assert (dense.folder / "one" / "report.html").is_file()
+
+
+def plan(words: str) -> str:
+    return f"--set=parallel={{{words}, recompute: full}}"
+
+
+def test_two_devices_fully_sharded(dense):
+    taken = dense.train("sharded", plan("data_shard: 2, sharding: parameters"))
+    assert_equal(taken, dense.native)
+    assert dense.record("sharded")["statistics"]["num_devices"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tensor", "data_shard: 1, tensor: 2, sharding: none"),
+        ("pipeline", "data_shard: 1, pipeline: 2, schedule: gpipe, sharding: none"),
+        ("context", "data_shard: 1, context: 2, sharding: none"),
+        ("four", "data_shard: 2, tensor: 2, sharding: parameters"),
+    ],
+)
+def test_other_axes(dense, name, words):
+    assert_equal(dense.train(name, plan(words)), dense.native)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("one", "data_shard: 1, sharding: none"),
+        ("experts", "data_shard: 2, expert: 2, sharding: parameters"),
+    ],
+)
+def test_a_mixture_of_experts(mixture, name, words):
+    assert_equal(mixture.train(name, plan(words)), mixture.native)

@@ -1,0 +1,292 @@
+"""A run as a configuration of MaxText: what stands where. MaxText is not needed."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+
+from meshwright import runfile
+from meshwright.engines.maxtext import contract
+from meshwright.engines.maxtext.inside.meshwright_weights import made, names, parts
+from meshwright.engines.maxtext.lower import part_of, schedule_keys
+from meshwright.specs.run import LearningRateSchedule, Optimizer
+
+TOY = """
+model: {name: toy, hidden: 64, num_layers: 8, vocab: 512, ffn_hidden: 128, attention: {num_heads: 4, num_kv_heads: 2}}
+data: {source: notes.txt, tokenizer: bytes, sequence_length: 256}
+batch: {global_sequences: 16, micro: 2}
+optimizer: {learning_rate: 1.0e-3, schedule: wsd, warmup_steps: 2, gradient_clip: null}
+cluster: here
+engine: maxtext
+parallel: {data_shard: 2, sharding: parameters, recompute: full}
+train: {steps: 10, seed: 7, checkpoint: {folder: saved, every_steps: 5, keep: 3}}
+"""
+GOLDEN = """
+base_config: base.yml
+run_name: maxtext
+decoder_block: qwen3
+base_emb_dim: 64
+base_num_decoder_layers: 8
+base_num_query_heads: 4
+base_num_kv_heads: 2
+head_dim: 16
+base_mlp_dim: 128
+vocab_size: 512
+mlp_activations: [silu, linear]
+normalization_layer_epsilon: 1.0e-05
+use_qk_norm: false
+logits_via_embedding: false
+normalize_embedding_logits: false
+rope_type: default
+rope_max_timescale: 10000
+enable_dropout: false
+dtype: bfloat16
+weight_dtype: float32
+grad_dtype: float32
+matmul_precision: default
+attention: autoselected
+sparse_matmul: true
+megablox: false
+num_slices: 1
+ici_data_parallelism: 1
+ici_fsdp_parallelism: 2
+ici_expert_parallelism: 1
+ici_tensor_parallelism: 1
+ici_context_parallelism: 1
+ici_pipeline_parallelism: 1
+shard_optimizer_over_data: false
+max_target_length: 256
+per_device_batch_size: 2.0
+gradient_accumulation_steps: 4
+remat_policy: full
+opt_type: adamw
+learning_rate: 0.001
+adam_b1: 0.9
+adam_b2: 0.95
+adam_eps: 1.0e-08
+adam_weight_decay: 0.1
+adamw_mask: [scale]
+gradient_clipping_threshold: 0.0
+steps: 11
+learning_rate_schedule_steps: 11
+lr_schedule_type: wsd
+warmup_steps_fraction: 0.18181818181818182
+learning_rate_final_fraction: 0.1
+wsd_decay_style: linear
+wsd_decay_steps_fraction: 0.18181818181818182
+dataset_type: grain
+grain_file_type: mmap_npy
+grain_train_files: out/maxtext/data/index|out/maxtext/data/tokens
+train_data_columns: [text]
+tokenize_train_data: false
+enable_data_shuffling: false
+data_shuffle_seed: 7
+packing: true
+reset_attention_mask: true
+eod_mask_loss: true
+grain_worker_count: 0
+init_weights_seed: 7
+base_output_directory: saved
+source_checkpoint_layout: safetensors
+checkpoint_conversion_fn: meshwright_weights.convert
+enable_checkpointing: true
+async_checkpointing: true
+checkpoint_period: 5
+save_checkpoint_on_start: false
+save_checkpoint_on_completion: true
+max_num_checkpoints_to_keep: 3
+eval_interval: -1
+metrics_file: out/maxtext/metrics.jsonl
+enable_tensorboard: false
+enable_goodput_recording: false
+monitor_goodput: false
+log_config: false
+"""
+
+
+def lowered(*overrides: str) -> dict[str, str]:
+    run = runfile.loads(TOY, overrides=overrides)
+    launch = contract.lower(run, folder=Path("out"))
+    assert launch.num_processes == run.plan.num_devices
+    assert launch.argv == ("python", "-m", "meshwright.engines.maxtext.worker", "out")
+    return dict(launch.files)
+
+
+def keys(*overrides: str) -> dict[str, Any]:
+    return YAML(typ="safe").load(lowered(*overrides)["maxtext.yml"])
+
+
+def leaves(*overrides: str) -> dict[str, dict[str, Any]]:
+    table = json.loads(lowered(*overrides)["parameters.json"])
+    return {leaf["path"]: leaf for leaf in table["leaves"]}
+
+
+def test_the_whole_configuration():
+    assert keys() == YAML(typ="safe").load(GOLDEN)
+
+
+def test_one_process_accumulates_and_a_pipeline_does_not():
+    pipelined = keys(
+        "parallel={data_shard: 2, pipeline: 2, virtual_pipeline: 2, schedule: interleaved, sharding: parameters,"
+        " recompute: full}"
+    )
+    assert pipelined["gradient_accumulation_steps"] == 1
+    assert pipelined["per_device_batch_size"] == 4.0
+    assert pipelined["num_pipeline_microbatches"] == 4
+    assert pipelined["num_pipeline_repeats"] == 2
+    assert pipelined["num_layers_per_pipeline_stage"] == 2
+
+
+def test_axes():
+    both = keys(
+        "parallel={data_shard: 2, data_replicate: 2, tensor: 2, sharding: parameters, recompute: full}"
+    )
+    assert [both[f"ici_{a}_parallelism"] for a in ("data", "fsdp", "tensor_sequence")] == [2, 2, 2]
+    assert both["per_device_batch_size"] == 1.0
+    plain = keys(
+        "parallel={data_shard: 1, tensor: 2, sequence_parallel: false, sharding: none, recompute: full}"
+    )
+    assert plain["ici_tensor_parallelism"] == 2
+    assert plain["ici_fsdp_parallelism"] == 1
+
+
+def test_experts_are_a_part_of_the_data_axis():
+    mixture = keys(
+        "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}",
+        "parallel={data_shard: 4, expert: 2, sharding: parameters, recompute: {modules: [norm, activation, moe]}}",
+    )
+    assert (mixture["ici_fsdp_parallelism"], mixture["ici_expert_parallelism"]) == (2, 2)
+    assert mixture["decoder_block"] == "qwen3_moe"
+    assert mixture["base_moe_mlp_dim"] == mixture["base_mlp_dim"] == 32
+    assert mixture["remat_policy"] == "save_dot_with_context_except_mlp"
+
+
+def test_llama_31_turns_neighbouring_pairs():
+    run = ["model=llama3.1-8b", "data.sequence_length=4096"]
+    assert keys(*run)["rope_type"] == "llama3.1"
+    assert leaves(*run)["decoder/layers/self_attention/query/kernel"]["interleave"]
+    assert not leaves(*run)["decoder/layers/self_attention/value/kernel"]["interleave"]
+
+
+def test_layers_of_a_scan_stand_along_the_second_axis():
+    query = leaves()["decoder/layers/self_attention/query/kernel"]
+    assert names(query) == [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(8)]
+    assert (query["shape"], query["grid"], query["axes"]) == ([64, 4, 16], [8], [1])
+
+
+def test_layers_of_a_circular_pipeline_go_round():
+    found = leaves(
+        "parallel={data_shard: 1, pipeline: 2, virtual_pipeline: 2, schedule: interleaved, sharding: none,"
+        " recompute: full}"
+    )
+    for within in (0, 1):  # two layers a stage
+        norm = found[f"decoder/pipeline_module/layers/layers_{within}/pre_self_attention_layer_norm/scale"]
+        assert (norm["grid"], norm["axes"]) == ([2, 2], [0, 1])  # repeats, stages
+        numbers = [int(name.split(".")[2]) for name in names(norm)]
+        assert numbers == [within, 2 + within, 4 + within, 6 + within]
+
+
+def test_experts_come_before_layers():
+    found = leaves("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}")
+    up = found["decoder/layers/moe_block/wi_1"]
+    assert (up["grid"], up["axes"], up["shape"]) == ([4, 8], [0, 1], [64, 32])
+    assert names(up)[9] == "model.layers.1.block_sparse_moe.experts.1.w3.weight"
+
+
+def test_every_number_of_the_model_stands_once():
+    from meshwright.cost.flops import count_parameters
+    from meshwright.cost.tables import model_row
+
+    for name in ("llama3-8b", "mixtral-8x7b"):
+        found = leaves(f"model={name}", "data.sequence_length=4096")
+        total = 0
+        for leaf in found.values():
+            size = 1
+            for n in (*leaf["shape"], *leaf["grid"]):
+                size *= n
+            total += size
+        model = runfile.loads(TOY, overrides=[f"model={name}", "data.sequence_length=4096"]).model
+        assert total == int(count_parameters(model_row(model)).total)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.rope={scaling: llama3, factor: 8, original_context: 8192}"],
+        ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.attention.qk_norm=true"],
+        ["parallel={data_shard: 1, pipeline: 2, virtual_pipeline: 2, schedule: interleaved, sharding: none,"
+         " recompute: full}", "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}"],
+    ],
+    ids=["dense", "experts", "pipeline"],
+)  # fmt: skip
+def test_weights_come_out_as_they_went_in(overrides):
+    for leaf in leaves(*overrides).values():
+        rows, columns = leaf["shape"][0], math.prod(leaf["shape"][1:])
+        if leaf["path"].endswith("out/kernel"):
+            rows, columns = math.prod(leaf["shape"][:2]), leaf["shape"][2]
+        shape = (columns, rows) if leaf["transpose"] else leaf["shape"]
+        tensors = {
+            name: np.random.default_rng(i).random(shape, dtype="float32")
+            for i, name in enumerate(names(leaf))
+        }
+        array = made(leaf, tensors, numpy=np)
+        assert array.size == math.prod(leaf["grid"]) * math.prod(leaf["shape"])
+        back = parts(leaf, array)
+        assert back.keys() == tensors.keys()
+        assert all((back[name] == tensors[name]).all() for name in tensors), leaf["path"]
+
+
+def test_drawn_weights_and_checkpoints():
+    table = json.loads(lowered("train.checkpoint=null")["parameters.json"])
+    assert (table["is_drawn"], table["seed"]) == (True, 7)
+    assert keys("train.checkpoint=null")["checkpoint_period"] == 10**9
+    assert not json.loads(lowered("weights=start")["parameters.json"])["is_drawn"]
+
+
+def maxtext_rate(given: dict[str, Any], *, count: int, num_steps: int, peak: float) -> float:
+    """MaxText 0.2.5's schedule, from its documentation: warm-up from 0, then cosine, or stable and linear."""
+    whole = num_steps + 1
+    warm = int(whole * given["warmup_steps_fraction"])
+    final = given["learning_rate_final_fraction"]
+    if count < warm:
+        return peak * count / warm
+    if given["lr_schedule_type"] == "cosine":
+        part = (count - warm) / (whole - warm - 1) if whole - warm > 1 else 1.0
+        return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * part)))
+    falls = int(whole * given["wsd_decay_steps_fraction"])
+    if count < whole - falls:
+        return peak
+    return peak * (1 - (1 - final) * (count - (whole - falls)) / (falls - 1))
+
+
+@pytest.mark.parametrize("schedule", LearningRateSchedule)
+@pytest.mark.parametrize(("warm", "num_steps"), [(0, 10), (3, 10), (4, 20), (7, 1000), (2000, 12345)])
+def test_rates_are_those_of_the_native_engine(schedule, warm, num_steps):
+    pytest.importorskip("torch")
+    from meshwright.engines.native.optimize import learning_rate
+
+    o = Optimizer(learning_rate=1e-3, schedule=schedule, warmup_steps=warm, final_ratio=0.1, decay_ratio=0.2)
+    given = schedule_keys(o, num_steps=num_steps)
+    assert given["warmup_steps_fraction"] + given.get("wsd_decay_steps_fraction", 0) <= 1
+    for step in range(num_steps):
+        mine = maxtext_rate(given, count=step + 1, num_steps=num_steps, peak=1e-3)
+        assert mine == pytest.approx(learning_rate(o, step=step, num_steps=num_steps), rel=1e-9), step
+
+
+def test_a_fraction_gives_its_part_back():
+    for whole in (3, 7, 10, 21, 1001, 12346):
+        for part in range(0, whole + 1, max(1, whole // 50)):
+            assert int(whole * part_of(whole, part)) == part
+
+
+def test_lowering_is_pure_and_imports_no_framework():
+    assert lowered() == lowered()
+    assert not Path("out").exists()
+    assert "jax" not in sys.modules
