@@ -15,7 +15,12 @@ from meshwright.specs.run import Engine
 if TYPE_CHECKING:
     from meshwright.engines.base import ImportingEngine
 
-ENDINGS = {".toml": Engine.TORCHTITAN, ".py": Engine.TORCHTITAN, ".json": Engine.TORCHTITAN}
+ENDINGS = {
+    ".toml": Engine.TORCHTITAN,
+    ".py": Engine.TORCHTITAN,
+    ".json": Engine.TORCHTITAN,
+    ".yml": Engine.MAXTEXT,
+}
 """Whose configuration a file is, by how its name ends."""
 
 
@@ -43,7 +48,8 @@ def command(source: str, engine_name: str | None, cluster: str, out: Path | None
 
     Of torchtitan: MODULE:FUNCTION of a configuration module (`llama3:llama3_8b`, `path/to/module.py:train`), which is
     evaluated in a process of its own where torchtitan is installed; the JSON tree that this process prints; or a TOML
-    file of its versions up to 0.2.
+    file of its versions up to 0.2. Of MaxText: a YAML file, with settings behind it as one argument
+    (`"llama3_8b.yml steps=10"`).
 
     What a run file cannot say is refused or noted, setting by setting, and so is what `estimate` and the engine have
     against the run: a batch that does not divide, a plan that does not fit, a flag that contradicts another.
@@ -83,6 +89,7 @@ def command(source: str, engine_name: str | None, cluster: str, out: Path | None
 
 def _engine_of(source: str) -> str:
     """Whose configuration `source` is, by its name: a file's ending, or MODULE:FUNCTION."""
+    source = source.partition(" ")[0]  # settings may stand behind it
     path, colon, function = source.rpartition(":")
     ending = Path(path if colon and function.isidentifier() else source).suffix
     if ending in ENDINGS:

@@ -129,7 +129,7 @@ def test_two_devices_fully_sharded(dense):
     [
         ("tensor", "data_shard: 1, tensor: 2, sharding: none"),
         ("pipeline", "data_shard: 1, pipeline: 2, schedule: gpipe, sharding: none"),
-        ("context", "data_shard: 1, context: 2, sharding: none"),
+        ("context", "data_shard: 1, context: 2, sharding: parameters"),
         ("four", "data_shard: 2, tensor: 2, sharding: parameters"),
     ],
 )

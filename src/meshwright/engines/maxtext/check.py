@@ -115,6 +115,12 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="parallel.recompute.layers", reason="all layers are recomputed or none: leave it out"
         )
+    if plan.sharding is not Sharding.PARAMETERS and plan.context * plan.expert > 1:
+        yield Unsupported(
+            key="parallel.sharding",
+            reason="MaxText shards weights over its context and expert axes too",
+            hint="sharding: parameters",
+        )
     is_accumulated = plan.pipeline == 1 and plan.num_micro_batches(run.global_batch) > 1
     if plan.sharding is Sharding.OPTIMIZER and is_accumulated and run.precision.name == "fp32":
         yield Unsupported(

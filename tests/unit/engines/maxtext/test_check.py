@@ -73,6 +73,7 @@ def test_a_plain_run_is_accepted():
         ("parallel: maxtext 0.2.5 cannot recompute", [plan("recompute: {modules: [mlp]}")]),
         ("parallel.recompute.layers", [plan("recompute: {layers: 2}")]),
         ("parallel.offload", [plan("offload: optimizer")]),
+        ("parallel.sharding: MaxText shards weights", [plan("context: 2")]),
         ("parallel.sharding: MaxText rounds weights", ["precision=fp32", plan("data_shard: 2; sharding: optimizer")]),
         ("parallel: MaxText's expert axis",
          [MIXTURE, plan("data_shard: 2; tensor: 2; expert: 2; sharding: parameters")]),

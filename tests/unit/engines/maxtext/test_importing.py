@@ -1,0 +1,176 @@
+"""MaxText's configurations as run files: its own models, our exports, and what is noted or refused."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from meshwright import catalog, runfile
+from meshwright.engines.maxtext import contract, environment
+from meshwright.engines.maxtext.lower import configuration
+from meshwright.errors import InputError, MissingDependencyError
+from meshwright.specs.run import Run
+
+PUBLISHED = YAML(typ="safe").load(
+    (Path(__file__).parent / "published_models.yaml").read_text(encoding="utf-8")
+)
+
+
+def imported(source: str, cluster: str = "h100-8x1") -> tuple[Run, tuple[str, ...]]:
+    found = contract.import_run(source, cluster=cluster)
+    stream = StringIO()
+    YAML().dump(found.content, stream)
+    return runfile.loads(stream.getvalue()), found.notes
+
+
+def written(folder: Path, values: dict[str, Any], name: str = "config.yml") -> str:
+    stream = StringIO()
+    YAML().dump(values, stream)
+    (folder / name).write_text(stream.getvalue())
+    return str(folder / name)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_its_own_models_are_those_of_the_catalogue(name, tmp_path):
+    run, _ = imported(written(tmp_path, PUBLISHED[name], f"{name}.yml"))
+    known = catalog.model(name)
+    assert run.model.rope.scaling is known.rope.scaling
+    assert run.model.attention == known.attention
+    assert run.model.experts == known.experts
+    for key in ("hidden", "num_layers", "vocab", "ffn_hidden", "tied_embeddings", "norm_epsilon"):
+        if (name, key) != ("mixtral-8x22b", "vocab"):  # the catalogue has its first version, MaxText its third
+            assert getattr(run.model, key) == getattr(known, key), key
+    assert contract.check(run) == ()
+
+
+def test_the_models_are_those_that_it_publishes():
+    python = environment.find()
+    if python is None:
+        pytest.skip(f"the environment of MaxText was not made: {environment.COMMAND}")
+    (folder,) = python.parent.parent.glob("lib/python*/site-packages/maxtext/configs/models")
+    for name, values in PUBLISHED.items():
+        assert YAML(typ="safe").load((folder / f"{name}.yml").read_text()) == values
+    for path in folder.parent.glob("gpu/models/llama*.yml"):  # these name a model
+        run, _ = imported(str(path), cluster="h100-8x8")
+        assert run.model.family == "LlamaForCausalLM"
+
+
+TOY = """
+model: {name: toy, family: LlamaForCausalLM, hidden: 64, num_layers: 8, vocab: 512, ffn_hidden: 128,
+  attention: {num_heads: 4, num_kv_heads: 2}}
+data: {source: synthetic, sequence_length: 256}
+batch: {global_sequences: 64, micro: 2}
+optimizer: {learning_rate: 1.0e-3, warmup_steps: 3}
+cluster: h100-8x1
+engine: maxtext
+parallel: {data_shard: 8, sharding: parameters, recompute: full}
+train: {steps: 17, seed: 7, checkpoint: {folder: saved, every_steps: 5, keep: 3}}
+"""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["optimizer.schedule=wsd", "optimizer.gradient_clip=null", "precision=fp32"],
+        ["optimizer.schedule=linear", "train.checkpoint=null"],
+        ["optimizer.schedule=constant", "optimizer.warmup_steps=0"],
+        ["model.rope={theta: 500000, scaling: llama3, factor: 8, original_context: 8192}"],
+        ["model.tied_embeddings=true", "model.attention.qk_norm=true", "model.family=Qwen3ForCausalLM"],
+        ["parallel={data_shard: 2, data_replicate: 2, tensor: 2, sharding: parameters, recompute: full}"],
+        ["parallel={data_shard: 4, tensor: 2, sequence_parallel: false, sharding: none, recompute: full}"],
+        ["parallel={data_shard: 8, sharding: optimizer, recompute: {modules: [norm, activation]}}"],
+        ["parallel={data_shard: 4, context: 2, sharding: parameters, recompute: full}"],
+        ["parallel={data_shard: 2, pipeline: 4, virtual_pipeline: 2, schedule: interleaved, sharding: parameters,"
+         " recompute: {modules: [core_attention, norm, activation]}}"],
+        ["parallel={data_shard: 4, pipeline: 2, schedule: gpipe, sharding: none, recompute: full}"],
+        ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.family=MixtralForCausalLM",
+         "parallel={data_shard: 8, expert: 4, sharding: parameters, recompute: {modules: [norm, activation, moe]}}"],
+        ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.family=MixtralForCausalLM",
+         "parallel={data_shard: 4, tensor: 2, expert: 2, expert_tensor: 2, sharding: parameters, recompute: full}"],
+    ],
+    ids=["plain", "wsd", "linear", "constant", "llama3.1", "qwen3", "hybrid", "tensor", "zero1", "context",
+         "interleaved", "gpipe", "experts", "experts-tensor"],
+)  # fmt: skip
+def test_our_exports_come_back(overrides, tmp_path):
+    run = runfile.loads(TOY, overrides=overrides)
+    folder = Path("out")
+    launch = contract.lower(run, folder=folder)
+    (tmp_path / "maxtext.yml").write_text(launch.files["maxtext.yml"])
+    again, notes = imported(str(tmp_path / "maxtext.yml"))
+    assert notes == ()
+    assert again.plan == run.plan
+    assert configuration(again, again.plan, folder=folder) == configuration(run, run.plan, folder=folder)
+    assert again.model.family == run.model.family
+
+
+def test_settings_behind_a_file_and_its_defaults(tmp_path):
+    path = written(tmp_path, {"base_config": "base.yml", "decoder_block": "llama2", "hardware": "gpu"})
+    run, notes = imported(
+        f"{path} per_device_batch_size=2 ici_tensor_parallelism=2 steps=50 remat_policy=minimal"
+    )
+    assert notes == ()
+    assert run.plan.describe() == "TP2 FSDP4 mbs4 recompute=core_attention+norm+activation"
+    assert (run.global_batch, run.sequence_length, run.num_steps) == (16, 2048, 50)
+    assert (run.optimizer.learning_rate, run.optimizer.warmup_steps) == (3e-5, 5)
+    assert run.train.checkpoint.every_steps == 10_000
+
+
+def test_slices_multiply_and_a_file_stands_on_another(tmp_path):
+    written(tmp_path, {"steps": 10, "per_device_batch_size": 4}, "parent.yml")
+    values = {"base_config": "parent.yml", "dcn_data_parallelism": 2, "ici_fsdp_parallelism": 8, "steps": 20}
+    run, _ = imported(written(tmp_path, values), cluster="h100-8x2")
+    assert (run.plan.data_replicate, run.plan.data_shard) == (2, 8)
+    assert (run.num_steps, run.micro_batch) == (20, 4)
+
+
+def test_what_is_not_carried_is_noted(tmp_path):
+    values = {"remat_policy": "custom", "mlpwo": "device", "learning_rate_schedule_steps": 100, "steps": 50,
+              "dataset_type": "tfds", "load_balance_loss_weight": 0.01, "weight_dtype": "bfloat16"}  # fmt: skip
+    _, notes = imported(written(tmp_path, values))
+    for words in (
+        "remat_policy = 'custom'", "mlpwo = 'device'", "learning_rate_schedule_steps = 100", "dataset_type = 'tfds'",
+        "load_balance_loss_weight = 0.01", "weight_dtype = 'bfloat16'",
+    ):  # fmt: skip
+        assert any(note.startswith(words) for note in notes), (words, notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"decoder_block": "gemma2"}, "decoder block"),
+        ({"opt_type": "muon"}, "optimizer"),
+        ({"quantization": "int8"}, "precision"),
+        ({"rope_type": "yarn"}, "rotary"),
+        ({"attention_type": "mla"}, "attention_type"),
+        ({"ici_sequence_parallelism": 2}, "axis"),
+        ({"ici_fsdp_parallelism": 4}, "do not fill the 8 devices"),
+        ({"ici_data_parallelism": -1}, "only one axis is filled up"),
+        ({"per_device_batch_size": 0.3}, "does not divide"),
+        ({"ici_pipeline_parallelism": 3}, "do not fill"),
+        ({"ici_pipeline_parallelism": 2, "base_num_decoder_layers": 7}, "are not the model's 7 layers"),
+    ],
+)
+def test_what_no_run_file_can_say_is_refused(values, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        imported(written(tmp_path, values))
+
+
+def test_a_model_by_its_name_needs_maxtext(tmp_path, monkeypatch):
+    monkeypatch.setenv(environment.VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(MissingDependencyError, match="is looked up in MaxText"):
+        imported(written(tmp_path, {"model_name": "llama3-8b"}))
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(InputError, match="cannot read"):
+        imported(str(tmp_path / "absent.yml"))
+    (tmp_path / "list.yml").write_text("- 1\n")
+    with pytest.raises(InputError, match="no configuration"):
+        imported(str(tmp_path / "list.yml"))
+    with pytest.raises(InputError, match="key=value"):
+        imported(f"{written(tmp_path, {'steps': 3})} steps")
