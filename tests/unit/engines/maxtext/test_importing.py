@@ -42,7 +42,10 @@ def test_its_own_models_are_those_of_the_catalogue(name, tmp_path):
     assert run.model.attention == known.attention
     assert run.model.experts == known.experts
     for key in ("hidden", "num_layers", "vocab", "ffn_hidden", "tied_embeddings", "norm_epsilon"):
-        if (name, key) != ("mixtral-8x22b", "vocab"):  # the catalogue has its first version, MaxText its third
+        if (name, key) != (
+            "mixtral-8x22b",
+            "vocab",
+        ):  # the catalogue has its first version, MaxText its third
             assert getattr(run.model, key) == getattr(known, key), key
     assert contract.check(run) == ()
 
