@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 SHIM = Path(__file__).parent / "shim"
 TOLERANCE = 2e-6  # relative; 5e-7 was the most on 20 steps of one and two processes
@@ -91,6 +92,23 @@ def train(toys: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return run_in(toys, *words, with_shim=with_shim)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def to_hf(toys: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`to_hf("dense", "weights", "engine=native", ...)`: the newest checkpoint of that run as fp32 weights."""
+
+    def export(name: str, out: str, *settings: str) -> subprocess.CompletedProcess[str]:
+        content = YAML().load((toys / f"{name}.yaml").read_text())
+        for setting in settings:
+            key, _, value = setting.partition("=")
+            section, _, inner = key.rpartition(".")
+            (content[section] if section else content)[inner] = YAML().load(value)
+        with (toys / f"{out}.yaml").open("w") as stream:
+            YAML().dump(content, stream)
+        return run_in(toys, "checkpoint", "to-hf", f"{out}.yaml", out, "--dtype=fp32", with_shim=True)
+
+    return export
 
 
 @pytest.fixture(scope="session")

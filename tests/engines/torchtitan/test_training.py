@@ -124,6 +124,33 @@ def test_two_processes_are_resumed_by_one_with_the_same_batches(toys, train, ste
     assert_equal(steps("resumed"), native("dense")[:4])
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_weights_move_between_engines(toys, train, steps, to_hf, assert_equal, name):
+    """Four steps on one engine, four on the other or on the same: who took the first ones does not show."""
+    for engine, parallel in (("native", ALONE), ("torchtitan", SHARDED)):
+        saves = f"train.checkpoint={{folder: {name}-{engine}, every_steps: 4}}"
+        settings = (f"engine={engine}", "train.steps=4", saves)
+        done = train(name, f"{name}-first-{engine}", parallel, *settings)
+        assert done.returncode == 0, done.stderr
+        done = to_hf(name, f"{name}-after-{engine}", *settings)
+        assert done.returncode == 0, done.stderr
+    taken = {}
+    for first, then in (("native", "native"), ("native", "torchtitan"), ("torchtitan", "native")):
+        out = f"{name}-{first}-{then}"
+        weights = f"weights={name}-after-{first}"
+        done = train(name, out, ALONE, f"engine={then}", "train.steps=4", weights)
+        assert done.returncode == 0, done.stderr
+        taken[first, then] = steps(out)
+    through = taken["native", "native"]
+    assert (
+        through[0]["loss"] < steps(f"{name}-first-native")[0]["loss"] - 0.3
+    )  # they go on where the first ended
+    for others in taken.values():
+        assert_equal(others, through, may_flip=name == "experts")
+
+
 @pytest.mark.distributed
 def test_one_flop_rule_for_both(toys, train, native):
     if not (toys / "one" / "record.json").is_file():
