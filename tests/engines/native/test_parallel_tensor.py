@@ -10,7 +10,9 @@ pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.engines.native.check import check_plan
-from meshwright.specs.plan import Plan, Sharding
+from meshwright.engines.native.rehearsal import compare_each
+from meshwright.specs.plan import Plan, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS
 
 TEXT = """
 model:
@@ -51,6 +53,18 @@ def test_two_ranks_equal_one(run, equals_one_process):
             (with_attention(untied, query_lora_rank=0), PAIR),
         ]
     )
+
+
+@pytest.mark.distributed
+def test_bf16_without_shared_states_follows_one_process(run):
+    """Divided matrices and stages that nobody else holds: masters in fp32 beside the parameters, no FSDP."""
+    narrow = replace(run, precision=PRECISIONS["bf16"])
+    stages = Plan(pipeline=2, micro_batch=2)
+    plans = [PAIR, stages, replace(stages, schedule=Schedule.ZERO_BUBBLE, micro_batch=1)]
+    for found in compare_each([(narrow, plan) for plan in plans]):
+        assert found.loss_error < 1e-3, found.plan
+        assert found.gradient_error < 0.05, (found.plan, found.gradient_errors)
+        assert found.losses[-1] != found.losses[0]
 
 
 @pytest.mark.distributed

@@ -36,7 +36,7 @@ from meshwright.engines.native.parallel.context import chunks_of, divide_sequenc
 from meshwright.engines.native.parallel.expert import ExpertPlace, divide_experts, place_experts
 from meshwright.engines.native.parallel.mesh import TENSOR, Place
 from meshwright.engines.native.parallel.pipeline import Pipeline, layers_of_stages, stages_of_rank
-from meshwright.engines.native.parallel.shard import shard
+from meshwright.engines.native.parallel.shard import shard, shares_states
 from meshwright.engines.native.parallel.tensor import divide
 from meshwright.engines.native.parallel.tied import tie
 from meshwright.engines.native.recompute import recompute
@@ -121,11 +121,11 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
     ]
     if run.train.balance_loss:
         set_balance(modules, scale=1 / run.tokens_per_step, group=place.sequence_group())
-    tied = tie(modules, place=place)
+    masters = masters_of(modules, compute=compute)
+    tied = tie(modules, masters=masters, place=place)
     if tied is not None and run.lora is not None:
         tied.copy_weight()  # once: neither end is trained
         tied = None
-    masters = masters_of(modules, compute=compute)
     if tied is not None:
         masters = [m for m in masters if m.parameter is not tied.head]
     optimizer = AdamW(
@@ -208,7 +208,7 @@ def _stage(
     if run.train.compile:
         compile_layers(blocks, plan=place.plan)
     recompute(blocks, plan=place.plan, num_before=sum(len(layers) for layers in earlier))
-    if place.mesh is not None:
+    if shares_states(place.plan) or (experts is not None and place.mesh is not None):
         shard(module, layers=blocks, place=place, compute=compute, experts=experts)
     materialize(module, device=place.device)
     if weights is None:

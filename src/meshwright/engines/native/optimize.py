@@ -2,9 +2,9 @@
 
 A master is the fp32 tensor that the optimizer moves. It is
 
-    the parameter itself             fp32, alone
-    a tensor beside the parameter    bf16, alone: gradients are added up in fp32 as each backward pass ends
-    this process's shard             several processes: FSDP keeps the shard in fp32 and computes in bf16
+    the parameter itself             fp32, no states shared out: one process, or stages and divided matrices alone
+    a tensor beside the parameter    bf16, likewise: gradients are added up in fp32 as each backward pass ends
+    this process's shard             states shared out: FSDP keeps the shard in fp32 and computes in bf16
 
 AdamW runs on the plain local tensors, so that it costs no dispatch of distributed tensors and the fused kernel
 serves every device. Its moments are fp32, or narrower (`moments`). Source of the update: Loshchilov and Hutter 2019,
@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Replicate
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
+from torch.utils import swap_tensors
 
 from meshwright.engines.native.moments import NarrowAdamW
 from meshwright.specs.run import LearningRateSchedule, StateFormat
@@ -70,11 +74,44 @@ class Master:
     name: str
     parameter: nn.Parameter
     local: Tensor
+    layout: list[Placement] = field(default_factory=list)
+    """Of the gradient's sum, where the parameter is distributed: what all have may have a sum in parts."""
 
     @property
     def is_copy(self) -> bool:
         """Whether the parameter must be refreshed from the master after a step."""
-        return not isinstance(self.parameter, DTensor) and self.local.dtype != self.parameter.dtype
+        return self.local.dtype != self.parameter.dtype
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """What backward passes have added up so far, distributed as the parameter is; perhaps in parts."""
+        if not self.is_copy:
+            return self.parameter.grad
+        self.add()  # passes of the weights alone call no hook
+        local, p = self.local.grad, self.parameter
+        if local is None or not isinstance(p, DTensor):
+            return local
+        return DTensor.from_local(
+            local, p.device_mesh, self.layout, run_check=False, shape=p.shape, stride=p.stride()
+        )
+
+    def forget_gradient(self) -> None:
+        """Begin anew."""
+        self.local.grad = self.parameter.grad = None
+
+    def add(self) -> None:
+        """Move the gradient of a parameter that computes in a narrow format into the fp32 sum, and free it."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            return
+        gradient = laid_out(gradient, like=self.parameter)
+        if isinstance(gradient, DTensor):
+            self.layout[:] = gradient.placements
+        if self.local.grad is None:
+            self.local.grad = local_part(gradient).float()
+        else:
+            self.local.grad.add_(local_part(gradient))
+        self.parameter.grad = None
 
     @property
     def copied_along(self) -> tuple[str, ...]:
@@ -108,24 +145,28 @@ class Master:
 def masters_of(modules: Iterable[nn.Module], *, compute: torch.dtype) -> list[Master]:
     """The masters of all parameters that are trained, in the order of the modules.
 
-    Parameters come in fp32. Those that are no shards are rounded to `compute`; FSDP rounds shards as it gathers them.
+    Parameters come in fp32. FSDP rounds its shards to `compute` as it gathers them; all others are rounded here.
     """
     masters = []
     for module in modules:
+        rounded = torch.float32 if isinstance(module, FSDPModule) else compute
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                masters.append(_master(name, parameter, compute))
+                masters.append(_master(name, parameter, rounded))
     return masters
 
 
 def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
     assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}"
-    if isinstance(parameter, DTensor):
-        return Master(name=name, parameter=parameter, local=parameter.to_local().detach())
-    local = parameter.detach()
+    master = Master(name=name, parameter=parameter, local=local_part(parameter.detach()))
     if compute != torch.float32:
-        parameter.data = local.to(compute)
-    return Master(name=name, parameter=parameter, local=local)
+        rounded = parameter.detach().to(compute)
+        if isinstance(parameter, DTensor):  # `data` does not reach the local tensor
+            swap_tensors(parameter, nn.Parameter(rounded))
+        else:
+            parameter.data = rounded
+        parameter.register_post_accumulate_grad_hook(lambda _: master.add())
+    return master
 
 
 class Update(Protocol):
@@ -199,9 +240,6 @@ class AdamW:
         self.settings = settings
         self.is_alone = is_alone
         self.follow = follow
-        for master in self.masters:
-            if master.is_copy:
-                master.parameter.register_post_accumulate_grad_hook(_adding_to(master))
         self.updates = list(_updates(self.masters, settings=settings, seed=seed))
 
     def step(self, *, learning_rate: float, accepts: Callable[[float], bool] = math.isfinite) -> float:
@@ -216,24 +254,30 @@ class AdamW:
                 update.step(learning_rate=learning_rate)
             self.refresh()
         for master in self.masters:
-            master.local.grad = None
-            if not master.is_copy:
-                master.parameter.grad = None
+            master.forget_gradient()
         return norm
 
     def refresh(self) -> None:
         """Round the masters into the parameters that compute."""
         copies = [m for m in self.masters if m.is_copy]
         if copies:
-            foreach_copy([m.parameter.detach() for m in copies], [m.local for m in copies])
+            foreach_copy([local_part(m.parameter.detach()) for m in copies], [m.local for m in copies])
         if self.follow is not None:
             self.follow()
 
     def _take_gradients(self) -> None:
+        in_parts: dict[DeviceMesh, list[Tensor]] = {}
         for master in self.masters:
-            if not master.is_copy:
-                gradient = master.parameter.grad
-                master.local.grad = None if gradient is None else _local(gradient)
+            gradient = master.gradient
+            if gradient is None:
+                master.local.grad = None
+                continue
+            gradient = laid_out(gradient, like=master.parameter)
+            master.local.grad = local_part(gradient)
+            if isinstance(gradient, DTensor) and is_in_parts(gradient):
+                in_parts.setdefault(gradient.device_mesh, []).append(master.local.grad)
+        for mesh, sums in in_parts.items():
+            _add_up(sums, group=mesh.get_group())
 
     def _clip(self) -> float:
         """The norm of all gradients of all processes; scales them down to `gradient_clip` if it is larger."""
@@ -275,11 +319,36 @@ class AdamW:
 
 
 def _pair(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    return _local(first), _local(second)
+    return local_part(first), local_part(second)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of `tensor`, arrived."""
+    here = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return here.wait() if isinstance(here, AsyncCollectiveTensor) else here
+
+
+def is_in_parts(gradient: Tensor) -> bool:
+    """Whether each process of a mesh has the sum over its own tokens or heads."""
+    return isinstance(gradient, DTensor) and gradient.placements == (Partial(),)
+
+
+def laid_out(gradient: Tensor, *, like: Tensor) -> Tensor:
+    """`gradient` distributed like its parameter. That of a parameter which all have may stay in parts: it is added up
+    once a step."""
+    if not isinstance(gradient, DTensor) or not isinstance(like, DTensor):
+        return gradient
+    if is_in_parts(gradient) and like.placements == (Replicate(),):
+        return gradient
+    return gradient.redistribute(placements=like.placements)
+
+
+def _add_up(sums: list[Tensor], *, group: dist.ProcessGroup) -> None:
+    """One exchange for all."""
+    whole = torch.cat([s.flatten() for s in sums])
+    dist.all_reduce(whole, group=group)
+    parts = whole.split([s.numel() for s in sums])
+    foreach_copy(sums, [part.view_as(s) for part, s in zip(parts, sums, strict=True)])
 
 
 def _updates(masters: list[Master], *, settings: Settings, seed: int) -> Iterator[Update]:
@@ -295,19 +364,3 @@ def _updates(masters: list[Master], *, settings: Settings, seed: int) -> Iterato
             yield FusedAdamW(tensors, settings=settings, weight_decay=decay)
         else:
             yield NarrowAdamW(tensors, settings=settings, weight_decay=decay, seed=seed)
-
-
-def _adding_to(master: Master):
-    """A hook that moves a bf16 gradient into the fp32 sum as soon as it is whole, and frees it."""
-
-    def add(parameter: Tensor) -> None:
-        gradient = parameter.grad
-        if gradient is None:
-            return
-        if master.local.grad is None:
-            master.local.grad = gradient.float()
-        else:
-            master.local.grad.add_(gradient)
-        parameter.grad = None
-
-    return add

@@ -389,7 +389,7 @@ class _Rehearsed:
     def _gradients(self) -> dict[str, Tensor]:
         gradients = {}
         for master in self.parts.optimizer.masters:
-            gradient = master.local.grad if master.is_copy else master.parameter.grad
+            gradient = master.gradient
             if gradient is not None:
                 gradients[master.name] = _whole(gradient).clone()
         return gradients

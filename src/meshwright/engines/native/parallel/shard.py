@@ -10,6 +10,9 @@ Context ranks share the states like data ranks: what is called data here is both
     parameters   replicate x shard                  shards: each layer is gathered twice (ZeRO-3; HSDP when
                                                     replicate > 1)
 
+Where one process holds all states of what it computes a dense model is not wrapped: FSDP's hooks would cost time for
+nothing.
+
 Experts have a mesh of their own where they are divided otherwise than dense layers (`expert`): ranks that hold the
 same ones share their states, in groups of FSDP within those of the layers.
 
@@ -21,6 +24,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5; Zhao et al. 2023 (FSDP).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -29,7 +33,16 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from meshwright.engines.native.parallel.expert import ExpertPlace, experts_of
 from meshwright.engines.native.parallel.mesh import REPLICATE, SHARD, Place, state_axes
-from meshwright.specs.plan import Sharding
+from meshwright.specs.plan import Plan, Sharding
+
+
+def shares_states(plan: Plan) -> bool:
+    """Whether several processes hold the same parameters of layers, or shards of them.
+
+    >>> [shares_states(plan) for plan in (Plan(tensor=2, pipeline=2), Plan(tensor=2, context=2))]
+    [False, True]
+    """
+    return math.prod(state_axes(plan)) > 1
 
 
 def shard(

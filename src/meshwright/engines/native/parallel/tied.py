@@ -14,54 +14,57 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from meshwright.engines.native.models import Transformer
+from meshwright.engines.native.optimize import Master, local_part
 from meshwright.engines.native.parallel.mesh import PIPELINE, Place, last_pipeline_rank
 
 
 class TiedHead:
     """The two ends of a model with tied embeddings, as far as they are on this rank."""
 
-    def __init__(self, modules: Sequence[Transformer], *, place: Place) -> None:
+    def __init__(self, modules: Sequence[Transformer], *, masters: Sequence[Master], place: Place) -> None:
         embeddings = [m.embedding.weight for m in modules if m.embedding is not None]
         heads = [m.head.weight for m in modules if m.head is not None]
         self.embedding: nn.Parameter | None = embeddings[0] if embeddings else None
         self.head: nn.Parameter | None = heads[0] if heads else None
+        self.trained = {id(m.parameter): m for m in masters}
         self.group = place.axes(PIPELINE).get_group()
         self.last = last_pipeline_rank(place.plan)
 
     def add_gradient(self) -> None:
         """Add the head's gradient to the embedding's and forget it."""
-        if self.head is not None and self.head.grad is not None:
-            gradient = _local(self.head.grad)
+        head, embedding = self._gradient(self.head), self._gradient(self.embedding)
+        if head is not None:
             if self.embedding is None:
-                dist.send(gradient, group=self.group, group_dst=0)
-            elif self.embedding.grad is not None:
-                _local(self.embedding.grad).add_(gradient)
-            self.head.grad = None
-        elif self.embedding is not None and self.embedding.grad is not None:
-            gradient = torch.empty_like(_local(self.embedding.grad))
+                dist.send(head, group=self.group, group_dst=0)
+            elif embedding is not None:
+                embedding.add_(head)
+            self.trained[id(self.head)].forget_gradient()
+        elif embedding is not None:
+            gradient = torch.empty_like(embedding)
             dist.recv(gradient, group=self.group, group_src=self.last)
-            _local(self.embedding.grad).add_(gradient)
+            embedding.add_(gradient)
 
     @torch.no_grad()
     def copy_weight(self) -> None:
         """Make the head's weight the embedding's."""
         if self.embedding is not None and self.head is not None:
-            _local(self.head).copy_(_local(self.embedding))
+            local_part(self.head).copy_(local_part(self.embedding))
         elif self.embedding is not None:
-            dist.send(_local(self.embedding).detach(), group=self.group, group_dst=self.last)
+            dist.send(local_part(self.embedding).detach(), group=self.group, group_dst=self.last)
         elif self.head is not None:
-            dist.recv(_local(self.head).detach(), group=self.group, group_src=0)
+            dist.recv(local_part(self.head).detach(), group=self.group, group_src=0)
+
+    def _gradient(self, weight: nn.Parameter | None) -> Tensor | None:
+        """This rank's part of the sum so far."""
+        master = self.trained.get(id(weight))
+        gradient = None if master is None else master.gradient
+        return None if gradient is None else local_part(gradient)
 
 
-def tie(modules: Sequence[Transformer], *, place: Place) -> TiedHead | None:
+def tie(modules: Sequence[Transformer], *, masters: Sequence[Master], place: Place) -> TiedHead | None:
     """What keeps the two ends equal; None where there is one tensor, or two that differ."""
     if place.plan.pipeline == 1 or not modules[0].model.tied_embeddings:
         return None
-    return TiedHead(modules, place=place)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return TiedHead(modules, masters=masters, place=place)
