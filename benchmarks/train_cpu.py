@@ -5,8 +5,8 @@
 
 Same first weights, same tokens, same micro-batches, same optimizer, same number of threads; bf16 means fp32 master
 weights everywhere. Each contender is a process of its own, and rounds are interleaved (A B C D, A B C D, ...), so that
-a busy moment of the machine hits all alike. Threads that wait sleep, so that processor time is work; with
-OMP_WAIT_POLICY=ACTIVE they spin. Two measures, both from the second step to the last:
+a busy moment of the machine hits all alike. Threads wait as each of them has it; with OMP_WAIT_POLICY=PASSIVE they
+sleep, so that processor time is work alone. Two measures, both from the second step to the last:
 
     tokens/s        by the times that a contender writes into its steps.jsonl (median interval of a round)
     tokens/cpu-s    by the processor time that the operating system counted meanwhile: neighbours hardly change it
@@ -201,7 +201,7 @@ def measure(command: list[str], *, shape: Shape, out: Path, steps: int, threads:
     log, path = out.with_suffix(".log"), out / "steps.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
     counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | counts
+    environment = os.environ | counts
     used_s: list[float] = []  # processor time after each step
     first_s = 0.0
     start_s = time.perf_counter()
@@ -278,7 +278,7 @@ def measured_part(record: dict[str, Any]) -> str:
     )
     parts = [
         f"{record['date']}, {device['name']}, {device['threads']} threads, {versions}; {others}. "
-        f"`{' '.join(record['command'])}`",
+        f"Threads that wait: {record['waiting']}. `{' '.join(record['command'])}`",
         *(f"Not run: {name} ({why})." for name, why in record["not_run"].items()),
     ]
     for name, rows in record["cases"].items():
@@ -344,6 +344,7 @@ def record_of(
         "command": [f"{word.partition('=')[0]}=..." if "=" in word else word for word in command],
         "date": datetime.now(UTC).date().isoformat(),
         "compiled": chosen.compile,
+        "waiting": os.environ.get("OMP_WAIT_POLICY", "as PyTorch has it"),
         "shapes": {name: asdict(shape) | {"steps": STEPS[name]} for name, shape in SHAPES.items()},
         "not_run": left_out,
         "cases": cases,
