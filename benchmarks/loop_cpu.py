@@ -8,7 +8,8 @@
     3. models, batches, sequences, formats and plans drawn at random (by --seed, before anything is measured): widths,
        depths and lengths between and beyond those of step 1, 1, 2 and 4 processes, every kind of parallelism
     4. `meshwright train --calibration` of each, so that the prediction is made before its first step; rounds are
-       interleaved, and the median step of the median round is what was measured
+       interleaved. What was measured is the median step of the median round; what was predicted, before each round,
+       the median too
 
 Off by: predicted over measured, less one. Held: whether the 80 % interval holds what was measured.
 """
@@ -166,12 +167,18 @@ def train(configuration: Configuration, *, calibration: Path, folder: Path) -> d
     record = json.loads((folder / "out" / "record.json").read_text())
     if record["predicted"] is None:
         raise SystemExit(f"{configuration.words}: nothing was predicted: {record['notes']}")
-    return {"predicted": record["predicted"]["step"], "measured_s": record["statistics"]["step_s"]["median"]}
+    return {
+        "predicted": record["predicted"]["step"],
+        "slower": record["predicted"]["slower_than_calibrated"],
+        "measured_s": record["statistics"]["step_s"]["median"],
+    }
 
 
 def judged(configuration: Configuration, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """A row of the table."""
-    predicted = rounds[0]["predicted"]
+    predicted = {
+        key: statistics.median(r["predicted"][key] for r in rounds) for key in ("low", "value", "high")
+    }
     each = [r["measured_s"] for r in rounds]
     measured = statistics.median(each)
     return {
@@ -179,6 +186,7 @@ def judged(configuration: Configuration, rounds: list[dict[str, Any]]) -> dict[s
         "predicted_s": [predicted[key] for key in ("low", "value", "high")],
         "measured_s": measured,
         "rounds_s": each,
+        "slower": [r["slower"] for r in rounds],
         "error": predicted["value"] / measured - 1,
         "held": predicted["low"] <= measured <= predicted["high"],
     }

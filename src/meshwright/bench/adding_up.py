@@ -62,10 +62,12 @@ KERNELS = (
     "attention_backward_ratio",
 )
 """Measured by themselves: they start from there."""
-KERNELS_SD = 0.3
+KERNELS_SD = 0.6
 ON_HOST = ANYWHERE | {
+    "general_factor": Free(start=1.0, sd=0.1),
     "elementwise_kernels": Free(start=prior().parameters["elementwise_kernels"].prior, sd=1.0),
     "head_factor": Free(start=1.0, sd=0.3),
+    "accumulation_passes": Free(start=1.0, sd=0.5),
 }
 """A processor starts each operation itself."""
 EXCHANGES = {
@@ -81,8 +83,11 @@ EXCHANGES = {
 }
 """And what surrounds an exchange, by what is divided."""
 DIVIDED = {"ddp": "data", "zero1": "data", "fsdp": "data", "tensor": "tensor", "pipeline": "pipeline"}
+AROUND = {"data_layer_s", *(name for names in EXCHANGES.values() for name in names)}
 LAYER = Free(start=5e-4, sd=1.5)
 SHARING = Free(start=1.0, sd=0.2)
+MORE_PROCESSES = Free(start=1.0, sd=1.0)
+"""Of what is around an exchange, where more processes wait for it than the fewest that were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +192,7 @@ def _case(index: list[int], rows: list[Row], *, num_processes: int) -> _Case:
 
 
 def _free(device: DeviceCalibration, rows: Sequence[Row]) -> dict[str, Free]:
-    """What these steps may move. The time of a `sharing:N` is that of N processes."""
+    """What these steps may move. What is called `NAME:N` is a factor on it with N processes."""
     free = dict(ON_HOST if device.shares_host else ANYWHERE)
     for name in KERNELS:
         if name in device.parameters:
@@ -199,12 +204,20 @@ def _free(device: DeviceCalibration, rows: Sequence[Row]) -> dict[str, Free]:
     if any(row.point.num_processes > 1 for row in rows):
         free["data_layer_s"] = LAYER
     counts = sorted({row.point.num_processes for row in rows} - {1})
-    return free | {f"sharing:{count}": SHARING for count in counts}
+    around = [name for name in free if name in AROUND]
+    free |= {f"sharing:{count}": SHARING for count in counts}
+    return free | {f"{name}:{count}": MORE_PROCESSES for name in around for count in counts[1:]}
 
 
 def _with(device: DeviceCalibration, names: Sequence[str], logs: Floats) -> DeviceCalibration:
     values = dict(zip(names, np.exp(logs).tolist(), strict=True))
-    sharing = {int(name.partition(":")[2]): x for name, x in values.items() if name.startswith("sharing:")}
+    by_processes: dict[str, dict[int, float]] = {}
+    for name, x in values.items():
+        of, _, count = name.partition(":")
+        if count:
+            by_processes.setdefault(of, {})[int(count)] = x
+    sharing = by_processes.pop("sharing", {})
+    fewest = min(sharing, default=1)
     parameters = {name: _known(name, x) for name, x in values.items() if ":" not in name}
     factors = {name: values[name] / device.parameters[name].value for name in KERNELS if name in values}
     return replace(
@@ -212,6 +225,7 @@ def _with(device: DeviceCalibration, names: Sequence[str], logs: Floats) -> Devi
         parameters={**device.parameters, **parameters},
         by_threads={count: _moved(kernels, factors) for count, kernels in device.by_threads.items()},
         sharing={1: 1.0, **sharing} if sharing else {},
+        by_processes={name: {fewest: 1.0, **factors} for name, factors in by_processes.items()},
     )
 
 

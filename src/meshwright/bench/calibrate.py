@@ -25,9 +25,10 @@ import numpy as np
 from meshwright import catalog
 from meshwright.bench.adding_up import add_up
 from meshwright.bench.points import Family, Point
-from meshwright.bench.records import Records, Row
+from meshwright.bench.records import Records, Row, in_windows
+from meshwright.bench.steps import run_file_of
 from meshwright.catalog.calibration import Measured, prior
-from meshwright.catalog.device_calibration import DeviceCalibration, Kernels
+from meshwright.catalog.device_calibration import Check, DeviceCalibration, Kernels
 from meshwright.catalog.exchanges import Curve, MeasuredExchanges
 from meshwright.catalog.surface import Surface, fit_surface
 from meshwright.cost.collectives import all_reduce_s, constants_for, network_row
@@ -61,6 +62,10 @@ THIS_MACHINE = "this machine"
 """The vendor of an accelerator that was measured and not looked up."""
 
 BISECTIONS = 60
+
+APART = {"alone", "beside"}
+LONGEST_CHECK_S = 0.15
+"""Of a step that a training takes a few times before it begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +133,32 @@ def calibrate(files: Sequence[Records]) -> DeviceCalibration:
             "errors": {family.value: vars(errors) for family, errors in found.errors.items()},
         },
     )
-    added = add_up(kernels, of[Family.TRAINING])
+    steps = in_windows(of[Family.TRAINING])
+    kernels = replace(kernels, checks=_checks(steps) if on_host else ())
+    added = add_up(kernels, steps)
     if added is None:
         return kernels
     found.errors[Family.TRAINING] = errors_of(added.left_out, added.before)
     errors = {family.value: vars(errors) for family, errors in found.errors.items()}
     return replace(added.device, details={**kernels.details, "errors": errors})
+
+
+def _checks(steps: Iterable[Row]) -> tuple[Check, ...]:
+    """For each number of processes the longest of the short steps, of each format, that processes took apart."""
+    chosen: dict[tuple[int, str], Row] = {}
+    for row in steps:
+        of = row.point.num_processes, row.point.format
+        if row.point.kernel in APART and row.seconds_median <= LONGEST_CHECK_S:
+            chosen[of] = max(chosen.get(of, row), row, key=lambda r: r.seconds_median)
+    return tuple(
+        Check(
+            run=run_file_of(row.point),
+            num_processes=row.point.num_processes,
+            seconds=row.seconds_median,
+            spread=row.seconds_high / row.seconds_low,
+        )
+        for row in chosen.values()
+    )
 
 
 def _by_family(rows: Iterable[Row], *, threads: int) -> dict[Family, list[Row]]:

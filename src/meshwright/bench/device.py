@@ -1,11 +1,16 @@
 """Measure one device within a time budget: family by family, each point kept as soon as it is known.
 
+Whole steps are taken in windows that are spread over all of it: a machine that is its own host has periods of ten to
+thirty seconds in which everything takes longer. Those of one process are taken again in each of their windows; those
+of several processes, which take long, go on where they stopped.
+
 A point that fails (out of memory, a kernel that is not there, a clock that makes no sense) is a line that says so, and
 the measuring goes on. A device that no longer answers ends it, with everything that was measured kept.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +46,8 @@ POINTS_A_FAMILY = 80
 
 TRAININGS = 24
 """Likewise of whole steps, which take longer and whose shapes differ less."""
+WINDOWS, WINDOWS_TOGETHER = 3, 2
+"""In which whole steps are taken, alone and by several processes."""
 TOGETHER = (Family.COLLECTIVES, Family.TRAINING)
 THREADED = (Family.GEMM, Family.ATTENTION, Family.MEMORY, Family.ELEMENTWISE, Family.OPTIMIZER)
 """What several processes on one processor do with fewer threads each."""
@@ -145,24 +152,38 @@ class _Part:
 
 
 def _parts(request: Request, device: torch.device, recorder: Recorder, outcome: Outcome) -> list[_Part]:
-    """Families of this process one after the other, then what several processes do together."""
+    """Families of this process, and windows of what processes apart do, spread between each other."""
     what = (request, device, recorder, outcome)
-    parts = [
+    on_host = device.type == "cpu"
+    before = frozenset(recorder.done)  # by a session that this one goes on from
+    kernels = [
         _Part(share=SHARES[family], measure=partial(_measure_family, family, *what))
         for family in Family
         if family in request.families and family in SHARES and family is not Family.TRAINING
     ]
+    apart: list[list[_Part]] = []
     if Family.TRAINING in request.families:
-        parts.append(_Part(share=SHARES[Family.TRAINING], measure=partial(_measure_together, 1, *what)))
+        part = partial(_measure_together, 1, *what, leave_out=lambda: before)
+        apart.append(_windows(part, count=WINDOWS if on_host else 1, share=SHARES[Family.TRAINING]))
     several = [n for n in request.num_processes if n > 1]
     if any(family in request.families for family in TOGETHER):
-        parts += [
-            _Part(share=TOGETHER_SHARE / len(several), measure=partial(_measure_together, n, *what))
-            for n in several
-        ]
+        for n in several:  # more of them take longer to start, and for each step
+            share = TOGETHER_SHARE * math.sqrt(n) / sum(map(math.sqrt, several))
+            part = partial(_measure_together, n, *what, leave_out=lambda: frozenset(recorder.done))
+            apart.append(_windows(part, count=WINDOWS_TOGETHER if on_host else 1, share=share))
         if not several and Family.COLLECTIVES in request.families:
             outcome.notes.append("collectives: one process has nobody to exchange with")
-    return parts
+    return _spread(kernels, *apart)
+
+
+def _windows(measure: Callable[..., None], *, count: int, share: float) -> list[_Part]:
+    return [_Part(share=share / count, measure=measure)] * count
+
+
+def _spread(*rows: list[_Part]) -> list[_Part]:
+    """All parts, those of each row evenly over the whole."""
+    placed = [((i + 0.5) / len(row), part) for row in rows for i, part in enumerate(row)]
+    return [part for _, part in sorted(placed, key=lambda pair: pair[0])]
 
 
 def _measure_family(
@@ -262,10 +283,12 @@ def _measure_together(
     recorder: Recorder,
     outcome: Outcome,
     *,
+    leave_out: Callable[[], frozenset[Point]],
     budget_s: float,
 ) -> None:
     """Exchanges and trainings of so many processes, which start for it: one that has measured kernels with this and
     that number of threads trains slower than one that begins, by up to two fifths on a CPU."""
+    known = leave_out()
 
     def left(family: Family) -> tuple[Point, ...]:
         if family not in request.families:
@@ -276,7 +299,7 @@ def _measure_together(
             formats=_formats(request, device),
             num_processes=num_processes,
         )
-        return tuple(point for point in points if point not in recorder.done)
+        return tuple(point for point in points if point not in known)
 
     told = Together(
         exchanges=left(Family.COLLECTIVES) if num_processes > 1 else (),
@@ -289,6 +312,8 @@ def _measure_together(
             Family.TRAINING: min(LONGEST_POINT_S, budget_s / TRAININGS),
         },
     )
+    if not (told.exchanges or told.trainings):
+        return
     try:
         run_ranks(measure_together, told, num_ranks=num_processes, device_type=device.type, apart=True)
     except WorkerLostError as error:

@@ -1,6 +1,7 @@
 """Seconds of a callable, as its median with an interval, and how that was found.
 
-    1. Two calls are not kept: the first picks kernels and touches pages, the second says how long one takes.
+    1. Two calls are not kept: the first picks kernels and touches pages, the second says how long one takes. Where
+       the first takes all the time there is, it says so itself.
     2. Calls too short for the clock are repeated within one sample.
     3. Samples are taken until the 95 % interval of the median is narrow, or the time is spent.
 
@@ -136,8 +137,10 @@ def measure(
         return agree(_duration(start_s, clock()))
 
     spent_s = sample_s(1)
-    call_s = sample_s(1)
-    spent_s += call_s
+    call_s = spent_s
+    if spent_s < budget_s:
+        call_s = sample_s(1)
+        spent_s += call_s
     calls = 1 if before is not None else _calls_a_sample(call_s)
     samples: list[float] = []
     while True:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,26 @@ def row_of(
 def failed(point: Point, reason: str) -> Row:
     """The line of a measurement that could not be made."""
     return Row(point=point, status=Status.FAILED, reason=" ".join(reason.split()))
+
+
+def in_windows(rows: Iterable[Row]) -> list[Row]:
+    """One row for each point. Of a point that was measured in several windows: the median of their medians, and as
+    its interval all of them."""
+    by_point: dict[Point, list[Row]] = {}
+    for row in rows:
+        by_point.setdefault(row.point, []).append(row)
+    return [_over_windows(same) if len(same) > 1 else same[0] for same in by_point.values()]
+
+
+def _over_windows(rows: list[Row]) -> Row:
+    medians = [row.seconds_median for row in rows]
+    return replace(
+        rows[0],
+        seconds_median=statistics.median(medians),
+        seconds_low=min(medians),
+        seconds_high=max(medians),
+        samples=sum(row.samples for row in rows),
+    )
 
 
 class Recorder:

@@ -1,6 +1,7 @@
 """Whole steps of small models by the engine's own code, as a `training` point says: passes, clipping and update.
 
     alone      one process
+    beside     processes that train a model each, at the same time: how they get in each other's way without exchanges
     ddp        processes that hold everything; one all-reduce of all gradients
     zero1      states divided over processes; gradients are scattered, weights gathered, once a step
     fsdp       weights divided too; each layer is gathered twice and reduced once in each micro-batch
@@ -47,8 +48,12 @@ def plan_of(point: Point) -> Plan:
 
 def run_of(point: Point) -> Run:
     """The run whose step a point is."""
-    return runfile.loads(
-        f"""
+    return runfile.loads(run_file_of(point))
+
+
+def run_file_of(point: Point) -> str:
+    """The same as the text of a run file."""
+    return f"""
 model:
   name: {point.layers} layers of {point.m}
   family: LlamaForCausalLM
@@ -63,7 +68,6 @@ precision: {RECIPES[point.format]}
 cluster: here
 train: {{steps: 1}}
 """
-    )
 
 
 def step_of(point: Point, device: torch.device, *, rank: int = 0) -> Callable[[], object]:
@@ -75,7 +79,8 @@ def step_of(point: Point, device: torch.device, *, rank: int = 0) -> Callable[[]
     from meshwright.engines.native.parallel.mesh import place_process
 
     run, plan = run_of(point), plan_of(point)
-    place = place_process(plan=plan, device=device, rank=rank, num_ranks=point.num_processes)
+    is_apart = plan.num_devices == 1
+    place = place_process(plan=plan, device=device, rank=0 if is_apart else rank, num_ranks=plan.num_devices)
     with torch.random.fork_rng():
         parts = assemble(run, place=place)
         shape = (run.global_batch // plan.data, run.sequence_length)

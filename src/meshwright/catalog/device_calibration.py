@@ -25,7 +25,7 @@ from meshwright.catalog.surface import Surface
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator, Cluster, Fabric
 
-SCHEMA = "meshwright device calibration 2"
+SCHEMA = "meshwright device calibration 3"
 HERE = "here"
 STARTS = {"kernel_s", "data_layer_s", "step_s"}
 """Parameters that are a processor's own seconds: processes that crowd it take turns."""
@@ -39,6 +39,16 @@ class Kernels:
     memory_bytes_per_s: float
     parameters: Mapping[str, Measured]
     surfaces: Mapping[str, Surface]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A step that was timed when the device was measured. Who times it again knows whether the machine is as fast."""
+
+    run: str  # a run file: one process's step
+    num_processes: int  # that took such steps at the same time
+    seconds: float
+    spread: float  # longest over shortest in the windows in which it was timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +66,11 @@ class DeviceCalibration:
     exchanges: MeasuredExchanges = field(default_factory=MeasuredExchanges)
     sharing: Mapping[int, float] = field(default_factory=dict)
     """Processes -> time of a step's work over that of even parts of the machine; 1 process: 1."""
+    by_processes: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """Parameter -> processes -> its value there over its value: what surrounds an exchange when more of them wait."""
     unexplained_sd: float | None = None
     """Of the logarithm of whole steps that were measured and left out; None: none was measured."""
+    checks: tuple[Check, ...] = ()
     made: str  # one line: of what, when, with which software
     details: Mapping[str, Any] = field(default_factory=dict)  # errors, collectives, records: for readers
 
@@ -70,8 +83,9 @@ class DeviceCalibration:
                 parameters, surfaces = {**parameters, **kernels.parameters}, kernels.surfaces
             for name in STARTS & parameters.keys():
                 parameters[name] = _times(parameters[name], self.crowd(count))
-        if self.sharing and "general_factor" in parameters:
-            parameters["general_factor"] = _times(parameters["general_factor"], self._shared(count))
+        for name, factors in {**self.by_processes, "general_factor": self.sharing}.items():
+            if factors and name in parameters:
+                parameters[name] = _times(parameters[name], _between(factors, count))
         measured = (base or fitted()).with_measured(parameters, made=self.made)
         exchanges = replace(self.exchanges, crowd=count if self.shares_host else 1)
         measured = replace(measured, surfaces=surfaces, exchanges=exchanges)
@@ -93,12 +107,6 @@ class DeviceCalibration:
         nearest = min(self.by_threads, key=lambda known: abs(math.log(known / threads)))
         return threads, _scaled(self.by_threads[nearest], threads / nearest)
 
-    def _shared(self, count: int) -> float:
-        """`sharing`, on a line in the logarithm of the number of processes."""
-        known = sorted(self.sharing)
-        logs = [math.log(self.sharing[n]) for n in known]
-        return math.exp(float(np.interp(math.log(count), [math.log(n) for n in known], logs)))
-
     def cluster(self, num_devices: int | None = None) -> Cluster:
         """This machine, with so many of its devices. Processes of one CPU divide its rates and its memory."""
         count = num_devices or self.num_devices
@@ -117,6 +125,13 @@ class DeviceCalibration:
             accelerator = replace(accelerator, crowd=self.crowd(count))
         fabric = replace(self.fabric, scale_up_domain=max(count, self.fabric.scale_up_domain))
         return Cluster(name=HERE, accelerator=accelerator, fabric=fabric, devices_per_node=count, num_nodes=1)
+
+
+def _between(factors: Mapping[int, float], count: int) -> float:
+    """The factor at `count` processes: the logarithm on a line in that of their number, level beyond those known."""
+    known = sorted(factors)
+    logs = [math.log(factors[n]) for n in known]
+    return math.exp(float(np.interp(math.log(count), [math.log(n) for n in known], logs)))
 
 
 def _times(measured: Measured, factor: float) -> Measured:
@@ -157,11 +172,13 @@ def to_document(found: DeviceCalibration) -> dict[str, Any]:
         "num_devices": found.num_devices,
         "shares_host": found.shares_host,
         "num_cores": found.num_cores,
-        "sharing": {str(count): factor for count, factor in found.sharing.items()},
+        "sharing": _factors_document(found.sharing),
+        "by_processes": {name: _factors_document(f) for name, f in found.by_processes.items()},
         "unexplained_sd": found.unexplained_sd,
         "parameters": {name: asdict(m) for name, m in found.parameters.items()},
         **found.details,
         "by_threads": {str(count): _kernels_document(k) for count, k in found.by_threads.items()},
+        "checks": [asdict(check) for check in found.checks],
         "exchanges": exchanges.to_document(found.exchanges),
         "surfaces": {name: surfaces.to_document(s) for name, s in found.surfaces.items()},
     }
@@ -199,16 +216,13 @@ def _read(path: str, changed_ns: int) -> DeviceCalibration:
 def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
     known = {
         "schema", "made", "accelerator", "fabric", "num_devices", "shares_host", "num_cores", "sharing",
-        "unexplained_sd", "parameters", "by_threads", "exchanges", "surfaces",
+        "by_processes", "unexplained_sd", "parameters", "by_threads", "checks", "exchanges", "surfaces",
     }  # fmt: skip
     parameters = _parameters(document["parameters"])
     accelerator = Accelerator(**{**document["accelerator"], "aliases": ()})
     rates = [accelerator.memory_bytes_per_s, *accelerator.peak_flops_per_s.values()]
     if not all(rate > 0 for rate in rates):
         raise ValueError("rates of the accelerator are above 0")
-    sharing = {int(count): float(factor) for count, factor in document["sharing"].items()}
-    if not all(count > 0 and factor > 0 for count, factor in sharing.items()):
-        raise ValueError("numbers of processes and what their sharing costs are above 0")
     unexplained = document["unexplained_sd"]
     return DeviceCalibration(
         accelerator=accelerator,
@@ -218,13 +232,33 @@ def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
         num_cores=max(1, int(document["num_cores"])),
         parameters=parameters,
         by_threads={int(count): _kernels_from(k) for count, k in document["by_threads"].items()},
+        checks=tuple(_check(check) for check in document["checks"]),
         exchanges=exchanges.from_document(document["exchanges"]),
-        sharing=sharing,
+        sharing=_factors_from(document["sharing"]),
+        by_processes={name: _factors_from(f) for name, f in document["by_processes"].items()},
         unexplained_sd=None if unexplained is None else float(unexplained),
         surfaces={name: surfaces.from_document(s) for name, s in document["surfaces"].items()},
         made=str(document["made"]),
         details={key: value for key, value in document.items() if key not in known},
     )
+
+
+def _check(document: Mapping[str, Any]) -> Check:
+    check = Check(**document)
+    if not (check.seconds > 0 and check.spread >= 1):
+        raise ValueError("a step that was timed took time")
+    return check
+
+
+def _factors_document(factors: Mapping[int, float]) -> dict[str, float]:
+    return {str(count): factor for count, factor in factors.items()}
+
+
+def _factors_from(document: Mapping[str, Any]) -> dict[int, float]:
+    factors = {int(count): float(factor) for count, factor in document.items()}
+    if not all(count > 0 and factor > 0 for count, factor in factors.items()):
+        raise ValueError("numbers of processes and what their sharing costs are above 0")
+    return factors
 
 
 def _parameters(document: Mapping[str, Any]) -> dict[str, Measured]:

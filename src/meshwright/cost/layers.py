@@ -133,13 +133,15 @@ def layer_parts(s: Setting, compute: LayerCompute) -> LayerParts:
     dense["recompute"] = _recomputed(s, compute, dense, is_moe=False)
     moe["recompute"] = _recomputed(s, compute, moe, is_moe=True)
     dense["hooks"] = moe["hooks"] = _hooks(s)
+    dense["accumulation"] = _accumulation(s, (p.attention_layer + p.dense_ffn_layer) / t)
+    moe["accumulation"] = _accumulation(s, moe_shared_weights + expert_weights)
     dense["gather"] = _gather(s, dense, (p.attention_layer + p.dense_ffn_layer) / t, 0.0)
     moe["gather"] = _gather(s, moe, moe_shared_weights, expert_weights)
     age = np.exp(-s.rates.host_gain_per_year * s.rates.years)
     return LayerParts(
         dense=dense,
         moe=moe,
-        head=compute.head,
+        head=compute.head + _accumulation(s, (p.embedding + p.head) / t),
         host_dense_s=s.rates.device.host_layer_s * age,
         host_moe_s=(s.rates.device.host_layer_s + s.rates.device.host_moe_s) * age,
     )
@@ -291,6 +293,22 @@ def _gather(s: Setting, parts: Parts, dense_weights: Array, expert_weights: Arra
 
 
 def _hooks(s: Setting) -> Passes:
-    """What a process does around each layer's passes to see whether something is to be exchanged."""
-    once = 0.5 * s.rates.data_layer_s * (s.plan.num_devices > 1)
+    """What a process does around each layer's passes where states are shared out, to see whether something is to be
+    exchanged."""
+    once = 0.5 * s.rates.data_layer_s * (s.plan.data * s.plan.context > 1)
     return _backward_free(once, once)
+
+
+def _accumulation(s: Setting, weights: Array) -> Passes:
+    """Gradients of a micro-batch, added to the fp32 sum of those before it: read, and the sum read and written.
+
+    The first ones are the sum, or are copied into it where they are narrower.
+    """
+    trained = 1 - (s.model.lora_rank > 0) * 1
+    element_bytes = s.precision.activation_bytes
+    first = np.where(element_bytes < 4, element_bytes + 4, 0.0)
+    n = s.num_micro_batches
+    num_bytes = weights * trained * (first + (n - 1) * (element_bytes + 8)) / n
+    device = s.rates.device
+    seconds = num_bytes * s.rates.accumulation_passes / (device.memory_bytes_per_s * device.memory_ratio)
+    return Passes(forward_s=0.0 * seconds, input_s=0.0 * seconds, weight_s=seconds)

@@ -55,6 +55,7 @@ class SystemRates(Table):
     data_exchange_s: Array
     data_exchange_factor: Array
     pipeline_exchange_s: Array
+    accumulation_passes: Array
     context_loss_ratio: Array
     expert_exposed_ratio: Array
     data_hidden_ratio: Array

@@ -64,6 +64,17 @@ HOST = {
 """Parameters of a CPU whose rates were measured."""
 
 
+AROUND = {
+    "data_layer_s": 2.5e-3,
+    "data_exchange_s": 2e-3,
+    "tensor_exchange_s": 2.5e-3,
+    "pipeline_exchange_s": 2e-4,
+}
+AROUND_SD = 1.0
+"""What a process does around exchanges, where it is the processor that computes too. An assumption: what steps on one
+processor showed (docs/log.md), right within a factor of three. `bench device` and `calibrate` measure it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelTimes:
     """Seconds on one device for one micro-batch of `num_tokens` tokens, forward and backward unless said.
@@ -122,6 +133,8 @@ def calibration_here(
     solver.solve("general_factor", times.layer_s * times.update_layers, lambda at: at.layers_s())
     solver.solve("head_factor", times.rest_s, lambda at: at.steps().components_s["head"])
     solver.solve("optimizer_passes", times.update_s, lambda at: at.steps().components_s["optimizer"])
+    if exchange is not None and times.on_host:
+        solver.know(AROUND, sd=AROUND_SD)
     if exchange is not None:
         solver.solve("scale_up_ratio", exchange.seconds, lambda at: at.exchange_s(exchange), sd=exchange.sd)
     return solver.calibration
@@ -191,9 +204,9 @@ class _Solver:
     def calibration(self) -> Calibration:
         return self.base.with_measured(self.measured, made=self.made)
 
-    def know(self, values: Mapping[str, float]) -> None:
-        """Take these values as they are."""
-        self.measured |= {name: Measured(value=value, sd=0.0) for name, value in values.items()}
+    def know(self, values: Mapping[str, float], *, sd: float = 0.0) -> None:
+        """Take these values as they are, or as they are believed to be."""
+        self.measured |= {name: Measured(value=value, sd=sd) for name, value in values.items()}
 
     def solve(
         self, name: str, seconds: float, model_s: Callable[[_Point], object], *, sd: float | None = None

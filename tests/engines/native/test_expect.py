@@ -13,9 +13,10 @@ pytest.importorskip("torch")
 import torch
 
 from meshwright import runfile
+from meshwright.catalog.device_calibration import Check
 from meshwright.engines.base import TrainOptions
-from meshwright.engines.native import engine, probe
-from meshwright.engines.native.expect import expect
+from meshwright.engines.native import engine, probe, speed
+from meshwright.engines.native.expect import _at_speed, _words, expect
 from meshwright.engines.native.processes import run_ranks
 from meshwright.specs.plan import Plan
 
@@ -93,6 +94,40 @@ def test_all_processes_come_to_the_same_expectation(tmp_path):
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first["step"] == second["step"]
     assert first["components_s"]["data_parallel"] > 0
+
+
+PREDICTED = {
+    "step": {"low": 0.9, "value": 1.0, "high": 1.1},
+    "tokens_per_s_per_device": {"low": 90.0, "value": 100.0, "high": 110.0},
+    "mfu": {"low": 0.3, "value": 0.4, "high": 0.5},
+    "components_s": {"ffn": 1.0},
+}
+
+
+def test_a_machine_that_is_slower_now_is_expected_to_be_and_the_interval_holds_both():
+    found = _at_speed(PREDICTED, 1.25)
+    assert found["step"] == {"low": 0.9, "value": 1.25, "high": pytest.approx(1.375)}
+    assert found["tokens_per_s_per_device"] == {"low": 72.0, "value": 80.0, "high": 110.0}
+    assert found["components_s"] == {"ffn": 1.25}
+    assert found["slower_than_calibrated"] == 1.25
+    faster = _at_speed(PREDICTED, 0.8)
+    assert faster["step"] == {"low": pytest.approx(0.72), "value": 0.8, "high": 1.1}
+    assert faster["mfu"]["high"] == pytest.approx(0.625)
+    assert _words(1.05) == []
+    assert "25% slower" in _words(1.25)[0]
+
+
+def test_steps_of_a_calibration_are_timed_again(monkeypatch):
+    monkeypatch.setattr(speed, "BUDGET_S", 0.05)
+    text = TEXT.replace("EXPERTS", "").replace("PRECISION", "bf16")
+    check = Check(run=text, num_processes=1, seconds=1.0, spread=1.0)
+    one_s = speed.slowness((check,), num_processes=1, device=CPU)
+    assert one_s is not None
+    assert 0 < one_s < 0.9  # a step of a tiny model does not take a second
+    slower = speed.slowness((replace(check, seconds=1e-6),), num_processes=1, device=CPU)
+    assert slower is not None
+    assert slower > 100
+    assert speed.slowness((check,), num_processes=2, device=CPU) is None
 
 
 def test_an_open_plan_is_the_planners(tmp_path):

@@ -152,6 +152,18 @@ def test_only_what_was_divided_is_fitted(kernels, seen):
     assert not {name for name in found.device.parameters if "exchange" in name}
 
 
+def test_what_more_processes_spend_around_an_exchange_is_found(kernels, truth):
+    """Four wait for each other less than half as long as two would say."""
+    machine = replace(truth, by_processes={"data_exchange_s": {2: 1.0, 4: 0.2}})
+    rows = take(machine, trainings(1, 0, 16) + trainings(2, 0, 24) + trainings(4, 0, 24), noise=NOISE)
+    found = add_up(kernels, rows)
+    assert found is not None
+    factors = found.device.by_processes["data_exchange_s"]
+    assert factors[2] == 1
+    assert factors[4] < 0.7
+    assert typical_error(errors(found.device, take(machine, trainings(4, 24, 34)))) < 2 * NOISE
+
+
 def test_a_gpu_keeps_what_belongs_to_a_processor(kernels, seen):
     gpu = replace(kernels, shares_host=False, num_devices=4)
     alone = [row for row in seen if row.point.num_processes == 1]

@@ -15,8 +15,9 @@ import pytest
 from meshwright import runfile
 from meshwright.bench.advice import advise
 from meshwright.bench.calibrate import calibrate, coordinates, surface_name
+from meshwright.bench.harness import Measurement
 from meshwright.bench.points import KERNELS, Family, Point
-from meshwright.bench.records import TIMES, Records, Status, read
+from meshwright.bench.records import TIMES, Records, Row, Status, read, row_of
 from meshwright.catalog import device_calibration
 from meshwright.catalog.device_calibration import DeviceCalibration, installed_path, load, to_document
 from meshwright.errors import InputError
@@ -123,6 +124,27 @@ def test_kernels_with_fewer_threads_are_kept_apart(records, found):
     assert own.surfaces.keys() < found.surfaces.keys()
     alike = own.parameters["elementwise_factor"].value
     assert alike == pytest.approx(found.parameters["elementwise_factor"].value, rel=0.05)
+
+
+def test_short_steps_that_processes_took_apart_are_kept_for_trainings_to_take_again(records):
+    def step(kernel: str, seconds: float, **changes) -> Row:
+        point = Point(
+            family=Family.TRAINING, kernel=kernel, format="fp32", m=64, n=128, heads=2, kv_heads=2, head_dim=32,
+            layers=1, vocab=512, seq_len=64, sequences=1, micro_batches=1,
+        )  # fmt: skip
+        return row_of(
+            replace(point, **changes), Measurement(seconds=(seconds,) * 7, calls=1, target_ratio=0.03)
+        )
+
+    beside = {"num_processes": 2, "format": "bf16"}
+    steps = [
+        step("alone", 0.01), step("alone", 0.02, m=128), step("alone", 0.9, m=256),
+        step("beside", 0.03, **beside), step("ddp", 0.04, num_processes=2),
+    ]  # fmt: skip
+    found = calibrate([replace(records, rows=(*records.rows, *steps))])
+    kept = {(check.num_processes, check.seconds) for check in found.checks}
+    assert kept == {(1, 0.02), (2, 0.03)}
+    assert [runfile.loads(check.run).precision.name for check in found.checks] == ["fp32", "bf16"]
 
 
 def test_records_of_two_devices_are_not_mixed(records):
@@ -239,7 +261,7 @@ def test_the_next_measurement_is_the_one_that_the_step_needs_and_nobody_made(tin
         ("{", r"device.json:1: not a JSON document"),
         ("[1]", r"not a calibration of a device: got 'list'"),
         ('{"schema": "meshwright device calibration 1"}', r"got 'meshwright device calibration 1'"),
-        ('{"schema": "meshwright device calibration 2"}', r"'parameters' is missing"),
+        ('{"schema": "meshwright device calibration 3"}', r"'parameters' is missing"),
     ],
 )
 def test_a_foreign_calibration_is_refused(file, text, message):

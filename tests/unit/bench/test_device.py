@@ -211,3 +211,13 @@ def test_the_page_explains_every_column_and_key(tmp_path):
     found = set(records.sidecar) | {f"device.{key}" for key in records.sidecar["device"]}
     assert set(SIDECAR_KEYS) <= found
     assert explained(keys) == found
+
+
+def test_windows_are_spread_between_the_families():
+    def row(name: str, count: int) -> list[campaign._Part]:
+        return [campaign._Part(share=1.0, measure=lambda: name)] * count
+
+    found = campaign._spread(row("kernels", 4), row("alone", 3), row("pair", 2))
+    assert " ".join(part.measure() for part in found) == (
+        "kernels alone pair kernels alone kernels pair alone kernels"
+    )

@@ -56,6 +56,13 @@ def test_a_constant_is_known_after_six_samples():
     assert machine.num_runs == 8  # the first two are not kept
 
 
+def test_a_first_call_that_takes_all_the_time_is_followed_by_one_that_counts():
+    machine = constant(0.5)
+    found = measure(machine.run, clock=machine.clock, budget_s=0.4)
+    assert found.seconds == (0.5,)
+    assert machine.num_runs == 2
+
+
 def test_the_first_calls_do_not_count():
     machine = Machine(iter([5.0, 1.0, *[0.01] * 100]))
     assert measure(machine.run, clock=machine.clock, budget_s=100).median == pytest.approx(0.01)

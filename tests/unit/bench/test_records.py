@@ -9,7 +9,16 @@ import pytest
 
 from meshwright.bench.harness import Measurement
 from meshwright.bench.points import Family, Point, gemm_points
-from meshwright.bench.records import COLUMNS, SIDECAR_KEYS, Recorder, Status, failed, read, row_of
+from meshwright.bench.records import (
+    COLUMNS,
+    SIDECAR_KEYS,
+    Recorder,
+    Status,
+    failed,
+    in_windows,
+    read,
+    row_of,
+)
 from meshwright.errors import InputError
 
 SIDECAR = {key: None for key in SIDECAR_KEYS if key != "schema"} | {
@@ -148,3 +157,18 @@ def test_a_foreign_sidecar_is_refused(written, text, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"no such file: got .*nowhere"):
         read(tmp_path / "nowhere")
+
+
+def test_a_point_of_several_windows_has_their_median_and_all_of_them_as_interval():
+    point, other = (
+        Point(family=Family.TRAINING, kernel="alone", format="fp32", m=m, micro_batches=1) for m in (64, 128)
+    )
+    windows = [
+        row_of(point, Measurement(seconds=(s, s, s), calls=1, target_ratio=0.03)) for s in (0.2, 0.3, 0.22)
+    ]
+    one = row_of(other, Measurement(seconds=(0.1,), calls=1, target_ratio=0.03))
+    found = in_windows([windows[0], one, *windows[1:]])
+    assert [row.point for row in found] == [point, other]
+    assert (found[0].seconds_low, found[0].seconds_median, found[0].seconds_high) == (0.2, 0.22, 0.3)
+    assert found[0].samples == 9
+    assert found[1] == one

@@ -23,6 +23,7 @@ from meshwright.specs.plan import Sharding
 from meshwright.specs.run import Run
 
 FORMATS = ("fp32", "bf16")
+APART = {"alone", "beside"}  # each process trains a model of its own
 SMALL = Point(
     family=Family.TRAINING, kernel="alone", format="fp32", m=64, n=96, sequences=1, heads=2, kv_heads=1,
     head_dim=32, seq_len=32, layers=2, vocab=512, micro_batches=2,
@@ -37,8 +38,9 @@ def points(num_processes: int, *, device_type: str = "cpu", count: int = 60) -> 
 def planned(point: Point) -> Run:
     """The point as the planner is asked about it: on so many devices of one machine."""
     cluster = catalog.cluster("h100-8x1")
-    fabric = replace(cluster.fabric, scale_up_domain=point.num_processes)
-    cluster = replace(cluster, devices_per_node=point.num_processes, fabric=fabric)
+    count = plan_of(point).num_devices
+    fabric = replace(cluster.fabric, scale_up_domain=count)
+    cluster = replace(cluster, devices_per_node=count, fabric=fabric)
     return replace(run_of(point), cluster=cluster, plan=plan_of(point))
 
 
@@ -47,7 +49,7 @@ def test_planner_and_engine_take_every_point(num_processes):
     for point in points(num_processes):
         run = planned(point)
         assert run.plan is not None
-        assert run.plan.num_devices == num_processes
+        assert run.plan.num_devices == (1 if point.kernel in APART else num_processes)
         assert check(run) == (), point
         setting = setting_for(request_for(run))
         refused = [v for v in violations(run.plan, setting=setting) if v.severity is Severity.REFUSED]
@@ -67,8 +69,8 @@ def test_a_run_has_the_numbers_of_its_point():
 
 @pytest.mark.parametrize("kernel", KERNELS[Family.TRAINING])
 def test_a_plan_divides_what_its_name_says(kernel):
-    n = 1 if kernel == "alone" else 4
-    plan = plan_of(replace(SMALL, kernel=kernel, num_processes=n))
+    n = 1 if kernel in APART else 4
+    plan = plan_of(replace(SMALL, kernel=kernel, num_processes=1 if kernel == "alone" else 4))
     assert plan.num_devices == n
     divided = {"tensor": plan.tensor, "pipeline": plan.pipeline}
     assert divided.get(kernel, plan.data) == n
@@ -118,7 +120,7 @@ def _flops(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) ->
 
 def small(kernel: str) -> Point:
     """Of two processes."""
-    num_micro = 2 if kernel == "tensor" else 4
+    num_micro = 2 if kernel in ("beside", "tensor") else 4
     return replace(SMALL, kernel=kernel, num_processes=2, kv_heads=2, micro_batches=num_micro)
 
 
@@ -146,7 +148,7 @@ def test_two_processes_exchange_and_train_in_every_way(tmp_path, monkeypatch):
     outcome = campaign.measure_device(request, device=cpu, recorder=recorder)
     assert outcome.notes == []
     rows = read(tmp_path).rows
-    assert [row.point for row in rows] == [SMALL, exchange, *map(small, kinds)]
+    assert [row.point for row in rows] == [SMALL, exchange, *map(small, kinds), SMALL, SMALL]  # its windows
     assert all(row.status is not Status.FAILED and row.seconds_median > 0 for row in rows)
     assert sum(outcome.counts[Family.TRAINING].values()) == 1 + len(kinds)
     assert sum(outcome.counts[Family.COLLECTIVES].values()) == 1

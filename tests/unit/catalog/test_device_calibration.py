@@ -12,6 +12,7 @@ import pytest
 from meshwright.catalog.calibration import Measured, prior
 from meshwright.catalog.device_calibration import (
     STARTS,
+    Check,
     DeviceCalibration,
     Kernels,
     load,
@@ -156,6 +157,13 @@ class TestSharing:
     def test_beyond_them_it_grows_no_more(self, machine):
         assert self.factor(replace(machine, sharing={1: 1.0, 2: 1.2}), 8) == pytest.approx(1.2)
 
+    def test_other_parameters_have_theirs(self, machine):
+        shared = replace(machine, by_processes={"elementwise_factor": {2: 1.0, 4: 2.25}})
+        plain = [values(machine, n)["elementwise_factor"] for n in (1, 2, 3, 4, 8)]
+        found = [values(shared, n)["elementwise_factor"] for n in (1, 2, 3, 4, 8)]
+        factors = [b / a for a, b in zip(plain, found, strict=True)]
+        assert factors == pytest.approx([1, 1, 2.25 ** math.log2(1.5), 2.25, 2.25])
+
     def test_without_any_nothing_changes(self, machine):
         assert self.factor(machine, 4) == 1
 
@@ -170,7 +178,13 @@ def test_what_whole_steps_left_unexplained_takes_the_place_of_the_residual(machi
 
 @pytest.fixture
 def complete(machine) -> DeviceCalibration:
-    return replace(machine, sharing={1: 1.0, 2: 1.2, 4: 1.5}, unexplained_sd=0.05)
+    return replace(
+        machine,
+        sharing={1: 1.0, 2: 1.2, 4: 1.5},
+        by_processes={"step_s": {2: 1.0, 4: 0.7}},
+        checks=(Check(run="a run file", num_processes=2, seconds=0.02, spread=1.1),),
+        unexplained_sd=0.05,
+    )
 
 
 @pytest.fixture
@@ -188,6 +202,8 @@ def test_a_document_reads_back(complete, file):
         "fabric",
         "num_cores",
         "sharing",
+        "by_processes",
+        "checks",
         "unexplained_sd",
         "exchanges",
         "parameters",
@@ -205,6 +221,9 @@ def test_a_document_reads_back(complete, file):
     [
         ({"sharing": {"2": 0.0}}, "what their sharing costs are above 0"),
         ({"sharing": {"0": 1.2}}, "numbers of processes and what"),
+        ({"by_processes": {"step_s": {"4": -1}}}, "what their sharing costs are above 0"),
+        ({"checks": [{"run": "", "num_processes": 1, "seconds": 0, "spread": 1}]}, "that was timed took time"),
+        ({"checks": [{"run": ""}]}, "not a calibration of a device"),
         ({"sharing": [1.2]}, "not a calibration of a device"),
         ({"unexplained_sd": "small"}, "not a calibration of a device"),
         ({"num_cores": None}, "not a calibration of a device"),
@@ -222,7 +241,9 @@ def test_an_altered_document_is_refused(file, change, message):
         load(file)
 
 
-@pytest.mark.parametrize("key", ["num_cores", "sharing", "unexplained_sd", "by_threads", "exchanges"])
+@pytest.mark.parametrize(
+    "key", ["num_cores", "sharing", "by_processes", "checks", "unexplained_sd", "by_threads", "exchanges"]
+)
 def test_a_document_without_one_of_its_parts_is_refused(file, key):
     document = json.loads(file.read_text())
     del document[key]

@@ -109,6 +109,29 @@ class TestExpertParallel:
         assert "expert_parallel" not in parts_of(case()).dense
 
 
+class TestOnAProcessor:
+    """What costs time only where the processor that issues also computes."""
+
+    def accumulated(self, c, **rates) -> float:
+        return parts_of(c.with_rates(accumulation_passes=1.0, **rates)).dense["accumulation"].total_s
+
+    def test_gradients_are_added_up_in_memory(self, case):
+        c = case(plan=Plan(data_shard=8), cluster="h100-8x1", global_batch=32)  # 4 micro-batches, 16 bits
+        layer = float(c.setting.parameters.attention_layer + c.setting.parameters.dense_ffn_layer)
+        streaming = float(c.rates.device.memory_bytes_per_s * c.rates.device.memory_ratio)
+        assert self.accumulated(c) == pytest.approx(layer * (6 + 3 * 10) / 4 / streaming)
+        assert parts_of(c).dense["accumulation"].total_s < 1e-6 * self.accumulated(c)
+
+    def test_frozen_weights_have_no_gradients(self, case):
+        assert self.accumulated(case(plan=Plan(data_shard=8), lora=Lora())) == 0
+
+    def test_hooks_are_paid_where_states_are_shared_out(self, case):
+        plans = (Plan(data_shard=32), Plan(context=2, tensor=16), Plan(tensor=8, pipeline=4))
+        shared, context, divided = (parts_of(case(plan=p).with_rates(data_layer_s=1.0)) for p in plans)
+        assert shared.dense["hooks"].total_s == context.dense["hooks"].total_s == 1
+        assert divided.dense["hooks"].total_s == 0
+
+
 class TestGather:
     FSDP = Plan(data_shard=32, sharding=Sharding.PARAMETERS)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshwright.catalog import cluster, model
 from meshwright.catalog.calibration import Measured, fitted
 from meshwright.planner.estimate import estimate_plan
-from meshwright.planner.implied import ExchangeTime, KernelTimes, calibration_here
+from meshwright.planner.implied import AROUND, ExchangeTime, KernelTimes, calibration_here
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.hardware import Stack
 from meshwright.specs.plan import Plan
@@ -101,3 +101,19 @@ def test_measured_parameters_leave_nothing_of_the_fit():
     assert known.parameters["gemm_ratio"].prior_of(factors) == 0.5
     assert not any(name == "gemm_ratio" for name, _, _ in known.offsets)
     assert known.num_rows("architecture", "Hopper") > 0  # what was not measured stands
+
+
+def test_processes_on_one_processor_spend_time_around_an_exchange_that_nobody_measured():
+    asked = replace(request(), cluster=cluster("h100-2x1"))
+    exchange = ExchangeTime(size_bytes=2**24, num_devices=2, seconds=1e-3, sd=0.02)
+    found = {}
+    for on_host in (False, True):
+        measured = replace(times(), on_host=on_host)
+        calibration = calibration_here(asked, measured, exchange=exchange, made="a test")
+        plan = Plan(tensor=2)
+        found[on_host] = estimate_plan(replace(asked, calibration=calibration), plan).step.step
+    around_s = (
+        4 * 2 * 4 * asked.model.num_layers * AROUND["tensor_exchange_s"]
+    )  # exchanges forward and backward
+    assert found[True].value > around_s
+    assert found[True].high / found[True].low > found[False].high / found[False].low

@@ -1,7 +1,10 @@
 """What the planner expects of a run here, from a quick measurement by the processes that will train it.
 
     cluster: here     device rates, one layer of the model and, with several processes, one exchange are measured
-                      (`device`, `probe`); they take the place of what calibration believes of an unknown machine
+                      (`device`, `probe`); they take the place of what calibration believes of an unknown machine.
+                      An installed calibration of this CPU knows the exchanges already
+    a calibration     of this CPU: a few of its steps are timed again (`speed`). What is predicted is scaled to the
+                      machine as it is now, and the interval holds the machine as it was too
     a named cluster   the catalogue's device under the shipped calibration: nothing is measured
 
 All processes call `expect` together and get the same answer.
@@ -15,11 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.catalog.device_calibration import HERE, DeviceCalibration, installed_path, load
 from meshwright.engines.base import interval
 from meshwright.engines.metrics import Yardstick, yardstick
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.device import Rates
 from meshwright.engines.native.probe import measure_exchange, measure_kernels, slowest
+from meshwright.engines.native.speed import slowness
 from meshwright.errors import MeshwrightError
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.implied import calibration_here
@@ -29,6 +34,8 @@ from meshwright.specs.hardware import Cluster
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
+NOTABLY = 1.1
+"""By how much a machine may be slower or faster before it is said: less is between any two minutes."""
 MEASURED_HERE = "one layer of the model was timed on this machine just before the run"
 
 
@@ -67,6 +74,10 @@ def expect(run: Run, *, plan: Plan, device: torch.device) -> Expectation:
                 notes.append("prediction: there was no room to time a layer, so that of published runs")
             devices.forget_memory(device)
         predicted = _predicted(request, plan, device)
+        slower = _slowness(run, plan, device)
+        if slower is not None:
+            predicted = _at_speed(predicted, slower)
+            notes += _words(slower)
     except MeshwrightError as error:
         predicted = None
         notes.append(f"nothing was predicted: {error}")
@@ -94,10 +105,23 @@ def _calibrated(request: PlanRequest, run: Run, plan: Plan, device: torch.device
     exchange = None
     if _is_several():
         times = slowest(times)
-        exchange = slowest(measure_exchange(device))
+        installed = _installed(device)
+        if installed is None:
+            exchange = slowest(measure_exchange(device))
+        else:
+            request = replace(request, calibration=installed.calibration(num_devices=plan.num_devices))
     return replace(
         request, calibration=calibration_here(request, times, exchange=exchange, made=MEASURED_HERE)
     )
+
+
+def _installed(device: torch.device) -> DeviceCalibration | None:
+    """The calibration that this user has installed, if it is of this CPU: it knows its exchanges."""
+    path = installed_path()
+    if device.type != "cpu" or not path.is_file():
+        return None
+    found = load(path)
+    return found if found.shares_host and found.accelerator.name == devices.device_name(device) else None
 
 
 def _predicted(request: PlanRequest, plan: Plan, device: torch.device) -> dict[str, Any]:
@@ -110,6 +134,7 @@ def _predicted(request: PlanRequest, plan: Plan, device: torch.device) -> dict[s
         "memory_bytes": _memory_bytes(step.memory, device),
         "components_s": step.components_s,
         "uncertainty": estimate.uncertainty,
+        "slower_than_calibrated": None,
     }
 
 
@@ -119,6 +144,51 @@ def _memory_bytes(memory: MemoryEstimate, device: torch.device) -> float:
     if device.type == "cuda":
         return memory.reserved_bytes
     return devices.resident_bytes() + memory.allocated_bytes - memory.workspace_bytes
+
+
+def _slowness(run: Run, plan: Plan, device: torch.device) -> float | None:
+    """How many times longer the steps of the run's calibration take now; None without one of this CPU, or where not
+    all processes of the plan are there to take them."""
+    if run.calibration is None or run.cluster_name != HERE or device.type != "cpu":
+        return None
+    if plan.num_devices != (dist.get_world_size() if dist.is_initialized() else 1):
+        return None
+    _together()
+    checks = load(run.calibration).checks
+    return slowness(checks, num_processes=plan.num_devices, device=device)
+
+
+def _at_speed(predicted: dict[str, Any], slower: float) -> dict[str, Any]:
+    """`predicted` for a machine that is `slower` times as slow now. For how long it stays so nobody knows: intervals
+    hold what the calibration says too."""
+    of_rates = {name: _scaled(predicted[name], 1 / slower) for name in ("tokens_per_s_per_device", "mfu")}
+    components_s = {name: seconds * slower for name, seconds in predicted["components_s"].items()}
+    return {
+        **predicted,
+        **of_rates,
+        "step": _scaled(predicted["step"], slower),
+        "components_s": components_s,
+        "slower_than_calibrated": slower,
+    }
+
+
+def _scaled(estimate: dict[str, Any], factor: float) -> dict[str, Any]:
+    return {
+        **estimate,
+        "value": estimate["value"] * factor,
+        "low": estimate["low"] * min(factor, 1.0),
+        "high": estimate["high"] * max(factor, 1.0),
+    }
+
+
+def _words(slower: float) -> list[str]:
+    if 1 / NOTABLY < slower < NOTABLY:
+        return []
+    word = "slower" if slower > 1 else "faster"
+    return [
+        f"this machine is {abs(slower - 1):.0%} {word} now than when it was calibrated: so is the prediction, and "
+        f"its interval holds both"
+    ]
 
 
 def _is_several() -> bool:
