@@ -162,6 +162,38 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Contest:
+    """One configuration on several engines, in the order in which they were named."""
+
+    name: str  # of the configuration, without its engine
+    by_engine: dict[str, Summary]
+
+    @property
+    def measured(self) -> dict[str, Summary]:
+        return {engine: summary for engine, summary in self.by_engine.items() if summary.is_measured}
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Tokens/s/device of each engine over those of the first that was measured. FLOPs are counted alike."""
+        rates = {engine: s.tokens_per_s_per_device.value for engine, s in self.measured.items()}
+        first = next(iter(rates.values()), 0.0)
+        return {engine: rate / first for engine, rate in rates.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"configuration": self.name, "over_the_first": self.ratios}
+
+
+def contests(found: Sequence[Summary]) -> list[Contest]:
+    """Configurations that were tried on more than one engine."""
+    groups: dict[str, dict[str, Summary]] = {}
+    for summary in found:
+        engine = (*summary.rows, *summary.failures)[0].engine
+        groups.setdefault(summary.name.replace(f" engine={engine}", ""), {})[engine] = summary
+    return [Contest(name=name, by_engine=group) for name, group in groups.items() if len(group) > 1]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """How good the predictions of all configurations were."""
 

@@ -36,6 +36,7 @@ LAUNCHER_HINT = "--launcher 'torchrun --nproc-per-node 2'"
         "meshwright bench train run.yaml --sweep batch.micro=1,2,4 --sweep precision=bf16,fp8",
         "meshwright bench train run.yaml --set parallel.data_shard=1 --sweep parallel.tensor=1,2 --html sweep.html",
         "meshwright bench train small.yaml large.yaml --runs 9 --steps 50 --warmup 10 --out bench/models",
+        "meshwright bench train run.yaml --engines native,torchtitan,megatron,maxtext",
         "meshwright bench train run.yaml --resume",
         "meshwright bench train run.yaml --launcher 'torchrun --nnodes 2 --nproc-per-node 8'",
     ],
@@ -46,8 +47,9 @@ LAUNCHER_HINT = "--launcher 'torchrun --nproc-per-node 2'"
     help="Values of one key of the run file, as in --sweep batch.micro=1,2,4. May be repeated: all combinations.",
 )  # fmt: skip
 @click.option(
-    "--engines", "engines", metavar="E,E,...", help="The same on several engines: --sweep engine=E,E,..."
-)
+    "--engines", "engines", metavar="E,E,...",
+    help="The same on several engines, beside each other: --sweep engine=E,E,...",
+)  # fmt: skip
 @set_option
 @calibration_option
 @click.option(
@@ -115,7 +117,9 @@ def command(
         overrides=[*calibration_override(calibration), *overrides],
         steps=steps + warmup,
     )
-    if any(configuration.engine == "native" for configuration in found):
+    if all(
+        configuration.engine == "native" for configuration in found
+    ):  # of several, an absent one is a line
         require_torch("training")
     request = Request(
         configurations=found,
@@ -175,7 +179,7 @@ def _write_page(told: list[Summary], sidecar: dict[str, Any], path: Path) -> Pat
 
 
 def _emit(told: list[Summary], recorder: Recorder, page: Path | None) -> None:
-    from meshwright.bench.training_summary import verdict
+    from meshwright.bench.training_summary import contests, verdict
     from meshwright.cli.output import emit_json
 
     emit_json(
@@ -183,6 +187,7 @@ def _emit(told: list[Summary], recorder: Recorder, page: Path | None) -> None:
             "records": recorder.path,
             "device": recorder.sidecar["device"],
             "configurations": told,
+            "engines": contests(told),
             "verdict": verdict(told),
             "page": page,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -12,6 +12,7 @@ from meshwright.cli.options import json_option, verb
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
+    from meshwright.engines.base import ExportingEngine
     from meshwright.engines.native.checkpoint import Saved
     from meshwright.specs.run import Run
 
@@ -67,7 +68,10 @@ def command(
     run = _run_at(where) if where.suffix in RUN_SUFFIXES else None
     folder = where if run is None else _folder_of(run)
     require_torch("a checkpoint")
-    if kind == "show":
+    if kind == "to-hf" and run is not None and (engine := _exporting(run)) is not None:
+        assert weights is not None
+        document = _exported(engine, run, weights, step=step, dtype=dtype, merge=merge)
+    elif kind == "show":
         document = _show(_chosen(folder, step), run=run, folder=folder)
     elif kind == "verify":
         document = _verify(_chosen(folder, step), folder=folder)
@@ -217,6 +221,31 @@ def _to_hf(
         "kind": kind,
         "dtype": dtype,
         "model": held.shapes.name,
+    }
+
+
+def _exporting(run: Run) -> ExportingEngine | None:
+    """The engine of `run`, where its checkpoints are its own; None: they are as the native engine's."""
+    from meshwright.engines.base import find_engine
+
+    engine = find_engine(run.engine.value)
+    return cast("ExportingEngine", engine) if hasattr(engine, "export_weights") else None
+
+
+def _exported(
+    engine: ExportingEngine, run: Run, out: Path, *, step: int | None, dtype: str | None, merge: bool
+) -> Document:
+    if merge:
+        raise InputError("--merge is about adapters of the native engine", got=run.engine.value)
+    dtype = dtype or "bf16"
+    checkpoint = engine.export_weights(run, step=step, folder=out, dtype=dtype)
+    return {
+        "checkpoint": checkpoint,
+        "step": int(checkpoint.name.rpartition("-")[2]),
+        "weights": out,
+        "kind": "weights",
+        "dtype": dtype,
+        "model": run.model.name,
     }
 
 

@@ -5,7 +5,8 @@ lower(run, folder=...)  -> a Launch: the files, arguments and environment that s
 prepare(run, ...)       -> a Start: all that is decided before the first process starts, this machine looked at
 launch(start)           starts the processes on this machine, or takes part in those of a launcher, and waits
 read(folder)            -> a Record: what was measured, on what, with which software; one FLOP rule for every engine
-import_run(source, ...) -> what the engine's own configuration says, as a run file's content. Not every engine has it
+export_weights(run, ...) -> a checkpoint of its own as Hugging Face weights. Not every engine has this, nor the next
+import_run(source, ...) -> what the engine's own configuration says, as a run file's content
 
 An engine is a module with these functions, named as an entry point of the group `meshwright.engines`.
 """
@@ -185,6 +186,18 @@ class ImportingEngine(Protocol):
         Every setting is carried, known to mean nothing here, or named in a note; what is not said takes the engine's
         defaults. Raises InputError for what cannot be read or what no run file can say, MissingDependencyError where
         the engine must be installed to read it.
+        """
+        ...
+
+
+class ExportingEngine(Protocol):
+    """What an engine offers besides the contract when its checkpoints are its own and become Hugging Face weights."""
+
+    def export_weights(self, run: Run, *, step: int | None, folder: Path, dtype: str) -> Path:
+        """Write the weights of a checkpoint of `run` (None: the newest) as safetensors with a config.json.
+
+        Returns the checkpoint. Raises InputError where there is none, or `folder` is not empty;
+        MissingDependencyError where the engine must be installed.
         """
         ...
 

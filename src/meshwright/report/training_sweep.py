@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright import __version__
-from meshwright.bench.training_summary import Summary, Verdict, verdict
+from meshwright.bench.training_summary import Summary, Verdict, contests, verdict
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import Endnotes, Section, document, figure, paragraph, text_table, tiles
 from meshwright.report.provenance import INTERVAL_CONVENTION
@@ -71,6 +71,26 @@ def use_table(found: Sequence[Summary]) -> TextTable:
     )
 
 
+def engine_table(found: Sequence[Summary]) -> TextTable:
+    """The same configuration on several engines, beside the first that was measured."""
+    rows = []
+    for contest in contests(found):
+        for engine, s in contest.by_engine.items():
+            if not s.is_measured:
+                rows.append((contest.name, engine, "", "", "", s.failures[0].reason))
+                continue
+            loss = "" if s.last_loss is None else f"{s.last_loss:.5f}"
+            speed = rate(s.tokens_per_s_per_device.value)
+            rows.append((contest.name, engine, speed, f"{contest.ratios[engine]:.2f}", loss, ""))
+    return TextTable(
+        title="Engines",
+        headings=("configuration", "engine", "tokens/s/device", "over the first", "last loss", "why not"),
+        rows=rows,
+        caption="The same steps on each engine, and the same count of FLOPs: rates compare as they stand.",
+        words=("engine", "why not"),
+    )
+
+
 def failure_table(found: Sequence[Summary]) -> TextTable:
     """What could not be measured, and why; equal failures of a configuration once."""
     rows = []
@@ -89,7 +109,8 @@ def failure_table(found: Sequence[Summary]) -> TextTable:
 
 def tables(found: Sequence[Summary]) -> list[TextTable]:
     """Those that have something to say."""
-    return [made for made in (speed_table(found), use_table(found), failure_table(found)) if made.rows]
+    made = (speed_table(found), engine_table(found), use_table(found), failure_table(found))
+    return [table for table in made if table.rows]
 
 
 def outlier_words(found: Sequence[Summary]) -> list[str]:
@@ -143,6 +164,9 @@ def sweep_page(found: Sequence[Summary], *, sidecar: Mapping[str, Any]) -> str:
         sections.append(
             Section(title="Measured and predicted", parts=[*parts, text_table(speed_table(found))])
         )
+        engines = engine_table(found)
+        if engines.rows:
+            sections.append(Section(title="Engines", parts=[text_table(engines)]))
         sections.append(Section(title="Use of the device", parts=[text_table(use_table(found))]))
     failed = failure_table(found)
     if failed.rows:

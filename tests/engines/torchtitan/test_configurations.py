@@ -34,7 +34,11 @@ RUNS = {
     "qwen3-0.6b": {"precision": "bf16"},
     "qwen3-30b-a3b": {"parallel": "{data_shard: 8, expert: 4, sharding: parameters}"},
     "deepseek-v2-lite": {},
-    "latent": {"model": LATENT, "parallel": "{pipeline: 4, tensor: 2, sharding: gradients}"},
+    "latent": {
+        "model": LATENT,
+        "batch.micro": "2",
+        "parallel": "{pipeline: 4, tensor: 2, sharding: gradients}",
+    },
     "gpt-oss-20b": {},
 }
 COUNT = """

@@ -7,99 +7,30 @@ last digits that sums in another order leave.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 if find_spec("torchtitan") is None:
     pytest.skip("torchtitan is not installed: pip install 'meshwright[torchtitan]'", allow_module_level=True)
 
-import torch
-
-from meshwright import runfile
-from meshwright.engines.native.models import build_model, init_weights, materialize
-from meshwright.engines.native.weights import save_weights
-
-SHIM = Path(__file__).parent / "shim"
-TOLERANCE = 2e-6  # relative; 5e-7 was the most on 20 steps of one and two processes
-TEXT = """
-model: {name: toy, family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 257, ffn_hidden: 128,
-  attention: {num_heads: 4, num_kv_heads: 2}}
-weights: start
-data: {source: notes.txt, tokenizer: bytes, sequence_length: 64}
-batch: {global_sequences: 8, micro: 2}
-optimizer: {learning_rate: 2.0e-3, warmup_steps: 4, schedule: cosine}
-precision: fp32
-cluster: here
-engine: torchtitan
-train: {steps: 20}
-"""
+ALONE = "parallel={data_shard: 1, sharding: none}"
+SHARDED = "parallel={data_shard: 2, sharding: parameters}"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A run file, its text and the weights that it starts from."""
-    folder = tmp_path_factory.mktemp("toy")
-    (folder / "run.yaml").write_text(TEXT)
-    notes = [
-        f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(60) for j in range(13)
-    ]
-    (folder / "notes.txt").write_text("".join(notes))
-    run = runfile.loads(TEXT)
-    model = build_model(run.model)
-    materialize(model, device=torch.device("cpu"))
-    init_weights(model, seed=1)
-    save_weights(model, folder / "start", dtype=torch.float32)
-    return folder
-
-
-def train(folder: Path, *arguments: str, with_shim: bool = True) -> subprocess.CompletedProcess[str]:
-    """`meshwright train run.yaml` in a process of its own."""
-    path = os.pathsep.join([*([str(SHIM)] if with_shim else []), *filter(None, sys.path)])
-    return subprocess.run(
-        [sys.executable, "-m", "meshwright", "train", "run.yaml", "--json", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-
-
-def steps(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def native(folder) -> list[dict[str, float]]:
-    done = train(folder, "--set=engine=native", "--out=native", with_shim=False)
-    assert done.returncode == 0, done.stderr
-    return steps(folder / "native")
-
-
-def assert_equal(taken: list[dict[str, float]], native: list[dict[str, float]]) -> None:
-    for mine, theirs in zip(taken, native, strict=True):
-        assert mine["learning_rate"] == pytest.approx(theirs["learning_rate"], rel=1e-12)
-        for key in ("loss", "gradient_norm"):
-            assert mine[key] == pytest.approx(theirs[key], rel=TOLERANCE), (mine["step"], key)
+def plan(words: str) -> str:
+    return f"parallel={{data_shard: 1, sharding: none, {words}}}"
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("name", "plan"),
-    [("one", "{data_shard: 1, sharding: none}"), ("two", "{data_shard: 2, sharding: parameters}")],
-)
-def test_losses_are_those_of_the_native_engine(folder, native, name, plan):
-    done = train(folder, f"--set=parallel={plan}", f"--out={name}")
+@pytest.mark.parametrize(("out", "parallel"), [("one", ALONE), ("two", SHARDED)])
+def test_losses_are_those_of_the_native_engine(toys, train, steps, native, assert_equal, out, parallel):
+    done = train("dense", out, parallel)
     assert done.returncode == 0, done.stderr
-    taken = steps(folder / name)
+    taken = steps(out)
     assert [line["step"] for line in taken] == list(range(1, 21))
-    assert_equal(taken, native)
+    assert_equal(taken, native("dense"))
     assert taken[-1]["loss"] < taken[0]["loss"] - 0.5
     record = json.loads(done.stdout)
     assert record["ending"] == "done"
@@ -107,54 +38,154 @@ def test_losses_are_those_of_the_native_engine(folder, native, name, plan):
     assert record["software"]["torchtitan"] == "0.3.0"
     assert len(record["ranks"]["step_s"]) == record["statistics"]["num_devices"]
     assert record["statistics"]["tokens"] == 20 * 8 * 64
-    assert (folder / name / "report.html").is_file()
+    assert (toys / out / "report.html").is_file()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        "parallel={data_shard: 2, expert: 2, sharding: parameters}",
+        pytest.param(SHARDED, marks=pytest.mark.slow),
+        pytest.param(ALONE, marks=pytest.mark.slow),
+        pytest.param(plan("tensor: 2"), marks=pytest.mark.slow),
+        pytest.param(plan("pipeline: 2"), marks=pytest.mark.slow),
+    ],
+)
+def test_experts_learn_what_the_native_engines_learn(train, steps, native, assert_equal, parallel):
+    out = "experts-" + "".join(c for c in parallel if c.isalnum())
+    done = train("experts", out, parallel)
+    assert done.returncode == 0, done.stderr
+    assert_equal(steps(out), native("experts"), may_flip=True)
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
-def test_model_parallel_losses_are_those_of_the_native_engine(folder, native, axis):
-    plan = f"--set=parallel={{data_shard: 1, {axis}: 2, sharding: none}}"
-    done = train(folder, plan, "--set=train.steps=4", f"--out={axis}")  # the warm-up's rates are the same
+@pytest.mark.parametrize("words", ["tensor: 2", "pipeline: 2", "tensor: 2, pipeline: 2"])
+def test_model_parallel_losses_are_those_of_the_native_engine(train, steps, native, assert_equal, words):
+    out = "".join(c for c in words if c.isalnum())
+    done = train("dense", out, plan(words))
     assert done.returncode == 0, done.stderr
-    assert_equal(steps(folder / axis), native[:4])
+    assert_equal(steps(out), native("dense"))
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes_are_resumed_by_one_with_the_same_batches(folder, native):
-    saves = ["--set=train.checkpoint={folder: saved, every_steps: 2}", "--out=resumed"]
-    two, one = "{data_shard: 2, sharding: parameters}", "{data_shard: 1, sharding: none}"
-    done = train(folder, f"--set=parallel={two}", "--set=train.steps=4", *saves)
+def test_context_parallel_losses_are_those_of_the_native_engine(train, steps, native, assert_equal):
+    longer = ("data.sequence_length=256", "batch.micro=1", "batch.global_sequences=2")  # blocks of its masks
+    done = train("dense", "context", plan("context: 2"), *longer)
     assert done.returncode == 0, done.stderr
-    shutil.rmtree(folder / "saved" / "step-4")
-    again = train(folder, f"--set=parallel={one}", "--set=train.steps=4", *saves)
+    assert_equal(steps("context"), native("dense", *longer))
+
+
+@pytest.mark.slow
+def test_adapters_learn_beside_the_same_base(train, steps, native):
+    adapters = ("task=lora", "lora={rank: 4}", "train.steps=20")
+    done = train("dense", "adapters", ALONE, *adapters)
+    assert done.returncode == 0, done.stderr
+    taken, theirs = steps("adapters"), native("dense", *adapters)
+    assert taken[0]["loss"] == pytest.approx(theirs[0]["loss"], rel=1e-6)  # they begin with no say
+    assert taken[-1]["loss"] < taken[0]["loss"] - 0.3
+    for mine, other in zip(taken, theirs, strict=True):  # their first matrices are drawn apart
+        assert mine["loss"] == pytest.approx(other["loss"], rel=1e-2)
+
+
+@pytest.mark.slow
+def test_evaluations_are_those_of_the_native_engine(train, steps, native):
+    evaluated = ("train.evaluate={every_steps: 10, num_batches: 2}", "data.validation=notes.txt")
+    done = train("dense", "evaluated", ALONE, *evaluated)
+    assert done.returncode == 0, done.stderr
+    taken = {
+        line["step"]: line["validation_loss"] for line in steps("evaluated") if "validation_loss" in line
+    }
+    theirs = {
+        line["step"]: line["validation_loss"]
+        for line in native("dense", *evaluated)
+        if "validation_loss" in line
+    }
+    assert list(theirs) == [10, 20]
+    assert list(taken) == [1, 10, 20]  # torchtitan evaluates after the first step, too
+    for step, loss in theirs.items():
+        assert taken[step] == pytest.approx(loss, rel=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes_are_resumed_by_one_with_the_same_batches(toys, train, steps, native, assert_equal):
+    saves = "train.checkpoint={folder: saved, every_steps: 2}"
+    done = train("dense", "resumed", SHARDED, "train.steps=4", saves)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(toys / "saved" / "step-4")
+    again = train("dense", "resumed", ALONE, "train.steps=4", saves)
     assert again.returncode == 2
     assert "already holds checkpoints" in again.stderr
-    done = train(folder, f"--set=parallel={one}", "--set=train.steps=4", "--resume", *saves)
+    done = train("dense", "resumed", ALONE, "train.steps=4", saves, arguments=("--resume",))
     assert done.returncode == 0, done.stderr
-    taken = steps(folder / "resumed")
-    assert [line["step"] for line in taken] == [1, 2, 3, 4]
-    assert_equal(taken, native[:4])
+    assert_equal(steps("resumed"), native("dense")[:4])
 
 
-def test_one_flop_rule_for_both(folder, native):
-    records = [json.loads((folder / name / "record.json").read_text()) for name in ("one", "native")]
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_weights_move_between_engines(toys, train, steps, to_hf, assert_equal, name):
+    """Four steps on one engine, four on the other or on the same: who took the first ones does not show."""
+    for engine, parallel in (("native", ALONE), ("torchtitan", SHARDED)):
+        saves = f"train.checkpoint={{folder: {name}-{engine}, every_steps: 4}}"
+        settings = (f"engine={engine}", "train.steps=4", saves)
+        done = train(name, f"{name}-first-{engine}", parallel, *settings)
+        assert done.returncode == 0, done.stderr
+        done = to_hf(name, f"{name}-after-{engine}", *settings)
+        assert done.returncode == 0, done.stderr
+    taken = {}
+    for first, then in (("native", "native"), ("native", "torchtitan"), ("torchtitan", "native")):
+        out = f"{name}-{first}-{then}"
+        weights = f"weights={name}-after-{first}"
+        done = train(name, out, ALONE, f"engine={then}", "train.steps=4", weights)
+        assert done.returncode == 0, done.stderr
+        taken[first, then] = steps(out)
+    through = taken["native", "native"]
+    assert (
+        through[0]["loss"] < steps(f"{name}-first-native")[0]["loss"] - 0.3
+    )  # they go on where the first ended
+    for others in taken.values():
+        assert_equal(others, through, may_flip=name == "experts")
+
+
+@pytest.mark.distributed
+def test_one_flop_rule_for_both(toys, train, native):
+    if not (toys / "one" / "record.json").is_file():
+        assert train("dense", "one", ALONE).returncode == 0
+    native("dense")
+    records = [json.loads((toys / out / "record.json").read_text()) for out in ("one", "native-dense")]
     mine, theirs = (record["statistics"] for record in records)
     assert mine.keys() == theirs.keys()
     for key in ("model_flops_per_token", "parameters", "trained_parameters", "tokens", "num_devices"):
         assert mine[key] == theirs[key]
 
 
-def test_without_an_accelerator_it_is_refused_before_anything_starts(folder):
-    done = train(folder, "--out=refused", with_shim=False)
+def test_without_an_accelerator_it_is_refused_before_anything_starts(toys, train):
+    done = train("dense", "refused", with_shim=False)
     assert done.returncode == 3
     assert "torchtitan 0.3.0 needs an accelerator" in done.stderr
-    assert not (folder / "refused").exists()
+    assert not (toys / "refused").exists()
 
 
-def test_a_process_that_fails_is_reported_with_its_error(folder):
-    done = train(folder, "--set=parallel={data_shard: 1, sharding: none}", "--set=model.vocab=64", "--set=weights=null",
-                 "--out=failed")  # fmt: skip
+def test_a_process_that_fails_is_reported_with_its_error(train):
+    done = train("dense", "failed", ALONE, "model.vocab=64", "weights=null")
     assert done.returncode in (1, 2)
     assert "vocabulary" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_engines_are_measured_beside_each_other(toys, bench):
+    done = bench("dense.yaml", "--engines=native,torchtitan", f"--set={ALONE}", "--runs=1", "--steps=3",
+                 "--warmup=1", "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    mine, theirs = told["configurations"][1], told["configurations"][0]
+    assert mine["last_loss"] == pytest.approx(theirs["last_loss"], rel=2e-6)
+    assert mine["mfu_convention"] == theirs["mfu_convention"]
+    (contest,) = told["engines"]
+    ratio = mine["tokens_per_s_per_device"]["value"] / theirs["tokens_per_s_per_device"]["value"]
+    assert contest["over_the_first"]["torchtitan"] == pytest.approx(ratio)

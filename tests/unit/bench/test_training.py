@@ -189,6 +189,33 @@ def test_another_device_does_not_mix(bench):
     assert len(rows) == 2
 
 
+def test_engines_stand_beside_each_other_and_one_that_refuses_is_a_line(meshwright, folder):
+    (folder / "behaviour.json").write_text(
+        json.dumps({"engine=torchtitan": "slow", "engine=megatron": "refuse"})
+    )
+    words = ("tiny.yaml", "--launcher", LAUNCHER, "--engines", "native,torchtitan,megatron", "--runs", 2)
+    outcome = meshwright("bench", "train", *words, "--json", "--html", "page.html")
+    assert outcome.exit_code == 0, outcome.stderr
+    (contest,) = outcome.json["engines"]
+    assert contest["configuration"] == "tiny"
+    assert contest["over_the_first"] == {"native": 1.0, "torchtitan": pytest.approx(1 / 3)}
+    refused = outcome.json["configurations"][2]["failures"][0]
+    assert refused["status"] == "refused"
+    assert "no fp8 here" in refused["reason"]
+    assert "over the first" in Path("page.html").read_text()
+    told = meshwright("bench", "train", *words, "--resume")
+    assert re.search(r"^tiny +torchtitan +\S+ +0.33", told.stdout, flags=re.MULTILINE), told.stdout
+    assert "no fp8 here" in told.stdout
+    alone = meshwright("bench", "train", "tiny.yaml", "--launcher", LAUNCHER, "--runs", 1, "--out", "alone")
+    assert "over the first" not in alone.stdout
+
+
+def test_several_engines_without_torch_are_lines(meshwright, monkeypatch):
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    words = ("tiny.yaml", "--launcher", LAUNCHER, "--engines", "native,maxtext", "--runs", 1)
+    assert meshwright("bench", "train", *words).exit_code == 0
+
+
 def test_configurations_may_be_added(bench):
     bench("--runs", 1)
     outcome, rows = bench("--runs", 1, "--resume", "--sweep", "precision=bf16,fp32")

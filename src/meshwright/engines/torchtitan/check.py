@@ -140,6 +140,12 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
         )
     if run.model.tied_embeddings and plan.pipeline > 1:
         yield Unsupported(key="parallel.pipeline", reason="tied embeddings need the whole model: must be 1")
+    if run.model.experts is not None and plan.tensor > 1 and plan.sequence_parallel and plan.micro_batch == 1:
+        yield Unsupported(
+            key="parallel.sequence_parallel",
+            reason="experts get wrong gradients from micro-batches of one sequence: must be false",
+            hint="or batch.micro: 2",
+        )
     num_stages = plan.pipeline * plan.virtual_pipeline
     if 0 in (plan.layers_per_stage or layers_per_stage(run.model.num_layers, num_stages)):
         yield Unsupported(

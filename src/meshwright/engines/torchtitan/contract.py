@@ -9,6 +9,7 @@ from meshwright.engines import outcome, workers
 from meshwright.engines.base import RECORD, Prediction, Record, TrainOptions, read_record, refuse
 from meshwright.engines.torchtitan import VERSION, probe
 from meshwright.engines.torchtitan.check import check, check_plan
+from meshwright.engines.torchtitan.exporting import export_weights
 from meshwright.engines.torchtitan.importing import import_run
 from meshwright.engines.torchtitan.lower import lower
 from meshwright.engines.torchtitan.probe import Machine
@@ -18,7 +19,7 @@ from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Engine, Run, StateFormat
 
-__all__ = ["check", "expected", "import_run", "launch", "lower", "prepare", "read"]
+__all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower", "prepare", "read"]
 
 
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:

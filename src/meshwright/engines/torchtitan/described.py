@@ -28,12 +28,13 @@ def describe(source: str) -> dict[str, Any]:
     """The tree of MODULE:FUNCTION or PATH.py:FUNCTION, or `{"error": ...}`."""
     place, _, function = source.rpartition(":")
     try:
-        return node(getattr(_module(place), function)())
+        return node(getattr(load(place), function)())
     except Exception as error:  # whatever a program may raise
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _module(place: str) -> Any:
+def load(place: str) -> Any:
+    """A module by its path, by its name, or by what torchtitan calls the model that it is of."""
     if place.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(place).stem, place)
         assert spec is not None

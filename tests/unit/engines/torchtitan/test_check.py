@@ -36,6 +36,8 @@ def test_a_plain_run_is_accepted():
     assert refused("parallel={data_shard: 2, tensor: 2, pipeline: 2, sharding: parameters}") == []
     assert refused(MIXTURE, "parallel={data_shard: 4, expert: 4, sharding: parameters}") == []
     assert refused(MIXTURE, "precision=fp32") == []
+    assert refused(MIXTURE, plan("tensor: 2, sequence_parallel: false")) == []
+    assert refused(MIXTURE, plan("tensor: 2"), "batch.micro=2") == []
     assert refused("task=lora") == []
 
 
@@ -70,6 +72,7 @@ def test_a_plain_run_is_accepted():
         ("parallel: torchtitan 0.3.0 cannot recompute", [plan("recompute: {modules: [mlp]}")]),
         ("parallel.recompute.layers", [plan("recompute: {layers: 2}")]),
         ("parallel.offload", [plan("offload: optimizer")]),
+        ("parallel.sequence_parallel: experts get wrong gradients", [MIXTURE, plan("tensor: 2")]),
         ("parallel.pipeline: tied", ["model.tied_embeddings=true", plan("pipeline: 2")]),
         ("parallel.pipeline: every stage", [plan("pipeline: 2, virtual_pipeline: 3, schedule: interleaved")]),
     ],

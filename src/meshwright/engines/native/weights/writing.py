@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,14 @@ def save_weights(
         for entry in entries:  # takes part in the gathers
             entry.make()
         return
-    with new_folder(Path(folder)) as unfinished:
+    write_folder(Path(folder), entries, config=config, file_bytes=file_bytes)
+
+
+def write_folder(
+    folder: Path, entries: Sequence[Entry], *, config: dict[str, Any], file_bytes: int = FILE_BYTES
+) -> None:
+    """Write tensors under their names in the files, and the config.json. Raises InputError when it is not empty."""
+    with new_folder(folder) as unfinished:
         _write_files(unfinished, _portions(entries, file_bytes=file_bytes))
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
