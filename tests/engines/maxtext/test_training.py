@@ -7,6 +7,7 @@ last digits that sums in another order leave. Devices are virtual ones of one pr
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -64,12 +65,16 @@ class Toy:
         save_weights(model, folder / "start", dtype=torch.float32)
         self.native = self.train("native", "--set=engine=native")
 
-    def run(self, out: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`meshwright train run.yaml` in a process of its own."""
+    def meshwright(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command in a process of its own."""
         return subprocess.run(
-            [sys.executable, "-m", "meshwright", "train", "run.yaml", "--json", f"--out={out}", *arguments],
+            [sys.executable, "-m", "meshwright", *arguments],
             cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=500,
         )  # fmt: skip
+
+    def run(self, out: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`meshwright train run.yaml`."""
+        return self.meshwright("train", "run.yaml", "--json", f"--out={out}", *arguments)
 
     def train(self, out: str, *arguments: str) -> list[dict[str, float]]:
         """Train to the end; the lines of the step log."""
@@ -147,3 +152,63 @@ def test_other_axes(dense, name, words):
 )
 def test_a_mixture_of_experts(mixture, name, words):
     assert_equal(mixture.train(name, plan(words)), mixture.native)
+
+
+@pytest.mark.slow
+def test_resumed_on_two_devices_evaluated_and_continued_by_the_native_engine(dense):
+    """Twelve steps of one device, the other eight of two; the weights then go back into the native engine."""
+    held = ["--set=data.validation=notes.txt", "--set=train.evaluate={every_steps: 6, num_batches: 2}"]
+    saves = "--set=train.checkpoint={folder: saved, every_steps: 6}"
+    native = dense.train("native-evaluated", "--set=engine=native", *held)
+    first = dense.train("resumed", saves, *held)
+    assert_equal(first, dense.native)
+    for mine, theirs in zip(first, native, strict=True):
+        if "validation_loss" in theirs:
+            assert mine["validation_loss"] == pytest.approx(theirs["validation_loss"], rel=TOLERANCE)
+    checkpoints = dense.folder / "saved" / "maxtext" / "checkpoints"
+    assert sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal()) == [
+        6,
+        12,
+        18,
+        20,
+    ]
+    again = dense.run("resumed", saves)
+    assert again.returncode == 2
+    assert "already holds checkpoints" in again.stderr
+
+    exported = dense.meshwright(
+        "checkpoint", "to-hf", "resumed/meshwright_run.yaml", "twelve", "--step=12", "--dtype=fp32"
+    )
+    assert exported.returncode == 0, exported.stderr
+    begun = [
+        dense.train(
+            f"begun-{engine}", f"--set=engine={engine}", "--set=weights=twelve", "--set=train.steps=4"
+        )
+        for engine in ("maxtext", "native")
+    ]
+    assert begun[0][0]["loss"] == pytest.approx(begun[1][0]["loss"], rel=TOLERANCE)
+    assert begun[0][0]["loss"] < dense.native[0]["loss"] - 0.5
+
+    for late in ("18", "20"):
+        shutil.rmtree(checkpoints / late)
+    rest = dense.train("resumed", saves, "--resume", plan("data_shard: 2, sharding: parameters"))
+    assert_equal(rest, dense.native)
+
+
+@pytest.mark.slow
+def test_data_that_maxtext_cannot_be_told_is_refused(dense):
+    turns = [
+        {"messages": [{"role": "user", "content": f"{i} + 1"}, {"role": "assistant", "content": str(i + 1)}]}
+        for i in range(500)
+    ]
+    (dense.folder / "chat.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    done = dense.run("refused", "--set=data.source=chat.jsonl")
+    assert done.returncode == 1
+    assert "MaxText's input pipeline trains on every token but the last of a document" in done.stderr
+
+
+@pytest.mark.slow
+def test_weights_are_drawn_where_none_are_given(dense):
+    taken = dense.train("drawn", "--set=weights=null", "--set=precision=bf16")
+    assert taken[0]["loss"] == pytest.approx(dense.native[0]["loss"], rel=0.01)  # of the same distributions
+    assert taken[-1]["loss"] < taken[0]["loss"] - 0.5

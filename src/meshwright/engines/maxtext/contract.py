@@ -10,13 +10,14 @@ from meshwright.engines import outcome, workers
 from meshwright.engines.base import RECORD, Prediction, Record, TrainOptions, read_record, refuse
 from meshwright.engines.maxtext import environment, probe
 from meshwright.engines.maxtext.check import check, check_plan
+from meshwright.engines.maxtext.exporting import export_weights
 from meshwright.engines.maxtext.importing import import_run
 from meshwright.engines.maxtext.lower import lower
 from meshwright.engines.maxtext.reading import LAYOUT
 from meshwright.engines.workers import WorkersStart
 from meshwright.specs.run import Engine, Run
 
-__all__ = ["check", "expected", "import_run", "launch", "lower", "prepare", "read"]
+__all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower", "prepare", "read"]
 
 
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:

@@ -2,7 +2,7 @@
 
     convert(tensors)   named in a configuration as `checkpoint_conversion_fn: meshwright_weights.convert`: MaxText reads
                        safetensors (`source_checkpoint_layout: safetensors`) and asks it for a state to start from
-    python meshwright_weights.py PARAMETERS.json CHECKPOINT OUT.safetensors
+    python meshwright_weights.py PARAMETERS.json CHECKPOINT OUT.safetensors DTYPE
                        the parameters of a checkpoint of MaxText, as a Hugging Face file
 
 What stands where is a table: $MESHWRIGHT_PARAMETERS names a JSON file with `seed`, `is_drawn` and `leaves`, which
@@ -142,8 +142,9 @@ def _matrix(part: Any, leaf: dict[str, Any]) -> Any:
     return part.reshape(rows, -1).T
 
 
-def main(table: Path, checkpoint: Path, out: Path) -> None:
+def main(table: Path, checkpoint: Path, out: Path, dtype: str) -> None:
     """Write the parameters of `checkpoint`, a folder of one step, as `out`."""
+    import jax.numpy as jnp
     import numpy as np
     from etils import epath
     from orbax.checkpoint import v1 as ocp
@@ -154,8 +155,10 @@ def main(table: Path, checkpoint: Path, out: Path) -> None:
     tensors: dict[str, Any] = {}
     for leaf in json.loads(table.read_text(encoding="utf-8"))["leaves"]:
         tensors |= parts(leaf, np.asarray(_at(parameters, leaf["path"].split("/"))))
-    save_file({name: np.ascontiguousarray(t) for name, t in tensors.items()}, out, metadata={"format": "pt"})
+    kind = jnp.dtype(dtype)
+    ready = {name: np.ascontiguousarray(tensor.astype(kind)) for name, tensor in tensors.items()}
+    save_file(ready, out, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

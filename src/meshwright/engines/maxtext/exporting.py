@@ -1,0 +1,73 @@
+"""Weights of MaxText's checkpoints as Hugging Face safetensors, written by a process of MaxText's environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from meshwright.engines.maxtext import environment
+from meshwright.engines.maxtext.lower import parameters_text
+from meshwright.engines.maxtext.reading import checkpoints
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.specs.run import Run
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+SCRIPT = Path(__file__).parent / "inside" / "meshwright_weights.py"
+
+
+def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> Path:
+    """Write the weights of a checkpoint of `run` into `folder`, a new one, with a config.json; return the checkpoint.
+
+    `step` is the newest where it is None. Raises InputError where there is no such checkpoint, or no plan: how weights
+    lie in a checkpoint follows from it. MissingDependencyError without MaxText's environment.
+    """
+    from meshwright.engines.native.weights.config import config_of
+    from meshwright.engines.native.weights.folder import new_folder
+    from meshwright.engines.native.weights.tensors import SINGLE
+
+    if run.plan is None:
+        raise InputError(
+            f"{run.source} names no plan, from which it follows how weights lie in MaxText's checkpoints",
+            hint="meshwright_run.yaml in the folder of the results does",
+        )
+    assert run.train.checkpoint is not None
+    saved = _chosen(Path(run.train.checkpoint.folder), step)
+    python = environment.require()
+    with new_folder(folder) as partial, tempfile.TemporaryDirectory() as scratch:
+        table = Path(scratch) / "parameters.json"
+        table.write_text(parameters_text(run, run.plan), encoding="utf-8")
+        done = subprocess.run(
+            [
+                str(python),
+                str(SCRIPT),
+                str(table),
+                str(saved.absolute()),
+                str(partial / SINGLE),
+                DTYPES[dtype],
+            ],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            words = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise MeshwrightError(f"{saved} was not read: {words}")
+        config = config_of(run.model, dtype=DTYPES[dtype], max_positions=run.sequence_length)
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return saved
+
+
+def _chosen(folder: Path, step: int | None) -> Path:
+    found = checkpoints(folder)
+    if not found:
+        raise InputError("there is no checkpoint of MaxText", got=str(folder))
+    if step is None:
+        return found[-1]
+    for path in found:
+        if int(path.name) == step:
+            return path
+    steps = ", ".join(path.name for path in found[-12:])
+    raise InputError("no checkpoint of this step", got=step, allowed=steps)
