@@ -155,16 +155,10 @@ def test_a_mixture_of_experts(mixture, name, words):
 
 
 @pytest.mark.slow
-def test_resumed_on_two_devices_evaluated_and_continued_by_the_native_engine(dense):
+def test_resumed_on_two_devices_and_continued_by_the_native_engine(dense):
     """Twelve steps of one device, the other eight of two; the weights then go back into the native engine."""
-    held = ["--set=data.validation=notes.txt", "--set=train.evaluate={every_steps: 6, num_batches: 2}"]
     saves = "--set=train.checkpoint={folder: saved, every_steps: 6}"
-    native = dense.train("native-evaluated", "--set=engine=native", *held)
-    first = dense.train("resumed", saves, *held)
-    assert_equal(first, dense.native)
-    for mine, theirs in zip(first, native, strict=True):
-        if "validation_loss" in theirs:
-            assert mine["validation_loss"] == pytest.approx(theirs["validation_loss"], rel=TOLERANCE)
+    assert_equal(dense.train("resumed", saves), dense.native)
     checkpoints = dense.folder / "saved" / "maxtext" / "checkpoints"
     assert sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal()) == [
         6,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -40,38 +39,27 @@ class Wanted:
     num_batches: int  # global batches that are written
     global_batch: int  # rows of each that are trained on
     loaded: int  # rows of each that MaxText loads: as many as it has devices where it trains on fewer
-    asked: int  # samples that it makes its indices for
     sequence_length: int
     seed: int
-    is_validation: bool
 
     @property
     def num_samples(self) -> int:
         return self.num_batches * self.loaded
 
 
-def wanted(run: Run, plan: Plan, *, num_processes: int, is_validation: bool = False) -> Wanted:
+def wanted(run: Run, plan: Plan, *, num_processes: int) -> Wanted:
     """What MaxText on `num_processes` processes asks for."""
     assert run.num_steps is not None
     accumulated = 1 if plan.pipeline > 1 else plan.num_micro_batches(run.global_batch)
     loaded = run.global_batch
     if num_processes == 1:  # it loads a row a device at least, and leaves out the last ones
         loaded = max(loaded, plan.num_devices * accumulated)
-    num_batches = run.num_steps + 1  # one more than are taken: its steps are counted from 1
-    asked = num_batches * loaded
-    if is_validation:
-        evaluate = run.train.evaluate
-        assert evaluate is not None
-        num_batches = evaluate.num_batches
-        asked = -(-(run.num_steps + 1) // evaluate.every_steps) * num_batches * loaded
     return Wanted(
-        num_batches=num_batches,
+        num_batches=run.num_steps + 1,  # one more than are taken: its steps are counted from 1
         global_batch=run.global_batch,
         loaded=loaded,
-        asked=asked,
         sequence_length=run.sequence_length,
         seed=run.train.seed,
-        is_validation=is_validation,
     )
 
 
@@ -119,19 +107,14 @@ def _write(run: Run, partial: Path, prefix: Path, asked_for: Wanted) -> None:
 
 
 def index_key(prefix: Path, asked_for: Wanted) -> str:
-    """The name under which MaxText 0.2.5 looks for the indices of a token file."""
-    length = asked_for.sequence_length
-    num_tokens = asked_for.num_samples * (length + 1)
-    num_epochs = max(1, math.ceil((asked_for.asked * length + 1) / num_tokens))
-    before_last = ((num_epochs - 1) * num_tokens - 1) // length
-    per_epoch = (num_tokens - 1) // length
+    """The name under which MaxText 0.2.5 looks for the indices of a token file that it reads through once."""
     about = {
         "class": "MegatronNpyDataSource",
         "input_paths": [str(prefix)],
-        "num_epochs": num_epochs,
-        "separate_final_epoch": num_epochs > 1 and asked_for.asked - before_last < int(0.8 * per_epoch),
+        "num_epochs": 1,
+        "separate_final_epoch": False,
         "seed": asked_for.seed,
-        "sequence_length": length,
+        "sequence_length": asked_for.sequence_length,
         "split": None,
         "split_index": 0,
         "add_extra_token": 1,
@@ -141,16 +124,11 @@ def index_key(prefix: Path, asked_for: Wanted) -> str:
 
 def _samples(run: Run, asked_for: Wanted, ends: _Ends) -> Iterator[np.ndarray]:
     """T + 1 tokens a sample, batch by batch; rows that are loaded and not trained on repeat the first one."""
-    corpus = data.open_data(run)
-    samples = corpus.validation if asked_for.is_validation else corpus.train
-    if samples is None:
-        raise InputError(f"{run.source}: there is no data to validate on")
     batches = data.Batches(
-        samples=samples,
+        samples=data.open_data(run).train,
         global_batch=asked_for.global_batch,
         seed=asked_for.seed,
         vocab=run.model.vocab,
-        is_shuffled=not asked_for.is_validation,
     )
     for batch in batches.iterate(stop=asked_for.num_batches):
         tokens_BT, labels_BT = batch.tokens_BT.numpy(), batch.labels_BT.numpy()

@@ -26,7 +26,7 @@ from meshwright.specs.run import LearningRateSchedule, Optimizer, Run
 CONFIGURATION, RUN_FILE, PARAMETERS = "maxtext.yml", "meshwright_run.yaml", "parameters.json"
 OUTPUT = "maxtext"  # folder of what its processes write, below that of the results
 NAME = "maxtext"  # MaxText's checkpoints lie in FOLDER/NAME/checkpoints
-TOKENS, INDEX = "tokens", "index"
+DATA, TOKENS, INDEX = "data", "tokens", "index"
 ENDLESS = 10**9  # an interval of checkpoints that are not written
 
 REMATERIALISATION = {
@@ -88,7 +88,6 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
         **_optimizer(run),
         **_data(run, folder),
         **_checkpoint(run, folder),
-        **_evaluation(run, plan, folder),
         **_surroundings(folder),
     }
 
@@ -195,7 +194,7 @@ def part_of(whole: int, part: int) -> float:
 
 def _data(run: Run, folder: Path) -> dict[str, Any]:
     """Token files that `data` writes: one document a sample, in the order of the run."""
-    tokens = folder / OUTPUT / "data" / TOKENS
+    tokens = folder / OUTPUT / DATA / TOKENS
     return {
         "dataset_type": "grain",
         "grain_file_type": "mmap_npy",
@@ -231,27 +230,10 @@ def _checkpoint(run: Run, folder: Path) -> dict[str, Any]:
     return keys | ({"max_num_checkpoints_to_keep": saves.keep} if saves and saves.keep else {})
 
 
-def _evaluation(run: Run, plan: Plan, folder: Path) -> dict[str, Any]:
-    """Validation batches are of the size of a micro-batch of all devices; the run file counts global ones."""
-    evaluate = run.train.evaluate
-    if evaluate is None:
-        return {"eval_interval": -1}
-    accumulated = 1 if plan.pipeline > 1 else plan.num_micro_batches(run.global_batch)
-    tokens = folder / OUTPUT / "validation" / TOKENS
-    return {
-        "eval_interval": evaluate.every_steps,
-        "eval_start_step": evaluate.every_steps,
-        "eval_steps": evaluate.num_batches * accumulated,
-        "eval_per_device_batch_size": run.global_batch / accumulated / plan.num_devices,
-        "grain_eval_files": f"{tokens.with_name(INDEX)}|{tokens}",
-        "eval_data_columns": ["text"],
-        "tokenize_eval_data": False,
-    }
-
-
 def _surroundings(folder: Path) -> dict[str, Any]:
     """Metrics of full precision in a file of our own; none of the services that MaxText can write to."""
     return {
+        "eval_interval": -1,
         "metrics_file": str(folder / OUTPUT / "metrics.jsonl"),
         "enable_tensorboard": False,
         "enable_goodput_recording": False,

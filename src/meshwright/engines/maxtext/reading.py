@@ -40,11 +40,6 @@ def step_entry(line: dict[str, Any], *, ended_s: float) -> dict[str, Any]:
     }
 
 
-def validation_entry(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of an evaluation."""
-    return {"step": int(line["step"]), "validation_loss": line["eval/avg_loss"]}
-
-
 def smoothed(entries: list[dict[str, Any]], *, memory_bytes: int) -> list[dict[str, Any]]:
     """`entries` with times that are means over `WINDOW` steps, ending where the first one says plus those."""
     times = [entry["step_s"] for entry in entries]

@@ -17,10 +17,10 @@ from typing import Any
 
 from meshwright import __version__, runfile
 from meshwright.engines.maxtext import data, environment
-from meshwright.engines.maxtext.lower import CONFIGURATION, INDEX, OUTPUT, PARAMETERS, RUN_FILE
-from meshwright.engines.maxtext.reading import METRICS, smoothed, step_entry, validation_entry, whole_lines
+from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE
+from meshwright.engines.maxtext.reading import METRICS, smoothed, step_entry, whole_lines
 from meshwright.engines.native.data.cache import MANIFEST
-from meshwright.engines.outcome import ENDING, FACTS, STEPS, VALIDATION
+from meshwright.engines.outcome import ENDING, FACTS, STEPS
 from meshwright.errors import MeshwrightError
 from meshwright.specs.run import Run
 
@@ -57,16 +57,14 @@ def main(folder: Path) -> int:
 
 
 def _write_data(run: Run, output: Path, *, rank: int, world: int) -> int:
-    """Token files of training and validation, by the first process; return the token that ends documents."""
+    """Token files, by the first process; return the token that ends documents."""
     assert run.plan is not None
-    kinds = {"data": False} | ({"validation": True} if run.train.evaluate else {})
-    for name, is_validation in kinds.items():
-        asked_for = data.wanted(run, run.plan, num_processes=world, is_validation=is_validation)
-        if rank == 0:
-            data.write(run, output / name, asked_for=asked_for)
-        while not (output / name / MANIFEST).is_file():
-            time.sleep(POLL_S)
-    return data.end_token(output / "data")
+    folder = output / DATA
+    if rank == 0:
+        data.write(run, folder, asked_for=data.wanted(run, run.plan, num_processes=world))
+    while not (folder / MANIFEST).is_file():
+        time.sleep(POLL_S)
+    return data.end_token(folder)
 
 
 def _of_this_machine(run: Run, output: Path, *, rank: int, end_token: int) -> list[str]:
@@ -119,11 +117,9 @@ def _environment(folder: Path, *, num_devices: int) -> dict[str, str]:
 
 def _require_our_order(output: Path) -> None:
     """MaxText writes indices of its own, shuffled, where it does not find ours."""
-    for name in ("data", "validation"):
-        if len(list((output / name / INDEX).glob("*-shuffle_index.npy"))) > 1:
-            raise MeshwrightError(
-                f"MaxText has not read its batches in our order: see {output / name / INDEX}"
-            )
+    index = output / DATA / INDEX
+    if len(list(index.glob("*-shuffle_index.npy"))) > 1:
+        raise MeshwrightError(f"MaxText has not read its batches in our order: see {index}")
 
 
 class _Log:
@@ -142,16 +138,11 @@ class _Log:
         if self.rank:
             return
         lines, self.place = whole_lines(self.output / METRICS, start=self.place)
-        for line in lines:
-            if "learning/loss" in line:
-                self.entries.append(step_entry(line, ended_s=time.time()))
-                self._append(STEPS, self.entries[-1])
-            elif "eval/avg_loss" in line:
-                self._append(VALIDATION, validation_entry(line))
-
-    def _append(self, name: str, entry: dict[str, Any]) -> None:
-        with (self.output / name).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")
+        new = [step_entry(line, ended_s=time.time()) for line in lines]
+        self.entries += new
+        if new:
+            with self.steps.open("a", encoding="utf-8") as stream:
+                stream.write("".join(json.dumps(entry) + "\n" for entry in new))
 
     def close(self, *, exit_code: int) -> int:
         """Write what is known at the end; return the exit code, 0 where the numbers and not the program failed."""
