@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MissingDependencyError
 from meshwright.launch.local import script
 from meshwright.launch.request import RESTARTS, Dispatch, Request
 from meshwright.launch.site import Kind, KubernetesSite
@@ -148,6 +148,7 @@ def _jobset(name: str, request: Request, settings: Settings) -> Values:
         "completions": request.num_nodes,
         "completionMode": "Indexed",
         "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [_refused("node")]},
         "template": pod,
     }
     return {
@@ -155,11 +156,24 @@ def _jobset(name: str, request: Request, settings: Settings) -> Values:
         "kind": "JobSet",
         "metadata": _metadata(name, settings.site),
         "spec": {
-            "failurePolicy": {"maxRestarts": request.max_restarts},
+            "failurePolicy": {
+                "maxRestarts": request.max_restarts,
+                "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            },
             "network": {"enableDNSHostnames": True, "subdomain": name},
             "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
         },
     }
+
+
+def _refused(container: str) -> Values:
+    """Bad input and missing packages are final: no pod would do better."""
+    codes = {
+        "containerName": container,
+        "operator": "In",
+        "values": [InputError.exit_code, MissingDependencyError.exit_code],
+    }
+    return {"action": "FailJob", "onExitCodes": codes}
 
 
 def _pod(
@@ -207,7 +221,7 @@ def _pod(
 
 def _command(request: Request, settings: Settings) -> list[str]:
     return [
-        settings.python, "-m", "torch.distributed.run", "--nnodes", str(request.num_nodes),
+        settings.python, "-m", "meshwright.engines.torchrun", "--nnodes", str(request.num_nodes),
         "--nproc-per-node", str(request.devices_per_node), *script(request.argv),
     ]  # fmt: skip
 

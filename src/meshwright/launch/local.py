@@ -23,7 +23,7 @@ def dispatch(request: Request, *, python: str, rendezvous: str | None) -> Dispat
         variables[RESTARTS] = "1"
     words = [f"{name}={value}" for name, value in variables.items()]
     command = (
-        *(("env", *words) if words else ()), python, "-m", "torch.distributed.run",
+        *(("env", *words) if words else ()), python, "-m", "meshwright.engines.torchrun",
         *_meeting(request, rendezvous), "--nproc-per-node", str(request.devices_per_node),
         "--max-restarts", str(request.max_restarts),
         "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1", *script(request.argv),

@@ -73,9 +73,33 @@ def test_a_lost_worker_starts_again_and_the_losses_are_those_of_a_run_that_nobod
     assert killed.losses() == alone.losses()
 
 
-def test_the_answer_of_a_run_that_fails_is_not_0(tmp_path, tiny_run):
+def test_bad_input_is_exit_code_2_and_is_tried_once(tmp_path, tiny_run):
     training = tiny_run(tmp_path, **SECTIONS, data="{source: nowhere.txt, sequence_length: 16}")
-    process = start(training, "--max-restarts", "0")
+    process = start(training, "--max-restarts", "2")
     stdout, stderr = process.communicate(timeout=240)
-    assert process.returncode == json.loads(stdout)["exit_code"] != 0
+    assert process.returncode == json.loads(stdout)["exit_code"] == 2, stderr
     assert "nowhere.txt" in stderr
+    assert "starting again" not in stderr
+
+
+def test_checkpoints_in_the_way_are_bad_input(tmp_path, tiny_run):
+    training = tiny_run(
+        tmp_path, **SECTIONS | {"train": "{steps: 4, checkpoint: {folder: saved, every_steps: 2}}"}
+    )
+    training.train()
+    process = start(training)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 2
+    assert "already holds checkpoints" in stderr
+    assert len(training.losses()) == 4
+
+
+def test_processes_that_are_asked_to_stop_do_not_start_again(tmp_path, tiny_run, wait_for):
+    training = tiny_run(tmp_path, **SECTIONS | {"train": "{steps: 5000, checkpoint: {folder: saved}}"})
+    process = start(training, "--max-restarts", "2")
+    wait_for(lambda: len(training.steps()) > 1, process)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 128 + signal.SIGTERM, stderr
+    assert "starting again" not in stderr
+    assert training.checkpoints()

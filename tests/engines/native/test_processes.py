@@ -41,3 +41,21 @@ def test_a_lost_process_is_replaced_and_the_run_goes_on(training, wait_for):
     assert "was lost" in stderr
     assert json.loads(stdout)["statistics"]["steps"] == 200
     assert len(training.losses()) == 200
+
+
+def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(monkeypatch):
+    from meshwright.engines.native.processes import run_ranks
+    from meshwright.errors import InputError
+
+    torchrun = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "GROUP_WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(InputError, match="count their restarts apart") as caught:
+        run_ranks(print, None, num_ranks=2, device_type="cpu")
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(caught.value.hint)

@@ -81,7 +81,7 @@ def test_torchrun_replaces_a_killed_process(tiny_run, tmp_path, wait_for):
     os.kill(ranks_below(process.pid)[-1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stderr
-    assert "process 0 of 2 lost another one" in stderr
+    assert "exitcode: -9" in stderr  # the one that was lost, and not those that lost it
     record = json.loads((training.folder / "out" / "record.json").read_text())
     assert (record["ending"], record["statistics"]["steps"]) == ("done", 80)
     undisturbed = tiny_run(tmp_path / "whole", **FSDP)

@@ -21,7 +21,6 @@ from meshwright.engines.native.expect import Expectation, expect
 from meshwright.engines.native.gemm_tuning import Choices
 from meshwright.engines.native.processes import (
     WorkerLostError,
-    is_restart,
     launched_processes,
     run_ranks,
     under_torchrun,
@@ -56,26 +55,37 @@ def launch(job: Job) -> None:
 
     Raises InputError where checkpoints are in the way, WorkerLostError when a process was lost.
     """
-    run, options = job.run, job.options
-    _check_checkpoints(run, options)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    telemetry.save_run(options.folder, run=run, plan=job.plan)
-    again = replace(job, is_restart=True)
+    if not under_torchrun():
+        _open_folder(job)
+    options = job.options
     try:
         run_ranks(
-            train_rank,
-            again if is_restart() else job,
+            _train_launched if under_torchrun() else train_rank,
+            job,
             num_ranks=job.plan.num_devices,
             device_type=devices.find_device().type,
             timeout=TIMEOUT,
             max_restarts=options.max_restarts,
-            again=again,
+            again=replace(job, is_restart=True),
         )
     except WorkerLostError as error:
         if stacks := hang.stacks(options.folder):
             error.hint = f"where the processes stood is in {stacks}; {error.hint}"
         raise
     hang.clear(options.folder)
+
+
+def _train_launched(rank: int, num_ranks: int, job: Job) -> None:
+    """Under a launcher the processes know only together whether they start again."""
+    _open_folder(job)
+    train_rank(rank, num_ranks, job)
+
+
+def _open_folder(job: Job) -> None:
+    """Raise InputError where checkpoints are in the way; else note in the folder what is trained."""
+    _check_checkpoints(job)
+    job.options.folder.mkdir(parents=True, exist_ok=True)
+    telemetry.save_run(job.options.folder, run=job.run, plan=job.plan)
 
 
 def prepare(run: Run, *, options: TrainOptions) -> Job:
@@ -183,13 +193,13 @@ def _require_devices(plan: Plan, device: torch.device) -> None:
         )  # fmt: skip
 
 
-def _check_checkpoints(run: Run, options: TrainOptions) -> None:
-    settings = run.train.checkpoint
+def _check_checkpoints(job: Job) -> None:
+    options, settings = job.options, job.run.train.checkpoint
     if options.resume and settings is None:
         raise InputError(
             "there is nothing to resume from: the run saves no checkpoints", hint="set train.checkpoint"
         )
-    if settings is None or options.resume or is_restart():
+    if settings is None or options.resume or job.is_restart:
         return
     if found := checkpoint.checkpoints(Path(settings.folder)):
         raise InputError(

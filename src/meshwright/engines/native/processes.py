@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ from meshwright.errors import InputError, MeshwrightError
 Target = Callable[[int, int, Any], None]
 TIMEOUT = timedelta(minutes=10)  # what processes wait for each other, where the caller does not say
 GRACE_S = 20.0  # what the others get to end by themselves after one was lost
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun
+LAST_S = 2.0  # what a process that lost another one waits before it ends
+RESTARTS, MAX_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"  # set by torchrun
 JOB_RESTARTS = "MESHWRIGHT_RESTARTS"  # set by `meshwright launch`, whose schedulers start whole jobs again
 GLOO = "gloo/transport"  # its errors have no type of their own, but name the file they come from
 CPU_BACKEND, GPU_BACKEND = "gloo", "cpu:gloo,cuda:nccl"
@@ -77,13 +79,15 @@ def run_ranks(
     """Run `target` on every rank and return when all have ended. `payload` and `target` must pickle.
 
     A single one runs in this process, unless it is to be `apart`.
-    After a process was lost all start again, with `again` as their payload.
+    After a process was lost all start again, with `again` as their payload, here or under the launcher.
 
     Raises InputError when torchrun started another number of processes, WorkerLostError when a process was lost
     and no restart is left, and the target's own MeshwrightError when it raised one.
     """
     if under_torchrun():
-        _run_launched(target, payload, num_ranks=num_ranks, device_type=device_type, timeout=timeout)
+        _run_launched(
+            target, payload, again=again, num_ranks=num_ranks, device_type=device_type, timeout=timeout
+        )
     elif num_ranks == 1 and not apart:
         target(0, 1, payload)
     else:
@@ -101,12 +105,15 @@ def run_ranks(
 
 
 def is_restart() -> bool:
-    """Whether torchrun, or the scheduler of a job, started this process after another one was lost."""
+    """Whether torchrun, or the scheduler of a job, says that it started this process after another one was lost.
+
+    torchrun counts for each host apart: a host that only joins the others again counts none.
+    """
     return any(int(os.environ.get(name, "0")) > 0 for name in (RESTARTS, JOB_RESTARTS))
 
 
 def _run_launched(
-    target: Target, payload: Any, *, num_ranks: int, device_type: str, timeout: timedelta
+    target: Target, payload: Any, *, again: Any, num_ranks: int, device_type: str, timeout: timedelta
 ) -> None:
     rank, launched = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if launched != num_ranks:
@@ -114,16 +121,41 @@ def _run_launched(
         raise InputError(
             "the plan needs another number of processes", got=launched, allowed=num_ranks, hint=hint
         )
+    _require_common_store()
     try:
         with process_group(rank=rank, num_ranks=num_ranks, device_type=device_type, timeout=timeout):
-            target(rank, num_ranks, payload)
+            starts_again = again is not None and _is_said_by_any(is_restart())
+            target(rank, num_ranks, again if starts_again else payload)
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and GLOO not in str(error):
             raise
+        time.sleep(LAST_S)  # the process that was lost is to be the first that the launcher sees
         raise WorkerLostError(
             f"process {rank} of {num_ranks} lost another one: {_first_words(error)}",
             hint="torchrun --max-restarts N starts all again, from the newest checkpoint",
         ) from error
+
+
+def _require_common_store() -> None:
+    """Raise InputError where hosts could not tell after a restart which process belongs to it."""
+    num_hosts, restarts = (int(os.environ.get(n, "0")) for n in ("GROUP_WORLD_SIZE", MAX_RESTARTS))
+    if num_hosts > 1 and restarts > 0 and _keeps_store():
+        raise InputError(
+            "torchrun's hosts count their restarts apart, and would not meet again",
+            hint="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun; `meshwright launch` does",
+        )
+
+
+def _keeps_store() -> bool:
+    """Whether torchrun keeps one store for all its restarts."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
+def _is_said_by_any(said: bool) -> bool:
+    """Whether any process of the group says so."""
+    votes = torch.tensor([int(said)])
+    dist.all_reduce(votes)
+    return votes.item() > 0
 
 
 def _run_here(start: _Start) -> None:
@@ -197,10 +229,11 @@ def process_group(
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     backend = GPU_BACKEND if device_type == "cuda" else CPU_BACKEND
     store, _, _ = next(rendezvous("env://", rank, num_ranks, timeout=timeout))
-    # torchrun may keep one store for all its restarts: without a prefix of its own a process that starts again finds
-    # the addresses of those that ended.
-    attempt = dist.PrefixStore(f"attempt-{os.environ.get(RESTARTS, '0')}", store)
-    dist.init_process_group(backend, store=attempt, rank=rank, world_size=num_ranks, timeout=timeout)
+    if (
+        _keeps_store()
+    ):  # without a prefix of its own a process that starts again finds addresses of those that ended
+        store = dist.PrefixStore(f"attempt-{os.environ.get(RESTARTS, '0')}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
     try:
         yield
         dist.barrier()

@@ -1,0 +1,80 @@
+"""torchrun, with the answer of the run that it starts.
+
+    python -m meshwright.engines.torchrun --standalone --nproc-per-node 8 -m meshwright train run.yaml --out runs/first
+
+Takes torchrun's arguments and differs from it in three things:
+
+- The exit code is that of the process that failed; torchrun's is 1 whatever the reason.
+- On one host (`--standalone`) bad input, a missing package and a request to stop are final: what would fail in the same
+  way is not tried `--max-restarts` times. On several hosts torchrun's own restarts are what they agree by.
+- Processes meet at a new store whenever they start again. torchrun's usual one stays, with what those that ended
+  wrote there, and its hosts have no common number to tell one start from the next: each counts its own restarts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+
+from meshwright.engines.native.processes import JOB_RESTARTS
+from meshwright.errors import InputError, MissingDependencyError
+
+NEW_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torchrun's, read at every start
+ASKED_TO_STOP = (128 + signal.SIGTERM, 128 + signal.SIGINT)
+REFUSED = (InputError.exit_code, MissingDependencyError.exit_code)
+
+
+def main(arguments: list[str]) -> int:
+    """Run torchrun with `arguments` and return the run's exit code."""
+    args = torchrun.parse_args(arguments)
+    os.environ.setdefault(NEW_STORE, "1")
+    return _start_again(args) if args.standalone else _start(args)
+
+
+def _start_again(args: Any) -> int:
+    """Start until it ends well or for good, or no restart is left."""
+    before = int(os.environ.get(JOB_RESTARTS, "0"))
+    restarts, args.max_restarts = args.max_restarts, 0
+    for count in range(restarts + 1):
+        os.environ[JOB_RESTARTS] = str(before + count)
+        code = _start(args)
+        if code == 0 or code in REFUSED or code in ASKED_TO_STOP or count == restarts:
+            return code
+        print(
+            f"starting again, {count + 1} of {restarts} times that are allowed", file=sys.stderr, flush=True
+        )
+    raise AssertionError("the last start returns")
+
+
+def _start(args: Any) -> int:
+    try:
+        torchrun.run(args)
+    except ChildFailedError as error:
+        return _answer(error)
+    except SignalException as error:
+        return 128 + error.sigval
+    except RendezvousError as error:
+        print(f"error: the other hosts are gone: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _answer(error: ChildFailedError) -> int:
+    """The exit code of the process that failed first; of one that was refused, if any was."""
+    rank, failure = error.get_first_failure()
+    codes = [failure.exitcode, *(other.exitcode for other in error.failures.values())]
+    code = next((code for code in codes if code in REFUSED), codes[0])
+    words = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    print(f"process {rank} ended with {words}", file=sys.stderr, flush=True)
+    return code if code > 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
