@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy_figure.py [--out docs/images/predicted-and-measured.svg]
 
-About a minute: every source is left out in turn.
+Some minutes: every source is left out in turn, by a fit of its own.
 """
 
 from __future__ import annotations

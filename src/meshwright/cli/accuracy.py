@@ -50,7 +50,7 @@ def _file(name: str, destination: str, text: str) -> Any:
     "--leave-one-source-out",
     "leave_out",
     is_flag=True,
-    help="Predict each source by a calibration refitted without it (about a minute).",
+    help="Predict each source by a calibration refitted without it (some minutes).",
 )
 @click.option(
     "--calibration", "calibrations", multiple=True, metavar="FILE",

@@ -97,12 +97,11 @@ def _tile_seconds(m: Array, n: Array, k: Array, groups: Array, flops_per_s: Arra
     quantised = units > 0
     u = np.maximum(units, 1)
     for tile_m, tile_n, share in offered.shapes:
-        tiles = groups * np.ceil(m / tile_m) * np.ceil(n / tile_n)
+        full = groups * np.ceil(m / tile_m) * np.ceil(n / tile_n) / u
         # Stream-K and persistent kernels balance about half of the last wave's loss.
-        waves = np.where(quantised, np.maximum(0.5 * (np.ceil(tiles / u) + tiles / u), 1.0), tiles / u)
-        seconds = waves * u * (2.0 * tile_m * tile_n) * (k + offered.depth) / (flops_per_s * share)
-        best = np.minimum(best, seconds)
-    return best
+        waves = np.where(quantised, np.maximum(0.5 * (np.ceil(full) + full), 1.0), full)
+        best = np.minimum(best, waves * (tile_m * tile_n / share))
+    return best * u * 2.0 * (k + offered.depth) / flops_per_s
 
 
 def gemm_s(

@@ -9,7 +9,7 @@ intervals hold 80 % of the sources that a calibration had not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,14 @@ LogStep = Callable[[Etas, Etas], NDArray[np.float64]]
 """Log seconds per step of every row, from transformed parameters and their 16-bit twins."""
 
 
-def derivatives(log_step: LogStep, etas: Etas, half: Etas) -> dict[str, NDArray[np.float64]]:
-    """d log(step) / d parameter of every row, by moving one parameter at a time."""
+def derivatives(
+    log_step: LogStep, etas: Etas, half: Etas, *, names: Iterable[str] | None = None
+) -> dict[str, NDArray[np.float64]]:
+    """d log(step) / d parameter of every row, by moving one parameter at a time. `names`: by default all."""
     base = log_step(etas, half)
     result = {
-        name: (log_step({**etas, name: eta + DERIVATIVE_STEP}, half) - base) / DERIVATIVE_STEP
-        for name, eta in etas.items()
+        name: (log_step({**etas, name: etas[name] + DERIVATIVE_STEP}, half) - base) / DERIVATIVE_STEP
+        for name in (etas if names is None else names)
     }
     moved = {**half, "gemm_ratio": half["gemm_ratio"] + DERIVATIVE_STEP}
     result[HALF_GEMM] = (log_step(etas, moved) - base) / DERIVATIVE_STEP

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.accuracy import fit as module
 from meshwright.accuracy.fit import EFFECTIVE_ROWS, Fitted, fit, make_problem, without
 from meshwright.accuracy.predict import predict
 from meshwright.accuracy.rows import PublishedRun, read_runs
@@ -81,6 +82,13 @@ def test_the_same_rows_give_the_same_offsets(runs, rates, fitted):
     assert again == fitted.calibration
 
 
+def test_where_it_stops_decides_nothing(monkeypatch, runs, rates, fitted):
+    ours = predict(runs, calibration=fitted.calibration).tokens_per_s_per_device
+    monkeypatch.setattr(module, "TOLERANCE", module.TOLERANCE / 100)
+    farther = predict(runs, calibration=fit(measured(runs, rates), made="farther").calibration)
+    assert farther.tokens_per_s_per_device == pytest.approx(ours, rel=2e-3)
+
+
 def test_what_was_measured_is_surer_than_the_prior(fitted):
     for (name, level, _), offset in fitted.calibration.offsets.items():
         parameter = prior().parameters[name]
@@ -102,7 +110,13 @@ class TestLeavingOut:
         lied = fit(measured(runs, np.where(own, 10 * rates, rates)), made="of made-up rows")
         honest = predict(runs, calibration=without(fitted, source)).tokens_per_s_per_device
         after = predict(runs, calibration=without(lied, source)).tokens_per_s_per_device
-        assert after[own] == pytest.approx(honest[own], rel=0.01)
+        assert after == pytest.approx(honest, rel=1e-9)
+
+    def test_nor_do_its_intervals(self, runs, rates, fitted):
+        source = "megatron_seqpar_paper"
+        own = np.array([r.source_key == source for r in runs])
+        lied = fit(measured(runs, np.where(own, 10 * rates, rates)), made="of made-up rows")
+        assert without(lied, source).residual_sd == pytest.approx(without(fitted, source).residual_sd)
 
     def test_offsets_of_its_own_are_gone(self, fitted):
         left = without(fitted, "megatron_seqpar_paper")

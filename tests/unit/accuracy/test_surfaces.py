@@ -77,7 +77,7 @@ def test_rows_are_predicted_as_the_planner_would(runs):
 def test_a_source_is_left_out_with_the_surfaces_in_place(runs):
     by_device = {"h100": H100}
     problem = make_problem(runs, prior(), surfaces=by_device)
-    solution = solve(problem, prior(), use=np.full(len(runs), True), iterations=1)
+    solution = solve(problem, prior(), use=np.full(len(runs), True))
     sources = tuple(r.source_key for r in runs)
     whole = Fitted(problem=problem, solution=solution, sources=sources, calibration=prior())
     left_out = predict_left_out(runs, whole, interval_scale=1.0)
