@@ -100,6 +100,8 @@ def test_two_ranks_equal_one(equals_one_process):
             (as_deepseek(), over_tensor),
             (as_deepseek(), replace(over_tensor, expert=2)),
             (as_qwen3(), replace(over_tensor, expert_tensor=2)),
+            (as_qwen3(), replace(over_tensor, micro_batch=1)),  # parts of one sequence are gathered otherwise
+            (as_deepseek(), replace(over_tensor, micro_batch=1, expert=2)),
             (as_deepseek(), Plan(context=2, expert=2, micro_batch=4)),
             (as_lora(), replace(over_data, sharding=FULL)),  # experts stay frozen where they are divided
             (as_lora(), replace(over_tensor, expert=2)),

@@ -25,6 +25,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
@@ -189,7 +190,22 @@ def _multiplied_here(module: nn.Module, *, x: Shard | Replicate, out: Shard | Pa
 def _local(tensor: Any, grad_placements: list[Partial] | None) -> Tensor:
     """This rank's part, arrived."""
     here = tensor.to_local(grad_placements=grad_placements)
-    return here.wait() if isinstance(here, AsyncCollectiveTensor) else here
+    return _Arrived.apply(here) if isinstance(here, AsyncCollectiveTensor) else here
+
+
+class _Arrived(Function):
+    """A part on its way, once it is here. Its own `wait` gives a tensor that autograd does not know.
+
+    Parts arrive so where the tokens of one sequence are gathered; those of more are put in order, which waits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, part: AsyncCollectiveTensor) -> Tensor:
+        return part.wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
 
 
 class _OnOwnTokens(ParallelStyle):
