@@ -28,12 +28,20 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipP
 
 ROOT = Path(__file__).parent
 collect_ignore_glob = [
+    *(  # belong in Megatron's processes
+        f"src/meshwright/engines/megatron/{name}.py"
+        for name in ("layers", "model", "passes", "states", "training", "weights")
+    ),
+    "tests/engines/megatron/shim/*",  # acts when it is imported
     "src/meshwright/engines/torchtitan/parts.py",  # belongs in torchtitan's processes
     "tests/engines/torchtitan/hopper/*",  # acts when it is imported
     "tests/engines/torchtitan/shim/*",  # so does this
 ]
 if importlib.util.find_spec("torch") is None:
-    collect_ignore_glob.append("src/meshwright/engines/native/*")  # doctests of the doing half import torch
+    collect_ignore_glob += [  # doctests of the doing half import torch
+        "src/meshwright/engines/native/*",
+        "src/meshwright/engines/megatron/convert.py",
+    ]
 COMPARISON = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 ENVIRONMENT_SETUP = re.compile(r"python3 -m venv \S+ && \S+/pip install [^&\n]+ && \.venv/bin/")
 """Set-up that a README command needs on a fresh machine; the tests already run inside such an environment."""

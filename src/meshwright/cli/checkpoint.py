@@ -10,6 +10,7 @@ import click
 from meshwright.cli.needs import require_torch
 from meshwright.cli.options import json_option, verb
 from meshwright.errors import InputError
+from meshwright.specs.run import Engine
 
 if TYPE_CHECKING:
     from meshwright.engines.base import ExportingEngine
@@ -192,10 +193,12 @@ def _verify(found: list[Saved], *, folder: Path) -> Document:
 def _to_hf(
     run: Run | None, saved: Saved, out: Path, *, dtype: str | None, merge: bool, where: Path
 ) -> Document:
+    from meshwright.engines.megatron import convert
     from meshwright.engines.native import checkpoint, exchange
 
     _require_whole(saved)
-    held = checkpoint.content_of(checkpoint.read_manifest(saved.path))
+    manifest = checkpoint.read_manifest(saved.path)
+    held = checkpoint.content_of(manifest)
     held = held or (run and checkpoint.content(run, weights=None))
     if held is None:
         raise InputError(
@@ -208,7 +211,9 @@ def _to_hf(
         )
     kind = "weights" if held.lora is None else "merged weights" if merge else "adapter"
     dtype = dtype or ("fp32" if kind == "adapter" else "bf16")
-    if held.lora is None:
+    if manifest.get("engine") == Engine.MEGATRON:
+        convert.export_weights(saved, held, out, dtype=dtype)
+    elif held.lora is None:
         exchange.export_weights(saved, held, out, dtype=dtype)
     elif merge:
         exchange.export_merged(saved, held, out, dtype=dtype, base=run and run.weights)

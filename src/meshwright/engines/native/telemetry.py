@@ -44,7 +44,8 @@ STEPS, EVENTS, RECORD, RESOLVED, RUN_FILE = (
     "run.yaml",
 )
 PACKAGES = (
-    "torch", "torchtitan", "triton", "numpy", "tokenizers", "safetensors", "transformers", "datasets", "pyarrow",
+    "torch", "torchtitan", "megatron-core", "triton", "numpy", "tokenizers", "safetensors", "transformers",
+    "datasets", "pyarrow",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,31 @@ def save(
     as before.
     """
     peers = peers or Peers()
+
+    def write(partial: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # DCP says that it assumes one process where there is one
+            write_state(state, storage_writer=_Writer(partial, sync_files=True), process_group=peers.group)
+
+    return save_with(write, folder=folder, step=step, about=about, keep=keep, peers=peers)
+
+
+def save_with(
+    write: Callable[[Path], None],
+    *,
+    folder: Path,
+    step: int,
+    about: Mapping[str, Any],
+    keep: int | None,
+    peers: Peers | None = None,
+) -> Path:
+    """As `save`, with what `write` puts into the folder that it is given, in every process."""
+    peers = peers or Peers()
     final = folder / f"step-{step:08d}"
     partial = folder / f"{files.PARTIAL}{final.name}"
     with _disk_errors(folder):
         peers.on_first(lambda: _begin(folder, partial))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # DCP says that it assumes one process where there is one
-            write_state(state, storage_writer=_Writer(partial, sync_files=True), process_group=peers.group)
+        write(partial)
         digests = peers.together(lambda: files.digests(partial, peers.share(_names(partial))))
         manifest = {**about, "step": step, "files": {n: d for part in digests for n, d in part.items()}}
         peers.on_first(lambda: _end(folder, partial, final, manifest, keep))

@@ -25,6 +25,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from meshwright.engines.native.models.experts import Experts
 from meshwright.engines.native.models.lora import adapted
 from meshwright.engines.native.models.transformer import Transformer
+from meshwright.specs.model import Model
 
 STD = 0.02
 RESIDUAL_WRITERS = ("attention.output.weight", "ffn.down.weight", "experts.down", "shared.down.weight")
@@ -39,16 +40,37 @@ def init_weights(model: Transformer, *, seed: int, std: float = STD) -> None:
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        if name.endswith("norm.weight"):
-            parameter.fill_(1.0)
-        elif name.endswith(".bias"):
-            parameter.zero_()
+        if (constant := _constant(name)) is not None:
+            parameter.fill_(constant)
         else:
-            spread = std / math.sqrt(2 * model.model.num_layers) if name.endswith(RESIDUAL_WRITERS) else std
+            spread = _spread(name, num_layers=model.model.num_layers, std=std)
             is_stack = any(name.startswith(prefix) for prefix in stacked)
             fill = _fill_stack if is_stack else _fill
             fill(parameter, name, partial(Tensor.normal_, std=spread), seed=seed)
     reset_buffers(model)
+
+
+def first_weight(
+    model: Model, name: str, *, shape: tuple[int, ...], expert: int | None, seed: int, device: torch.device
+) -> Tensor:
+    """What `init_weights` puts into the whole tensor `name`, or into one expert of that stack: fp32 of `shape`."""
+    whole = torch.empty(shape, dtype=torch.float32, device=device)
+    if (constant := _constant(name)) is not None:
+        return whole.fill_(constant)
+    key = name if expert is None else f"{name}.{expert}"
+    spread = _spread(name, num_layers=model.num_layers, std=STD)
+    return whole.normal_(std=spread, generator=_generator(seed, key, device))
+
+
+def _constant(name: str) -> float | None:
+    """What all of a norm or a bias is; None: a matrix, which is random."""
+    if name.endswith("norm.weight"):
+        return 1.0
+    return 0.0 if name.endswith((".bias", ".bias_E")) else None
+
+
+def _spread(name: str, *, num_layers: int, std: float) -> float:
+    return std / math.sqrt(2 * num_layers) if name.endswith(RESIDUAL_WRITERS) else std
 
 
 @torch.no_grad()

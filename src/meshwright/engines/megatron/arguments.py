@@ -1,0 +1,119 @@
+"""A run as arguments of Megatron-LM's `pretrain_gpt.py`, one a line. Pure.
+
+    torchrun ... pretrain_gpt.py $(cat megatron_lm.args)
+
+Most of them are the constructors' arguments (`settings`) under their own names; which names its parser has, and how
+many values each takes, is in `megatron_lm.json`. Megatron-LM shuffles by its own rule and has its own fusions, so that
+it trains the same model in the same plan, not the same batches.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from meshwright.engines.megatron.settings import UNFUSED, Settings, settings_of
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import LearningRateSchedule, Run
+
+RENAMED = {"num_moe_experts": "num-experts", "layernorm_epsilon": "norm-epsilon", "clip_grad": "clip-grad"}
+OF_THE_LOOP = {  # set otherwise there, or by what other arguments say
+    "activation_func", "gated_linear_unit", "add_bias_linear", "params_dtype", "pipeline_dtype", "vocab_size",
+    "max_sequence_length", "share_embeddings_and_output_weights", "virtual_pipeline_model_parallel_size",
+    "overlap_p2p_comm", "batch_p2p_comm", "decoupled_weight_decay", "rope_scaling", "grad_reduce_in_fp32", "lr",
+    *UNFUSED,
+}  # fmt: skip
+LETTERS = {"embedding": "E", "decoder": "t", "loss": "L"}
+
+
+@cache
+def known_names() -> dict[str, str]:
+    """Options of Megatron-LM's parser: `nothing`, `one` or `several` values."""
+    path = Path(__file__).with_name("megatron_lm.json")
+    return json.loads(path.read_text(encoding="utf-8"))["names"]
+
+
+def arguments_text(run: Run, plan: Plan) -> str:
+    """The file."""
+    return "".join(f"{line}\n" for line in arguments(run, plan))
+
+
+def arguments(run: Run, plan: Plan) -> list[str]:
+    """Options with their values, one a line."""
+    settings = settings_of(run, plan)
+    merged: Settings = settings["transformer"] | settings["ddp"] | settings["optimizer"]
+    merged |= {k: v for k, v in settings["gpt"].items() if k != "rotary_base"}
+    lines = [line for key, value in merged.items() for line in _option(key, value)]
+    return [*lines, *_shape(run), *_training(run, plan), *_rates(run), *_data(run)]
+
+
+def _option(key: str, value: Any) -> list[str]:
+    """One argument of a constructor as an option; what is off, or not said, is left out."""
+    if key in OF_THE_LOOP or value is None or value is False:
+        return []
+    name = RENAMED.get(key, key.replace("_", "-"))
+    if value is True:
+        return [f"--{name}"]
+    if key == "pipeline_model_parallel_layout":
+        return [f"--{name} {'|'.join(''.join(LETTERS[part] for part in stage) for stage in value)}"]
+    if key == "moe_layer_freq" and isinstance(value, list):
+        return [f"--{name} ([0]*{value.count(0)}+[1]*{value.count(1)})"]
+    words = " ".join(map(str, value)) if isinstance(value, list) else value
+    return [f"--{name} {words}"]
+
+
+def _shape(run: Run) -> list[str]:
+    model = run.model
+    lines = [
+        "--use-mcore-models", "--swiglu", "--disable-bias-linear", "--group-query-attention",
+        f"--seq-length {run.sequence_length}", f"--max-position-embeddings {run.sequence_length}",
+        f"--rotary-base {round(model.rope.theta)}", f"--vocab-size {model.vocab}",
+        "--make-vocab-size-divisible-by 1",
+    ]  # fmt: skip
+    if not model.tied_embeddings:
+        lines.append("--untie-embeddings-and-output-weights")
+    return [*lines, "--use-rope-scaling"] if model.rope.factor != 1 else lines
+
+
+def _training(run: Run, plan: Plan) -> list[str]:
+    train = run.train
+    lines = [
+        f"--micro-batch-size {plan.micro_batch}", f"--global-batch-size {run.global_batch}",
+        f"--train-iters {run.num_steps}", f"--seed {train.seed or 1234}",
+    ]  # fmt: skip
+    if train.checkpoint is not None:
+        saves = train.checkpoint
+        lines += [f"--save {saves.folder}", f"--load {saves.folder}", f"--save-interval {saves.every_steps}"]
+    if train.evaluate is None:
+        return [*lines, "--eval-iters 0"]
+    return [
+        *lines,
+        f"--eval-interval {train.evaluate.every_steps}",
+        f"--eval-iters {train.evaluate.num_batches}",
+    ]
+
+
+def _rates(run: Run) -> list[str]:
+    o = run.optimizer
+    style = "WSD" if o.schedule is LearningRateSchedule.WSD else o.schedule.value
+    lines = [
+        f"--lr {o.learning_rate}", f"--min-lr {o.learning_rate * o.final_ratio}", f"--lr-decay-style {style}",
+        f"--lr-decay-iters {run.num_steps}", f"--lr-warmup-iters {o.warmup_steps}",
+    ]  # fmt: skip
+    if o.schedule is LearningRateSchedule.WSD:
+        assert run.num_steps is not None
+        falling = max(1, round(o.decay_ratio * run.num_steps))
+        lines += ["--lr-wsd-decay-style linear", f"--lr-wsd-decay-iters {falling}"]
+    return lines
+
+
+def _data(run: Run) -> list[str]:
+    """Token files of Megatron's, or its mock data; other data are for who starts it to say."""
+    source = run.data.source
+    if source == "synthetic":
+        return ["--mock-data", "--tokenizer-type NullTokenizer"]
+    if source.endswith((".bin", ".idx")):
+        return [f"--data-path {source[:-4]}", "--tokenizer-type NullTokenizer"]
+    return []

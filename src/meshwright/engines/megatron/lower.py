@@ -1,0 +1,38 @@
+"""A run as files for Megatron's processes. Pure: Megatron need not be installed.
+
+meshwright_run.yaml   the run with its plan: data, rates, checkpoints, evaluation
+megatron.json         the arguments of Megatron's constructors (`settings`)
+megatron_lm.args      the same for Megatron-LM's pretrain_gpt.py (`arguments`): for its users, nothing here reads it
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from meshwright.engines.base import Launch, pinned, refuse
+from meshwright.engines.megatron.arguments import arguments_text
+from meshwright.engines.megatron.check import check
+from meshwright.engines.megatron.settings import settings_of
+from meshwright.specs.run import Run
+
+RUN_FILE, SETTINGS, ARGUMENTS = "meshwright_run.yaml", "megatron.json", "megatron_lm.args"
+OUTPUT = "megatron"  # folder of what its processes write, below that of the results
+
+
+def lower(run: Run, *, folder: Path) -> Launch:
+    """The files, and the command of every process."""
+    from meshwright.runfile import pinned_text
+
+    refuse("megatron", check(run))
+    plan = pinned(run)
+    settings = json.dumps(settings_of(run, plan), indent=2)
+    return Launch(
+        argv=("python", "-m", "meshwright.engines.megatron.worker", str(folder / RUN_FILE)),
+        files={
+            RUN_FILE: pinned_text(run, plan),
+            SETTINGS: settings + "\n",
+            ARGUMENTS: arguments_text(run, plan),
+        },
+        num_processes=plan.num_devices,
+    )

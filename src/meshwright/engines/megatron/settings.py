@@ -1,0 +1,227 @@
+"""A run as the arguments of Megatron's constructors. Pure: Megatron need not be installed.
+
+    parallel     parallel_state.initialize_model_parallel
+    transformer  TransformerConfig
+    gpt          GPTModel
+    ddp          DistributedDataParallelConfig
+    optimizer    OptimizerConfig
+
+Names are Megatron's. Number formats and the activation function are words here, which `model` turns into what they
+name. Fusions are off: they need Transformer Engine or Apex.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.cost.stages import layers_per_stage
+from meshwright.specs.model import Model, RopeScaling, Router
+from meshwright.specs.plan import Plan, Recompute, Sharding
+from meshwright.specs.run import Run
+
+Settings = dict[str, Any]
+
+MODULES = {
+    "core_attention": "core_attn",
+    "norm": "layernorm",
+    "activation": "moe_act",
+    "mlp": "mlp",
+    "moe": "moe",
+    "shared_experts": "shared_experts",
+}
+"""Megatron's words for what selective recomputation names."""
+
+UNFUSED = (
+    "apply_rope_fusion",
+    "bias_activation_fusion",
+    "bias_dropout_fusion",
+    "gradient_accumulation_fusion",
+    "masked_softmax_fusion",
+    "persist_layer_norm",
+)
+
+
+def settings_of(run: Run, plan: Plan) -> dict[str, Settings]:
+    """All of them, by constructor."""
+    return {
+        "parallel": parallel(plan),
+        "transformer": transformer(run, plan),
+        "gpt": gpt(run, plan),
+        "ddp": data_parallel(plan),
+        "optimizer": optimizer(run, plan),
+    }
+
+
+def parallel(plan: Plan) -> Settings:
+    """The grid of processes."""
+    return {
+        "tensor_model_parallel_size": plan.tensor,
+        "pipeline_model_parallel_size": plan.pipeline,
+        "virtual_pipeline_model_parallel_size": plan.virtual_pipeline if plan.virtual_pipeline > 1 else None,
+        "context_parallel_size": plan.context,
+        "expert_model_parallel_size": plan.expert,
+        "expert_tensor_parallel_size": plan.expert_tensor,
+    }
+
+
+def transformer(run: Run, plan: Plan) -> Settings:
+    """The model's shapes and numerics, and how it is divided."""
+    model = run.model
+    a = model.attention
+    shapes = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden,
+        "ffn_hidden_size": model.ffn_hidden or _expert_hidden(model),
+        "num_attention_heads": a.num_heads,
+        "num_query_groups": a.num_kv_heads,
+        "kv_channels": a.head_dim,
+        "qk_layernorm": a.qk_norm,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": model.norm_epsilon,
+        "gated_linear_unit": True,
+        "activation_func": "silu",
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+    return {
+        **shapes,
+        **(_experts(run) if model.experts is not None else {}),
+        **_numerics(run),
+        **parallel(plan),
+        "sequence_parallel": plan.sequence_parallel and plan.tensor > 1,
+        **_pipeline(run, plan),
+        **_recompute(plan),
+    }
+
+
+def _expert_hidden(model: Model) -> int:
+    return model.experts.ffn_hidden if model.experts is not None else 0
+
+
+def _numerics(run: Run) -> Settings:
+    dtype = "fp32" if run.precision.name == "fp32" else "bf16"
+    return {
+        "bf16": dtype == "bf16",
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "attention_softmax_in_fp32": True,
+        "calculate_per_token_loss": True,  # one mean over the labels of the global batch
+        **dict.fromkeys(UNFUSED, False),
+    }
+
+
+def _experts(run: Run) -> Settings:
+    model, x = run.model, run.model.experts
+    assert x is not None
+    sigmoid = x.router is Router.SIGMOID
+    dense = model.num_dense_layers
+    settings = {
+        "num_moe_experts": x.num_experts,
+        "moe_router_topk": x.top_k,
+        "moe_ffn_hidden_size": x.ffn_hidden,
+        "moe_layer_freq": [0] * dense + [1] * (model.num_layers - dense) if dense else 1,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_router_score_function": x.router.value,
+        # Scores of the chosen experts alone add up to one; of all of them they do where they are not normalised.
+        "moe_router_pre_softmax": not sigmoid and not x.normalize_top_k,
+        "moe_router_topk_scaling_factor": x.routed_scale if x.routed_scale != 1 else None,
+        "moe_router_enable_expert_bias": sigmoid,
+    }
+    if sigmoid:
+        settings["moe_router_bias_update_rate"] = run.train.balance_bias_rate
+    if x.shared_hidden:
+        settings["moe_shared_expert_intermediate_size"] = x.shared_hidden
+    if x.num_groups:
+        settings |= {"moe_router_num_groups": x.num_groups, "moe_router_group_topk": x.groups_per_token}
+    return settings
+
+
+def _pipeline(run: Run, plan: Plan) -> Settings:
+    """Layers lie on stages as the planner costs them."""
+    if plan.pipeline == 1:
+        return {}
+    settings: Settings = {"pipeline_model_parallel_layout": layout(run.model.num_layers, plan)}
+    if (
+        plan.virtual_pipeline > 1
+    ):  # of two stages both neighbours are one process: exchanges must keep their order
+        settings |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    return settings
+
+
+def layout(num_layers: int, plan: Plan) -> list[list[str]]:
+    """What every stage holds, in the order of the model."""
+    counts = plan.layers_per_stage or layers_per_stage(num_layers, plan.pipeline * plan.virtual_pipeline)
+    stages = [["decoder"] * count for count in counts]
+    stages[0].insert(0, "embedding")
+    stages[-1].append("loss")
+    return stages
+
+
+def _recompute(plan: Plan) -> Settings:
+    if plan.recompute is Recompute.SELECTIVE:
+        modules = [MODULES[name] for name in plan.recompute_modules]
+        return {"recompute_granularity": "selective", "recompute_modules": modules}
+    if plan.recompute is Recompute.NONE:
+        return {}
+    if plan.recompute_layers is None:
+        return {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": "block",
+        "recompute_num_layers": plan.recompute_layers,
+    }
+
+
+def padded_vocab(model: Model, plan: Plan) -> int:
+    """Rows of the vocabulary's tables: a multiple of the processes that share them."""
+    return -(-model.vocab // plan.tensor) * plan.tensor
+
+
+def gpt(run: Run, plan: Plan) -> Settings:
+    """The model around the layers."""
+    model, rope = run.model, run.model.rope
+    settings = {
+        "vocab_size": padded_vocab(model, plan),
+        "max_sequence_length": run.sequence_length,
+        "share_embeddings_and_output_weights": model.tied_embeddings,
+        "position_embedding_type": "rope",
+        "rotary_base": rope.theta,
+    }
+    if rope.scaling is RopeScaling.LLAMA3:
+        settings |= {"rope_scaling": True, "rope_scaling_factor": rope.factor}
+    return settings
+
+
+def data_parallel(plan: Plan) -> Settings:
+    """Gradients are added up in fp32."""
+    return {
+        "use_distributed_optimizer": plan.sharding is Sharding.OPTIMIZER,
+        "grad_reduce_in_fp32": True,
+    }
+
+
+def optimizer(run: Run, plan: Plan) -> Settings:
+    """AdamW. Vectors do not decay, which is Megatron's rule too; rates come step by step."""
+    o = run.optimizer
+    dtype = "fp32" if run.precision.name == "fp32" else "bf16"
+    return {
+        "optimizer": "adam",
+        "decoupled_weight_decay": True,
+        "lr": o.learning_rate,
+        "adam_beta1": o.betas[0],
+        "adam_beta2": o.betas[1],
+        "adam_eps": o.epsilon,
+        "weight_decay": o.weight_decay,
+        "clip_grad": o.gradient_clip,
+        "bf16": dtype == "bf16",
+        "params_dtype": dtype,
+        "use_distributed_optimizer": plan.sharding is Sharding.OPTIMIZER,
+    }

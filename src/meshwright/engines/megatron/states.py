@@ -1,0 +1,111 @@
+"""Megatron's distributed checkpoints, in the folders of ours: whole or absent, checked before they are read.
+
+    FOLDER/step-00000100/    Megatron's files (torch_dist: weights and optimizer states by name, in shards), and a
+                             manifest with step, plan, model, and size and SHA-256 of every file
+
+A plan goes on from its own checkpoints alone. Megatron's forms that another plan could read cannot be read back without
+Transformer Engine or Apex: they leave out the counter of PyTorch's AdamW, and then ask for it. `dp_reshardable` takes
+it from the optimizer that reads, where it is put before.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+
+from meshwright.engines.megatron.model import Parts
+from meshwright.engines.megatron.weights import METADATA
+from meshwright.engines.native import checkpoint
+from meshwright.engines.native.checkpoint import Saved
+from meshwright.engines.native.checkpoint.writing import save_with
+from meshwright.engines.native.weights import Origin
+from meshwright.errors import InputError
+from meshwright.runfile.pinned import section_from_plan
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Engine, Run
+
+SHARDING = {"distrib_optim_sharding_type": "dp_reshardable"}
+
+
+def save(parts: Parts, *, run: Run, plan: Plan, weights: Origin | None, step: int) -> Path:
+    """Write a checkpoint after `step`. Every process calls it. Raises InputError where the disk says no."""
+    settings = run.train.checkpoint
+    assert settings is not None
+    about = {
+        "run": run.name,
+        "model": run.model.name,
+        "plan": plan.describe(),
+        "engine": "megatron",
+        "parallel": _parallel(plan),
+        **checkpoint.as_manifest(checkpoint.content(run, weights=weights)),
+    }
+    state = _state(parts, is_loading=False)
+
+    def write(folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dist_checkpointing.save(state, str(folder))
+
+    return save_with(write, folder=Path(settings.folder), step=step, about=about, keep=settings.keep)
+
+
+def load(parts: Parts, saved: Saved, *, plan: Plan) -> None:
+    """Go on from `saved`. Every process calls it. Raises InputError for another engine's states or another plan's."""
+    manifest = checkpoint.read_manifest(saved.path)
+    if manifest.get("engine") != Engine.MEGATRON or manifest.get("parallel") != _parallel(plan):
+        raise InputError(
+            f"checkpoint {saved.path} was not saved by Megatron with the same plan",
+            got=manifest.get("plan") or "another engine's", allowed=plan.describe(),
+            hint="pin the plan that saved it in `parallel`; or start anew from its weights alone: "
+            "`meshwright checkpoint to-hf`, and `weights`",
+        )  # fmt: skip
+    _make_states(parts, step=saved.step)
+    state = _state(parts, is_loading=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = dist_checkpointing.load(state, str(saved.path))
+    for index, module in enumerate(parts.plain):
+        module.load_state_dict(
+            found[_chunk(index)], strict=False
+        )  # layers keep states of fp8 that nobody has
+    with torch.no_grad():  # Megatron writes into the main parameters
+        parts.optimizer.load_state_dict(found["optimizer"])
+    for optimizer in parts.optimizer.chained_optimizers:
+        for state in optimizer.optimizer.state.values():  # one counter for all is left: each would move it
+            state["step"] = state["step"].clone()
+
+
+def _make_states(parts: Parts, *, step: int) -> None:
+    """PyTorch's optimizers have states after their first step alone: one that moves nothing. They count from `step`."""
+    for module in parts.chunks:
+        module.zero_grad_buffer()
+    for group in parts.optimizer.param_groups:
+        group["lr"] = group["weight_decay"] = 0.0
+    parts.optimizer.step()
+    for optimizer in parts.optimizer.chained_optimizers:
+        for state in optimizer.optimizer.state.values():
+            state["step"].fill_(float(step))
+
+
+def _state(parts: Parts, *, is_loading: bool) -> dict[str, Any]:
+    modules = {_chunk(i): m.sharded_state_dict(metadata=METADATA) for i, m in enumerate(parts.plain)}
+    weights = modules if len(modules) > 1 else modules[_chunk(0)]
+    optimizer = parts.optimizer.sharded_state_dict(
+        weights, is_loading=is_loading, metadata=METADATA | SHARDING
+    )
+    return modules | {"optimizer": optimizer}
+
+
+def _parallel(plan: Plan) -> dict[str, Any]:
+    """The plan as a manifest holds it."""
+    return json.loads(json.dumps(section_from_plan(plan), default=str))
+
+
+def _chunk(index: int) -> str:
+    """As Megatron calls the stages of a process."""
+    return f"model{index}"

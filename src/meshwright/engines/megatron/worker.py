@@ -1,0 +1,31 @@
+"""One of Megatron's processes: `python -m meshwright.engines.megatron.worker FOLDER/meshwright_run.yaml`.
+
+Light to import: Megatron's checkpoints start a process that imports it again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+def main(path: Path) -> None:
+    """Train the run at `path`, one of the processes that a launcher has started."""
+    for name, alone in ALONE.items():
+        os.environ.setdefault(name, alone)
+    import torch
+    import torch.distributed as dist
+
+    from meshwright.engines.megatron.training import train
+
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group()
+    train(path)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

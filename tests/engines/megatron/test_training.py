@@ -1,0 +1,193 @@
+"""Trainings with Megatron-Core on this CPU, through the test-only shim, held against the native engine step by step.
+
+Same first weights, same batches in the same order, fp32: losses and gradient norms agree to the last digits that sums
+in another order leave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if find_spec("megatron") is None:
+    pytest.skip("megatron-core is not installed: pip install 'meshwright[megatron]'", allow_module_level=True)
+pytest.importorskip("torch")
+
+import psutil
+
+from meshwright import runfile
+from meshwright.engines import local
+from meshwright.engines.base import Launch, TrainOptions, find_engine
+
+SHIM = Path(__file__).parent / "shim"
+RUN = """
+model: {name: toy, family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 257, ffn_hidden: 128,
+  attention: {num_heads: 4, num_kv_heads: 2}}
+data: {source: notes.txt, tokenizer: bytes, sequence_length: 64}
+batch: {global_sequences: 8, micro: 2}
+optimizer: {learning_rate: 2.0e-3, warmup_steps: 4, schedule: cosine}
+precision: fp32
+cluster: here
+engine: megatron
+train: {steps: 20}
+"""
+NOTES = "".join(
+    f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(60) for j in range(13)
+)
+ON_CPU = {
+    "PYTHONPATH": os.pathsep.join([str(SHIM), *filter(None, sys.path)]),
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # Megatron compiles small functions, which takes longer than the steps here
+}
+
+TOLERANCE = 1e-6  # relative; 4.9e-7 was the most of any step of the plans below
+DENSE = ""
+TIED = """{name: tied, family: Qwen3ForCausalLM, hidden: 64, num_layers: 4, vocab: 257, ffn_hidden: 128,
+tied_embeddings: true, attention: {num_heads: 4, num_kv_heads: 2, qk_norm: true, head_dim: 24}}"""
+MIXTURE = """{name: mixture, family: MixtralForCausalLM, hidden: 64, num_layers: 2, vocab: 257, ffn_hidden: 0,
+attention: {num_heads: 4, num_kv_heads: 2}, experts: {num_experts: 4, top_k: 2, ffn_hidden: 96}}"""
+BIASED = """{name: biased, hidden: 64, num_layers: 3, vocab: 258, ffn_hidden: 128,
+attention: {num_heads: 4, num_kv_heads: 2, qk_norm: true}, experts: {num_experts: 8, top_k: 2, ffn_hidden: 32,
+num_dense_layers: 1, num_shared: 1, router: sigmoid, routed_scale: 2.5}}"""
+SAVES = "train.checkpoint={folder: saved, every_steps: 10, asynchronous: false}"
+
+CASES = {  # name -> model, plan
+    "replicas": (DENSE, "{data_shard: 2, sharding: none}"),
+    "shared optimizer": (DENSE, "{data_shard: 2, sharding: optimizer, recompute: {modules: [core_attention]}}"),
+    "tensor": (DENSE, "{tensor: 2, data_shard: 1, sharding: none, sequence_parallel: false}"),
+    "tensor and sequence": (DENSE, "{tensor: 2, data_shard: 1, sharding: optimizer}"),
+    "pipeline": (TIED, "{pipeline: 2, data_shard: 1, sharding: none, recompute: full}"),
+    "interleaved": (
+        TIED, "{pipeline: 2, virtual_pipeline: 2, schedule: interleaved, data_shard: 1, sharding: optimizer}",
+    ),
+    "uneven stages": (TIED, "{pipeline: 2, data_shard: 1, sharding: none, layers_per_stage: [1, 3]}"),
+    "experts": (MIXTURE, "{data_shard: 2, sharding: optimizer}"),
+    "divided experts": (MIXTURE, "{data_shard: 2, expert: 2, sharding: optimizer}"),
+    "biased router": (BIASED, "{tensor: 2, data_shard: 1, expert: 2, sharding: none}"),
+    "divided widths": (BIASED, "{tensor: 2, data_shard: 1, expert_tensor: 2, sharding: none}"),
+}  # fmt: skip
+
+
+def steps(path: Path) -> list[dict[str, float]]:
+    """Lines of a step log by step, the last of each."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return list({line["step"]: line for line in lines}.values())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A run file and its text."""
+    folder = tmp_path_factory.mktemp("toy")
+    (folder / "run.yaml").write_text(RUN)
+    (folder / "notes.txt").write_text(NOTES)
+    return folder
+
+
+def loaded(folder: Path, *overrides: str, model: str = "") -> runfile.Run:
+    given = [*overrides, *([f"model={model}"] if model else [])]
+    text = (folder / "run.yaml").read_text().replace("notes.txt", str(folder / "notes.txt"))
+    return runfile.loads(text, overrides=given)
+
+
+@pytest.fixture(scope="module")
+def native(folder) -> dict[str, list[dict[str, float]]]:
+    """Steps of the native engine in one process, by model."""
+    models = (DENSE, TIED, MIXTURE, BIASED)
+    return {model: alone(folder, f"native-{i}", model=model) for i, model in enumerate(models)}
+
+
+def alone(folder: Path, name: str, *overrides: str, model: str = "") -> list[dict[str, float]]:
+    """Steps of the native engine in one process."""
+    engine, plan = find_engine("native"), "parallel={data_shard: 1, sharding: none}"
+    run = loaded(folder, "engine=native", plan, *overrides, model=model)
+    options = TrainOptions(folder=folder / name, quiet=True, only_steps=True)
+    engine.launch(engine.prepare(run, options=options))
+    return steps(folder / name / "steps.jsonl")
+
+
+@pytest.fixture(scope="module")
+def two(folder) -> dict[str, list[dict[str, float]]]:
+    """Steps of every case, with two processes."""
+    engine, where = find_engine("megatron"), {}
+    for name, (model, plan) in CASES.items():
+        where[name] = folder / name.replace(" ", "-")
+        run = loaded(folder, f"parallel={plan}", model=model)
+        local.write_files(engine.lower(run, folder=where[name]), where[name])
+    argv = ("python", str(Path(__file__).with_name("several.py")), *map(str, where.values()))
+    local.run(Launch(argv=argv, files={}, env=ON_CPU, num_processes=2), folder=folder / "two")
+    return {name: steps(path / "megatron" / "steps.jsonl") for name, path in where.items()}
+
+
+def assert_equal(taken: list[dict[str, float]], native: list[dict[str, float]]) -> None:
+    for mine, theirs in zip(taken, native, strict=True):
+        assert mine["learning_rate"] == pytest.approx(theirs["learning_rate"], rel=1e-12)
+        for key in ("loss", "gradient_norm"):
+            assert mine[key] == pytest.approx(theirs[key], rel=TOLERANCE), (mine["step"], key)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", CASES)
+def test_losses_are_those_of_the_native_engine(two, native, name):
+    assert len(two[name]) == 20
+    assert_equal(two[name], native[CASES[name][0]])
+    assert two[name][-1]["loss"] < two[name][0]["loss"] - 0.5
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "meshwright", *arguments]
+
+
+@pytest.mark.distributed
+def test_a_killed_run_goes_on_and_its_weights_start_another_engine(folder):
+    evaluate = "train.evaluate={every_steps: 10, num_batches: 2}"  # its text is not trained on
+    train = command("train", "run.yaml", "--json", "--out=killed", "--max-restarts=1", f"--set={SAVES}",
+                    "--set=parallel={data_shard: 1, sharding: optimizer}",
+                    f"--set={evaluate}")  # fmt: skip
+    process = subprocess.Popen(
+        train, cwd=folder, env=os.environ | ON_CPU, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline_s = time.monotonic() + 200
+    while not (folder / "saved" / "step-00000010").is_dir():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    for worker in psutil.Process(process.pid).children():
+        worker.kill()
+    out, error = process.communicate(timeout=200)
+    assert process.returncode == 0, error
+    assert "starting again" in error
+    assert_equal(steps(folder / "killed" / "steps.jsonl"), alone(folder, "evaluated", evaluate))
+    record = json.loads(out)
+    assert record["ending"] == "done"
+    assert record["software"]["megatron-core"] == "0.16.1"
+    assert record["statistics"]["num_checkpoints"] == 2
+    theirs = json.loads((folder / "evaluated" / "record.json").read_text())["statistics"]
+    mine = record["statistics"]
+    assert mine.keys() == theirs.keys()
+    for key in ("model_flops_per_token", "parameters", "trained_parameters", "tokens", "num_devices"):
+        assert mine[key] == theirs[key]
+
+    done = subprocess.run(
+        command("checkpoint", "to-hf", "saved", "weights", "--dtype=fp32"), cwd=folder, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    (onward,) = alone(folder, "onward", f"weights={folder / 'weights'}", "train.steps=1",
+                      "train.evaluate={every_steps: 1, num_batches: 2}", "optimizer.learning_rate=1.0e-12",
+                      "optimizer.warmup_steps=0")  # fmt: skip
+    assert onward["validation_loss"] == pytest.approx(mine["validation_loss"], rel=TOLERANCE)
+
+
+def test_without_an_accelerator_it_is_refused_before_anything_starts(folder):
+    done = subprocess.run(
+        command("train", "run.yaml", "--out=refused"), cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 3
+    assert "megatron-core 0.16.1 needs a CUDA device" in done.stderr
+    assert not (folder / "refused").exists()
