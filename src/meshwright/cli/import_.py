@@ -20,6 +20,9 @@ ENDINGS = {
     ".py": Engine.TORCHTITAN,
     ".json": Engine.TORCHTITAN,
     ".yml": Engine.MAXTEXT,
+    ".args": Engine.MEGATRON,
+    ".sh": Engine.MEGATRON,
+    ".yaml": Engine.MEGATRON,
 }
 """Whose configuration a file is, by how its name ends."""
 
@@ -30,6 +33,7 @@ ENDINGS = {
         "meshwright import llama3_8b.toml --cluster h100-8x1 --out run.yaml",
         "meshwright import llama3:llama3_8b --cluster h100-8x1 --out run.yaml",
         "meshwright import titan/meshwright_run.py --cluster h100-8x8",
+        'meshwright import "train.sh --vocab-size 32000" --cluster h100-8x8',
     ],
 )
 @click.argument("source", metavar="CONFIG")
@@ -49,7 +53,8 @@ def command(source: str, engine_name: str | None, cluster: str, out: Path | None
     Of torchtitan: MODULE:FUNCTION of a configuration module (`llama3:llama3_8b`, `path/to/module.py:train`), which is
     evaluated in a process of its own where torchtitan is installed; the JSON tree that this process prints; or a TOML
     file of its versions up to 0.2. Of MaxText: a YAML file, with settings behind it as one argument
-    (`"llama3_8b.yml steps=10"`).
+    (`"llama3_8b.yml steps=10"`). Of Megatron-LM: a shell script that calls pretrain_gpt.py, a file of its arguments
+    (NAME.args), or the YAML of its tests, with options behind it (`"train.sh TP=4 --vocab-size 32000"`).
 
     What a run file cannot say is refused or noted, setting by setting, and so is what `estimate` and the engine have
     against the run: a batch that does not divide, a plan that does not fit, a flag that contradicts another.

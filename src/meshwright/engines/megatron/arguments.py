@@ -102,6 +102,8 @@ def _rates(run: Run) -> list[str]:
         f"--lr {o.learning_rate}", f"--min-lr {o.learning_rate * o.final_ratio}", f"--lr-decay-style {style}",
         f"--lr-decay-iters {run.num_steps}", f"--lr-warmup-iters {o.warmup_steps}",
     ]  # fmt: skip
+    if o.gradient_clip is None:
+        lines.append("--clip-grad 0.0")  # 1.0 where it is not said
     if o.schedule is LearningRateSchedule.WSD:
         assert run.num_steps is not None
         falling = max(1, round(o.decay_ratio * run.num_steps))

@@ -9,13 +9,14 @@ from meshwright.engines import outcome, workers
 from meshwright.engines.base import RECORD, Prediction, Record, TrainOptions, read_record, refuse
 from meshwright.engines.megatron import VERSION, probe
 from meshwright.engines.megatron.check import check, check_plan
+from meshwright.engines.megatron.importing import import_run
 from meshwright.engines.megatron.lower import lower
 from meshwright.engines.megatron.reading import LAYOUT
 from meshwright.engines.workers import WorkersStart
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.run import Engine, Run
 
-__all__ = ["check", "expected", "launch", "lower", "prepare", "read"]
+__all__ = ["check", "expected", "import_run", "launch", "lower", "prepare", "read"]
 
 
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:

@@ -1,0 +1,336 @@
+"""Arguments of Megatron-LM as run files: our exports, those that it publishes, and what is noted or refused."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from meshwright import runfile
+from meshwright.engines.megatron import contract
+from meshwright.errors import InputError
+from meshwright.specs.model import AttentionKind, RopeScaling, Router
+from meshwright.specs.run import Run
+
+PUBLISHED = YAML(typ="safe").load(
+    (Path(__file__).parent / "published_arguments.yaml").read_text(encoding="utf-8")
+)
+
+
+def imported(source: str, cluster: str = "h100-8x1") -> tuple[Run, str]:
+    found = contract.import_run(source, cluster=cluster)
+    stream = StringIO()
+    YAML().dump(found.content, stream)
+    return runfile.loads(stream.getvalue()), "\n".join(found.notes)
+
+
+TOY = """
+model: {name: toy, hidden: 64, num_layers: 8, vocab: 512, ffn_hidden: 128,
+  attention: {num_heads: 4, num_kv_heads: 2}, rope: {theta: 500000}}
+data: {sequence_length: 256}
+batch: {global_sequences: 64, micro: 2}
+optimizer: {learning_rate: 3.0e-4, warmup_steps: 3}
+cluster: h100-8x1
+engine: megatron
+parallel: {data_shard: 8, sharding: optimizer, recompute: full}
+train: {steps: 20, seed: 7, checkpoint: {folder: saved, every_steps: 5, asynchronous: false}}
+"""
+MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["optimizer.schedule=wsd", "optimizer.betas=[0.8, 0.99]", "precision=fp32", "train.checkpoint=null"],
+        ["optimizer.schedule=linear", "optimizer.final_ratio=0", "optimizer.gradient_clip=null"],
+        ["optimizer.schedule=constant", "data.source=tokens/train.bin"],
+        ["model.rope={theta: 500000, scaling: llama3, factor: 8, original_context: 8192}"],
+        ["model.tied_embeddings=true", "model.attention.qk_norm=true", "model.attention.head_dim=32"],
+        ["model=llama3.1-8b", "parallel={tensor: 2, data_shard: 4, sequence_parallel: false, sharding: none}"],
+        ["parallel={data_shard: 8, recompute: {modules: [core_attention, norm, mlp]}}"],
+        ["parallel={pipeline: 2, data_shard: 4, recompute: {layers: 2}}"],
+        ["parallel={pipeline: 2, data_shard: 4, layers_per_stage: [3, 5]}"],
+        ["parallel={pipeline: 2, virtual_pipeline: 2, schedule: interleaved, tensor: 2, data_shard: 2}"],
+        [MIXTURE % "", "model.ffn_hidden=0", "parallel={data_shard: 4, tensor: 2, expert: 4, expert_tensor: 1}"],
+        ["model=qwen3-30b-a3b", "parallel={data_shard: 4, tensor: 2, expert: 2, expert_tensor: 2}"],
+        [MIXTURE % ", num_dense_layers: 1, num_shared: 2, router: sigmoid, routed_scale: 2.5",
+         "train.balance_bias_rate=0.01", "parallel={data_shard: 8, expert: 8}"],
+        [MIXTURE % ", normalize_top_k: false, num_shared: 1, shared_ffn_hidden: 48", "model.ffn_hidden=0",
+         "parallel={data_shard: 8}"],
+    ],
+    ids=["plain", "wsd", "linear", "constant", "llama3", "qwen3", "tensor", "modules", "layers", "stages",
+         "interleaved", "experts", "catalogue", "sigmoid", "not-normalised"],
+)  # fmt: skip
+def test_our_exports_come_back(overrides, tmp_path):
+    run = runfile.loads(TOY, overrides=overrides)
+    text = contract.lower(run, folder=Path("out")).files["megatron_lm.args"]
+    path = tmp_path / f"{run.model.name}.args"
+    path.write_text(text)
+    again, notes = imported(str(path))
+    assert notes == ""
+    for key in (
+        "model",
+        "plan",
+        "precision",
+        "optimizer",
+        "train",
+        "data",
+        "global_batch",
+        "sequence_length",
+    ):
+        assert getattr(again, key) == getattr(run, key), key
+    assert contract.lower(again, folder=Path("out")).files["megatron_lm.args"] == text
+
+
+PLANS = {
+    "train_mixtral_8x7b_distributed": "EP8 PP4 DP16 zero1 mbs1 1f1b",
+    "train_llama3_8b_h100_fp8": "DP8 zero1 mbs1",
+    "train_gpt3_175b_distributed": "TP8 PP16 DP1 ddp mbs1 1f1b",
+    "mixtral_8x22b_tp2pp8ep8vpp1_release": "TP2 EP8 ETP2 PP8 DP8 zero1 mbs1 1f1b",
+    "mixtral_8x7b_tp1pp4ep8vpp8_release": "TP2 EP8 PP4 VPP8 DP16 zero1 mbs1 interleaved",
+    "deepseekv3_proxy": "TP2 EP16 PP4 VPP2 DP16 zero1 mbs1 interleaved",
+    "gpt3_mcore_te_tp2_pp2/": "TP2 PP2 DP2 ddp mbs4 1f1b",
+    "vp1_uneven_pipeline": "PP4 DP2 ddp mbs4 1f1b",
+    "vp2_account_for_embedding_loss": "PP4 VPP2 DP2 ddp mbs4 interleaved",
+    "uniform_full_recompute": "DP8 ddp mbs4 recompute=full",
+    "ep4_etp1_memory_speed": "TP2 EP4 PP2 VPP4 DP2 zero1 mbs4 interleaved",
+    "moe_mcore_te_ep8": "EP8 DP8 zero1 mbs4",
+    "te_8experts_etp1_ep4": "TP2 EP4 DP4 ddp mbs4",
+    "te_tp2_pp2_cp2": "TP2 CP2 PP2 DP1 ddp mbs4 1f1b",
+    "tp4_cp2_native_fp8": "TP4 CP2 DP1 zero1 mbs2",
+}
+"""Plans of published arguments by a part of their names, on the smallest cluster that they fill."""
+
+
+def published(part: str, folder: Path, more: str = "") -> tuple[Run, str]:
+    (name,) = [name for name in PUBLISHED if part in name]
+    (folder / "published.args").write_text(PUBLISHED[name])
+    large = ("mixtral", "gpt3_175b", "deepseek")
+    cluster = "h100-8x16" if any(word in part for word in large) else "h100-8x1"
+    cluster = "h100-8x8" if part == "train_mixtral_8x7b_distributed" else cluster
+    return imported(f"{folder / 'published.args'}{more}", cluster)
+
+
+@pytest.mark.parametrize(("part", "plan"), PLANS.items())
+def test_what_it_publishes(part, plan, tmp_path):
+    run, notes = published(
+        part, tmp_path, " --vocab-size 32000" if part.startswith(("train_mix", "mixtral", "deepseek")) else ""
+    )
+    assert run.plan is not None
+    assert run.plan.describe() == plan
+    assert "cannot be read" not in notes
+
+
+def test_published_models_are_those_that_they_name(tmp_path):
+    run, notes = published("train_mixtral_8x7b_distributed", tmp_path, " --vocab-size 32000")
+    assert run.model.name == "mixtral-8x7b"
+    assert (run.num_steps, run.global_batch, run.optimizer.warmup_steps) == (500_000, 256, 500)
+    assert run.optimizer.betas == (0.9, 0.999)  # Megatron-LM's
+    assert run.train.balance_loss == 0.01
+    for words in ("until step 320000 there", "--sequence-parallel says nothing", "--init-method-std 0.01"):
+        assert words in notes, notes
+    run, notes = published("train_llama3_8b_h100_fp8", tmp_path)
+    assert (run.model.hidden, run.model.vocab, run.precision.name) == (4096, 128_256, "fp8")
+    assert run.num_steps == 1_953_125_000 // 128
+    assert "--apply-layernorm-1p" in notes
+    run, notes = published("train_gpt3_175b_distributed", tmp_path)
+    assert (run.model.vocab, run.model.learned_positions, run.model.gated_ffn) == (50_257, 2048, False)
+    assert run.optimizer.warmup_steps == 430
+    assert "--rampup-batch-size 16 16 5859375" in notes
+    run, _ = published("uneven_pipeline", tmp_path)
+    assert run.plan.layers_per_stage == (2, 4, 4, 2)
+    run, _ = published("memory_speed", tmp_path)
+    assert run.model.attention.kind is AttentionKind.MLA
+    assert run.model.rope.scaling is RopeScaling.YARN
+    assert run.model.experts.router is Router.SIGMOID
+    assert (run.model.experts.num_dense_layers, run.model.num_mtp_layers) == (1, 1)
+    run, _ = published("deepseekv3_proxy", tmp_path, " --vocab-size 129280")
+    assert run.plan.layers_per_stage == (2, 2, 2, 2, 2, 2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [("gpt3_15b_8t", "--squared-relu"), ("mixtral_8x7b_alltoall", "--rotary-percent 0.5")],
+)
+def test_published_models_that_no_run_file_can_say(part, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        published(part, tmp_path, " --vocab-size 32000")
+
+
+SCRIPT = r"""#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=${NUM_NODES:-"1"}
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+TP=${TP:-2}
+MICRO=2; SAVED=${1:-"saved"}
+mkdir -p "$(dirname "$SAVED")"
+DISTRIBUTED=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES
+)
+MODEL=(
+    --num-layers 4 --hidden-size 64   # sizes; don't change
+    --num-attention-heads 4 --swiglu \
+    --normalization RMSNorm
+    --position-embedding-type rope
+    --disable-bias-linear
+    "--vocab-size 512"
+)
+TRAINING=" \
+    --micro-batch-size $MICRO \
+    --global-batch-size $((MICRO * WORLD_SIZE * 2)) \
+    --lr 1e-3 --train-iters 10 --bf16 \
+"
+if [ -n "${WANDB_API_KEY}" ]; then
+    MODEL+=(--wandb-project x --num-layers 5)
+elif [[ "$TP" == "4" ]] || [ $NUM_NODES -gt 4 ]; then
+    MODEL+=(--num-layers 6)
+else
+    MODEL+=(--seq-length 128)
+fi
+MODEL+=(--mock-data)
+PROGRAM=pretrain_gpt.py
+if [ ! -f "$PROGRAM" ]; then
+    echo "there is none"
+fi
+torchrun ${DISTRIBUTED[@]} "$PROGRAM" ${MODEL[@]} $TRAINING \
+    --tensor-model-parallel-size ${TP} --save "$SAVED" --save-interval 5 2>&1 | tee log.txt
+"""
+
+
+def test_a_script(tmp_path):
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT)
+    run, _ = imported(str(path))
+    assert (run.model.num_layers, run.model.hidden, run.model.vocab, run.sequence_length) == (4, 64, 512, 128)
+    assert (run.global_batch, run.micro_batch, run.plan.tensor, run.plan.data) == (32, 2, 2, 4)
+    assert run.train.checkpoint.folder == "saved"
+    run, _ = imported(f"{path} TP=4 elsewhere --seq-length 64 --seed 3")
+    assert (run.model.num_layers, run.sequence_length, run.plan.tensor, run.train.seed) == (6, 64, 4, 3)
+    assert run.train.checkpoint.folder == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("python pretrain_gpt.py \\\n  --seq-length $LENGTH", r"train.sh:2: --seq-length cannot be expanded"),
+        ("X=1\npython pretrain_gpt.py $MORE", "train.sh:2: cannot be expanded"),
+        ("X=1\n\npython pretrain_gpt.py --num-layer 4", "train.sh:3: Megatron-LM has no such option"),
+        ("python pretrain_gpt.py 4", "stands behind no option"),
+        ("python pretrain_gpt.py --swiglu=1", "takes no value"),
+        ("python pretrain_gpt.py --num-layers", "takes a value"),
+        ("for x in 1 2; do\n  Y=$x\ndone", "train.sh:1: loops"),
+        ("X=1\nf() {\n  Y=1\n}", "train.sh:2: functions"),
+        ("[ $A == 1 ] && B=2", "train.sh:1: loops"),
+        ("if grep x y; then\n  B=2\nfi", "train.sh:1: a condition that is not read"),
+        ("A=(1\n2", "is not closed"),
+        ("echo", "calls no pretrain_gpt.py"),
+    ],
+)  # fmt: skip
+def test_scripts_that_are_not_read(script, words, tmp_path):
+    (tmp_path / "train.sh").write_text(script + "\n")
+    with pytest.raises(InputError, match=words):
+        imported(str(tmp_path / "train.sh"))
+
+
+PLAIN = {
+    "num-layers": 4, "hidden-size": 64, "num-attention-heads": 4, "seq-length": 128, "vocab-size": 512, "lr": 1e-3,
+    "position-embedding-type": "rope", "micro-batch-size": 1, "global-batch-size": 16, "train-iters": 10, "bf16": True,
+    "normalization": "RMSNorm", "swiglu": True, "disable-bias-linear": True,
+}  # fmt: skip
+
+
+def model_arguments(folder: Path, **changes: object) -> str:
+    given = PLAIN | {name.replace("_", "-"): value for name, value in changes.items()}
+    stream = StringIO()
+    YAML().dump({"MODEL_ARGS": {f"--{name}": value for name, value in given.items()}}, stream)
+    (folder / "model_config.yaml").write_text(stream.getvalue())
+    return str(folder / "model_config.yaml")
+
+
+def test_a_configuration_of_its_tests_and_defaults(tmp_path):
+    run, notes = imported(model_arguments(tmp_path, rampup_batch_size="[8 8 100]", fp16=False))
+    assert run.model.ffn_hidden == int(4 * 64 * 2 / 3 / 64) * 64
+    assert run.model.tied_embeddings
+    assert run.optimizer.weight_decay == 0.01
+    assert run.optimizer.schedule.value == "linear"
+    assert (run.train.seed, run.optimizer.final_ratio, run.plan.sharding.name) == (1234, 0.0, "NONE")
+    assert "--rampup-batch-size 8 8 100" in notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sequence_parallel": True}, "says nothing without tensor parallelism"),
+        ({"expert_model_parallel_size": 4}, "say nothing without --num-experts"),
+        ({"moe_router_topk": 4}, "say nothing without --num-experts"),
+        ({"num_virtual_stages_per_pipeline_rank": 2}, "virtual stages say nothing"),
+        ({"recompute_num_layers": 1}, "say nothing without --recompute-granularity full"),
+        ({"num_experts": 4, "tensor_model_parallel_size": 2}, "need --sequence-parallel"),
+        ({"overlap_param_gather": True}, "says nothing without --use-distributed-optimizer"),
+        ({"num_query_groups": 2}, "says nothing without --group-query-attention"),
+        ({"lr_warmup_iters": 20}, "longer than the training"),
+        ({"max_position_embeddings": 64}, "is more than --max-position-embeddings"),
+        ({"init_method_std": 0.1, "finetune": True}, "not carried over: .*--init-method-std 0.1, --finetune"),
+    ],
+)
+def test_contradictions_are_noted(changes, words, tmp_path):
+    _, notes = imported(model_arguments(tmp_path, **changes))
+    assert re.search(words, notes), notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"global_batch_size": 12}, "does not divide among the data ranks"),
+        ({"tensor_model_parallel_size": 3}, "do not divide the cluster's 8 devices"),
+        (
+            {"num_experts": 4, "expert_model_parallel_size": 3},
+            "do not divide the 8 devices of a pipeline stage",
+        ),
+        ({"pipeline_model_parallel_size": 8}, "do not divide among 8 stages"),
+        ({"recompute_granularity": "full"}, "needs --recompute-method"),
+        ({"recompute_granularity": "selective", "recompute_modules": "mhc"}, "do not recompute"),
+        ({"position_embedding_type": "relative"}, "positions"),
+        ({"optimizer": "muon"}, "an optimizer"),
+        ({"lr_decay_style": "inverse-square-root"}, "rates that"),
+        ({"fp16": True}, "both"),
+        ({"vocab_size": False, "tokenizer_type": "Llama2Tokenizer"}, "finds in its file"),
+        ({"window_size": "(128,0)"}, "--window-size"),
+        ({"num_experts": 4, "moe_layer_freq": 2}, "dense layers behind mixtures"),
+        ({"num_experts": 4, "moe_layer_freq": "exit()"}, "not a sum"),
+        ({"num_experts": 4, "moe_layer_freq": "([1]*3)"}, "3 layers"),
+        ({"lr": False}, "do not say --lr"),
+        ({"num_layers": "many"}, "is no number"),
+        ({"num_layers": 1.5}, "no whole number"),
+        (
+            {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|tL"},
+            "does not lay 4 layers",
+        ),
+    ],
+)
+def test_what_is_refused(changes, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        imported(model_arguments(tmp_path, **changes))
+
+
+def test_a_layout_with_repetitions(tmp_path):
+    layout = {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|(t|)*2,tL"}
+    run, _ = imported(model_arguments(tmp_path, **layout))
+    assert (run.plan.pipeline, run.plan.virtual_pipeline) == (2, 2)
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(InputError, match="cannot read"):
+        imported(str(tmp_path / "absent.sh"))
+    (tmp_path / "run.yaml").write_text("model: llama3.1-8b\n")
+    with pytest.raises(InputError, match="no configuration of Megatron-LM"):
+        imported(str(tmp_path / "run.yaml"))
+    (tmp_path / "a.args").write_text("--swiglu\n")
+    with pytest.raises(InputError, match="only scripts take"):
+        imported(f"{tmp_path / 'a.args'} TP=2")
