@@ -115,7 +115,7 @@ def test_what_a_run_file_cannot_say_is_refused(imported, old, new, message):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (["config.yaml"], "say it with --engine"),
+        (["config.ini"], "say it with --engine"),
         (["config.yaml", "--engine", "torchtitan"], "no configuration of torchtitan"),
         (["gone.py"], "there is no such file"),
         (["gone.json"], "cannot read the trees"),

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright import catalog
 from meshwright.engines.megatron.options import Options
 from meshwright.engines.megatron.sums import evaluated
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.model import Model
 
 GPT2_VOCABULARY = 50_257
@@ -53,7 +53,7 @@ def model_section(options: Options, *, name: str) -> dict[str, Any] | str:
 
 def _shapes(options: Options) -> dict[str, Any]:
     for needed in ("num-layers", "hidden-size", "num-attention-heads"):
-        if needed not in options:
+        if options.whole(needed, 0) < 1:
             raise InputError(f"the arguments do not say --{needed}", got=str(options.path))
     hidden, is_gated = options.whole("hidden-size", 0), options.flag("swiglu")
     width = int(4 * hidden * 2 / 3 / 64) * 64 if is_gated else 4 * hidden
@@ -133,14 +133,18 @@ def _positions(options: Options, section: dict[str, Any]) -> dict[str, Any]:
         "mscale": options.number("mscale", 1.0),
         "mscale_all_dims": options.number("mscale-all-dim", 0.0),
     }
-    if section["attention"].get("kind") == "mla":
+    is_latent = section["attention"].get("kind") == "mla"
+    stretch = options.word("rope-type", "yarn" if is_latent else "rope")
+    if is_latent:
         scaled = {"scaling": "yarn", "factor": yarn, "original_context": YARN_CONTEXT, **temperatures}
-        return {"theta": theta} | (scaled if yarn != 1 else {})
+        return {"theta": theta} | (scaled if yarn != 1 and stretch == "yarn" else {})
     if kind == "learned_absolute" and not unlearned:
         section["learned_positions"] = longest
         return {}
-    if kind != "rope":
-        raise InputError("positions that run files cannot say", got=kind, allowed="rope, learned_absolute")
+    if kind != "rope" or stretch != "rope":
+        raise InputError(
+            "positions that run files cannot say", got=f"{kind}, {stretch}", allowed="rope, learned_absolute"
+        )
     if share != 1:
         got = f"--rotary-percent {share}"
         raise InputError("a model that run files cannot say: some dimensions do not turn", got=got)
@@ -170,7 +174,7 @@ def _experts(options: Options, section: dict[str, Any]) -> dict[str, Any]:
         "routed_scale": options.number("moe-router-topk-scaling-factor", 1.0),
     }
     if shared:
-        whole = shared % width == 0
+        whole = width > 0 and shared % width == 0
         experts |= (
             {"num_shared": shared // width} if whole else {"num_shared": 1, "shared_ffn_hidden": shared}
         )
@@ -194,10 +198,15 @@ def _dense_layers(options: Options, num_layers: int) -> int:
 
 
 def _known(section: dict[str, Any]) -> str | None:
+    from pydantic import ValidationError
+
     from meshwright.runfile import schema
     from meshwright.runfile.inline import inline_model
 
-    model = inline_model(schema.InlineModel.model_validate(section))
+    try:
+        model = inline_model(schema.InlineModel.model_validate(section))
+    except (ValidationError, MeshwrightError):  # which the run file says better, with its key
+        return None
     return next((name for name in catalog.model_names() if _same(catalog.model(name), model)), None)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.megatron.options import Options
 from meshwright.engines.megatron.settings import MODULES
+from meshwright.engines.megatron.sums import LONGEST
 from meshwright.errors import InputError
 
 STRATEGIES = {
@@ -104,7 +105,7 @@ def _sharding(options: Options, data: int) -> dict[str, Any]:
         options.note(f"--data-parallel-sharding-strategy {strategy} says nothing without --use-megatron-fsdp")
     if "overlap-param-gather" in options and sharding == "none":
         options.note("--overlap-param-gather says nothing without --use-distributed-optimizer")
-    if data % instances:
+    if instances < 1 or data % instances:
         raise InputError(
             f"--num-distributed-optimizer-instances does not divide {data} data ranks", got=instances
         )
@@ -179,7 +180,7 @@ def _counts(layout: str) -> list[int]:
     """Layers of every stage of `Et*3|(tt|)*2,tL`."""
     text = re.sub(r"[\s,]", "", layout)
     for repeated in (r"\(([^()]*)\)\*(\d+)", r"([A-Za-z|])\*(\d+)"):
-        text = re.sub(repeated, lambda found: found[1] * min(int(found[2]), 10_000), text)
+        text = re.sub(repeated, lambda found: found[1] * min(int(found[2]), LONGEST), text)[: 10 * LONGEST]
     if not re.fullmatch(r"[EtmL|]+", text):
         raise InputError(f"--{LAYOUT} cannot be read", got=layout, allowed="E, t, m, L, |, and (...)*n")
     return [stage.count("t") for stage in text.split("|")]

@@ -41,7 +41,7 @@ def import_run(source: str, *, cluster: str) -> Imported:
     if micro < 1:
         raise InputError("the arguments do not say --micro-batch-size", got=str(options.path))
     whole = options.whole("global-batch-size", micro * degrees.data)
-    if whole % (micro * degrees.data):
+    if whole < 1 or whole % (micro * degrees.data):
         raise InputError(
             "the batch does not divide among the data ranks", got=f"--global-batch-size {whole}",
             allowed=f"multiples of {micro} x {degrees.data}",
@@ -174,9 +174,7 @@ def _checkpoint(options: Options) -> dict[str, Any]:
         options.note(f"--load {loaded} is not carried over: training starts from random weights")
     evaluates, every_eval = options.whole("eval-iters", 100), options.whole("eval-interval", 1000)
     if evaluates and any(name in options for name in ("eval-iters", "eval-interval")):
-        options.note(
-            f"evaluation of {evaluates} batches every {every_eval} steps is not carried over: on what is not said"
-        )
+        options.note(f"evaluation is not carried over: {evaluates} batches every {every_eval} steps")
     if not folder or not every:
         return {}
     if "$" in folder:
@@ -195,7 +193,10 @@ def _losses(options: Options) -> dict[str, Any]:
     if len(kinds) > 1 or kinds[0] == "sinkhorn":
         options.note(f"--moe-router-load-balancing-type {' '.join(kinds)} is not carried over")
         return given
-    weight = float(weights[0]) if weights and kinds[0] != "none" else 0.0
+    try:
+        weight = float(weights[0]) if weights and kinds[0] != "none" else 0.0
+    except ValueError:
+        raise InputError("--moe-aux-loss-coeff is no number", got=weights[0]) from None
     if weight and kinds[0] != "seq_aux_loss":
         options.note(f"{kinds[0]} is not counted in every sequence, as the run file's train.balance_loss is")
     return given | ({"balance_loss": weight} if weight else {})

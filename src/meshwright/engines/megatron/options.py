@@ -8,6 +8,7 @@ model_config.yaml    `MODEL_ARGS: {--num-layers: 12}`, as Megatron-LM's own test
 from __future__ import annotations
 
 import difflib
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +21,17 @@ YAML_ENDINGS, SCRIPT_ENDINGS = (".yaml", ".yml"), (".sh", ".bash", ".slurm", ".s
 
 NAMES = """
     accumulate-allreduce-grads-in-fp32 attention-backend attention-softmax-in-fp32 auto-detect-ckpt-format
-    calculate-per-token-loss check-for-large-grads check-for-nan-in-loss-and-grad cp-comm-type cross-entropy-fusion-impl
+    calculate-per-token-loss check-for-large-grads cp-comm-type cross-entropy-fusion-impl
     cross-entropy-loss-fusion data-cache-path dataloader-type ddp-average-in-collective ddp-bucket-size ddp-num-buckets
     ddp-pad-buckets-for-high-nccl-busbw defer-embedding-wgrad-compute deterministic-mode disable-straggler-on-startup
-    dist-ckpt-optim-fully-reshardable distributed-backend empty-unused-memory-level enable-experimental eod-mask-loss
+    dist-ckpt-optim-fully-reshardable distributed-backend empty-unused-memory-level enable-experimental
     exit-interval exit-signal-handler fake-process-group fp8-amax-compute-algo fp8-amax-history-len fp8-interval
-    fp8-margin fp8-recipe full-validation grad-reduce-in-bf16 high-priority-stream-groups legacy-tokenizer local-rank
+    fp8-margin fp8-recipe full-validation high-priority-stream-groups legacy-tokenizer local-rank
     make-vocab-size-divisible-by manual-gc manual-gc-interval merge-file mid-level-dataset-surplus
     moe-grouped-gemm moe-pad-expert-input-to-capacity moe-per-layer-logging moe-permute-fusion moe-router-dtype
     moe-router-fusion moe-router-padding-for-fp8 moe-router-padding-for-quantization moe-shared-expert-overlap
     moe-token-dispatcher-type moe-use-legacy-grouped-gemm num-dataset-builder-threads num-workers
-    pipeline-model-parallel-comm-backend profile profile-ranks profile-step-end profile-step-start rerun-mode rope-type
+    pipeline-model-parallel-comm-backend profile profile-ranks profile-step-end profile-step-start rerun-mode
     split te-rng-tracker timing-log-level timing-log-option transformer-impl trust-remote-code use-cpu-initialization
     use-flash-attn use-mcore-models use-nccl-ub use-persistent-ckpt-worker use-pytorch-profiler use-ring-exchange-p2p
     use-sharp use-tp-pp-dp-mapping vocab-file moe-deepep-num-sms moe-enable-deepep moe-flex-dispatcher-backend
@@ -99,7 +100,10 @@ class Options:
         if not text:
             return default
         try:
-            return float(text)
+            found = float(text)
+            if not math.isfinite(found):
+                raise ValueError
+            return found
         except ValueError:
             where = self.where(self.taken[name])
             hint = f'set it behind the file: "{self.path.name} NAME=value"' if "$" in text else None

@@ -2,7 +2,8 @@
 
 Read are assignments, arrays, `+=`, quotes, continued lines, `${NAME:-word}`, sums in `$((...))`, and `if` on words.
 A name that nobody has set stands for itself, `$NAME`: who needs its value refuses it, and a condition takes it to be
-empty, as the shell does. Loops, functions and `case` are refused: what they set would be lost silently.
+empty, as the shell does. Sourced files are not read. Loops, functions and `case` are refused: what they set would be
+lost silently.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NOT_READ = ("for", "while", "until", "case", "function", "select", "[", "[[", "t
 ORDERS = {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-lt": (-1,), "-ge": (0, 1), "-le": (-1, 0)}
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 REFERENCE = re.compile(
-    r"\$(?:\{(?P<braced>\w+)(?:\[(?P<all>[@*])\])?(?P<rest>[^}]*)\}|(?P<plain>\w+)|(?P<every>[@*]))"
+    r"\$(?:\{(?P<braced>\w+)(?:\[(?P<all>[@*])\])?(?P<rest>(?:[^{}]|\{[^{}]*\})*)\}|(?P<plain>\w+)|(?P<every>[@*]))"
 )
 NAME_IN_SUM = re.compile(r"(?<![\w$}])\$?\{?([A-Za-z_]\w*)\}?")
 REDIRECTION = re.compile(r"\d*[<>]")
@@ -204,6 +205,8 @@ def _called(words: list[Word]) -> list[Word] | None:
 def _branch(kind: str, statement: Statement, taken: list[bool | None], names: Names, *, path: Path) -> None:
     if kind == "then":
         return
+    if kind != "if" and not taken:
+        raise InputError(f"{path}:{statement.line}: {kind} without if")
     if kind == "fi":
         taken.pop()
         return
@@ -231,9 +234,11 @@ def _holds(statement: Statement, names: Names, *, path: Path) -> bool:
 
 
 def _test(text: str, names: Names, *, line: int, path: Path) -> bool:
-    pieces = shlex.split(
-        text.strip().removeprefix("[[").removesuffix("]]").removeprefix("[").removesuffix("]")
-    )
+    inside = text.removeprefix("[[").removesuffix("]]").removeprefix("[").removesuffix("]")
+    try:
+        pieces = shlex.split(inside)
+    except ValueError:
+        pieces = []
     negated = bool(pieces) and pieces[0] == "!"
     pieces = pieces[negated:]
     if pieces and pieces[0] in ("-f", "-d", "-e", "-s", "-x"):

@@ -11,6 +11,9 @@ from ruamel.yaml import YAML
 
 from meshwright import runfile
 from meshwright.engines.megatron import contract
+from meshwright.engines.megatron.arguments import known_names
+from meshwright.engines.megatron.described import OTHER_MODELS
+from meshwright.engines.megatron.options import ABOUT_THE_PROGRAM, PREFIXES
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.run import Run
@@ -166,7 +169,7 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1
 GPUS_PER_NODE=8
 NUM_NODES=${NUM_NODES:-"1"}
 WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
-TP=${TP:-2}
+TP=${TP:-${TENSOR:-2}}
 MICRO=2; SAVED=${1:-"saved"}
 mkdir -p "$(dirname "$SAVED")"
 DISTRIBUTED=(
@@ -227,6 +230,8 @@ def test_a_script(tmp_path):
         ("for x in 1 2; do\n  Y=$x\ndone", "train.sh:1: loops"),
         ("X=1\nf() {\n  Y=1\n}", "train.sh:2: functions"),
         ("[ $A == 1 ] && B=2", "train.sh:1: loops"),
+        ("fi", "train.sh:1: fi without if"),
+        ("if [ 'x ]; then\n  B=2\nfi", "condition that is not read"),
         ("if grep x y; then\n  B=2\nfi", "train.sh:1: a condition that is not read"),
         ("A=(1\n2", "is not closed"),
         ("echo", "calls no pretrain_gpt.py"),
@@ -307,6 +312,12 @@ def test_contradictions_are_noted(changes, words, tmp_path):
         ({"num_experts": 4, "moe_layer_freq": "([1]*3)"}, "3 layers"),
         ({"lr": False}, "do not say --lr"),
         ({"num_layers": "many"}, "is no number"),
+        ({"num_layers": "nan"}, "is no number"),
+        ({"num_layers": 0}, "do not say --num-layers"),
+        ({"num_attention_heads": 0}, "do not say --num-attention-heads"),
+        ({"global_batch_size": 0}, "does not divide"),
+        ({"num_experts": 4, "moe_aux_loss_coeff": "x"}, "is no number"),
+        ({"position_embedding_type": "rope", "rope_type": "yarn"}, "positions"),
         ({"num_layers": 1.5}, "no whole number"),
         (
             {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|tL"},
@@ -317,6 +328,13 @@ def test_contradictions_are_noted(changes, words, tmp_path):
 def test_what_is_refused(changes, words, tmp_path):
     with pytest.raises(InputError, match=words):
         imported(model_arguments(tmp_path, **changes))
+
+
+def test_options_that_are_told_apart_are_megatrons():
+    assert set(ABOUT_THE_PROGRAM) <= set(known_names())
+    assert set(OTHER_MODELS) <= set(known_names())
+    for prefix in PREFIXES:
+        assert any(name.startswith(prefix) for name in known_names()), prefix
 
 
 def test_a_layout_with_repetitions(tmp_path):
