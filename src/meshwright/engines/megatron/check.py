@@ -167,6 +167,13 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="parallel.data_replicate", reason="the optimizer is shared by all of data_shard: must be 1"
         )
+    if run.model.experts is not None and plan.expert == 1 and plan.expert_tensor != plan.tensor:
+        yield Unsupported(
+            key="parallel.expert_tensor",
+            reason="without expert parallelism Megatron does not add up the gradients of experts over tensor ranks: "
+            f"must be {plan.tensor}",
+            hint=f"parallel.expert: {plan.tensor} divides them over the same ranks",
+        )
     if run.model.attention.num_kv_heads % plan.tensor:
         yield Unsupported(
             key="parallel.tensor",

@@ -39,6 +39,13 @@ def test_a_plain_run_is_accepted():
         assert refused(f"model={model}") == []
 
 
+def test_experts_that_every_tensor_rank_has_are_refused():
+    assert refused(MIXTURE, plan("tensor: 2, expert: 2")) == []
+    assert refused(MIXTURE, plan("tensor: 2, expert_tensor: 2")) == []
+    (problem,) = refused(MIXTURE, plan("tensor: 2"))
+    assert problem.startswith("parallel.expert_tensor: ")
+
+
 @pytest.mark.parametrize(
     ("key", "overrides"),
     [
