@@ -10,8 +10,10 @@ from __future__ import annotations
 import difflib
 import math
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from meshwright.engines.megatron.arguments import known_names
 from meshwright.engines.megatron.shell import Word, words_of
@@ -168,25 +170,41 @@ def _plain_words(text: str, *, path: Path) -> list[Word]:
 
 
 def _yaml_words(text: str, *, path: Path) -> list[Word]:
+    """Options of `MODEL_ARGS`. A name may stand there twice, as in some of Megatron-LM's own; the later one counts."""
     from ruamel.yaml import YAML, YAMLError
 
     try:
-        content = YAML().load(text)
+        content = YAML().compose(text)
     except YAMLError as error:
         raise InputError(f"{path} is no YAML: {error}") from None
-    given = content.get("MODEL_ARGS") if isinstance(content, dict) else None
-    if not isinstance(given, dict):
-        raise InputError(
-            f"{path} is no configuration of Megatron-LM", hint="it has MODEL_ARGS: {--num-layers: 12, ...}"
-        )
+    given = [value for key, value, _ in _pairs(content) if key == "MODEL_ARGS"]
+    if not given or not isinstance(given[0].value, list):
+        hint = "it has MODEL_ARGS: {--num-layers: 12, ...}"
+        raise InputError(f"{path} is no configuration of Megatron-LM", hint=hint)
     words = []
-    for name, value in given.items():
-        line = given.lc.key(name)[0] + 1
-        if value is False or value is None:
+    for name, value, line in _pairs(given[0]):
+        kind = value.tag.rpartition(":")[2]
+        if kind == "null" or (kind == "bool" and value.value.lower() == "false"):
             continue
-        listed = value if isinstance(value, list) else [] if value is True else _divided(str(value))
-        words += [Word(text=str(item), line=line) for item in (name, *listed)]
+        listed = (
+            [item.value for item in value.value]
+            if kind == "seq"
+            else []
+            if kind == "bool"
+            else _divided(value.value)
+        )
+        words += [Word(text=item, line=line) for item in (name, *listed)]
     return words
+
+
+def _pairs(node: Any) -> Iterator[tuple[str, Any, int]]:
+    """Keys, values and lines of a mapping, those that `<<` merges first."""
+    for key, value in node.value if node is not None and node.tag.endswith(":map") else ():
+        if key.value == "<<":
+            yield from _pairs(value)
+    for key, value in node.value if node is not None and node.tag.endswith(":map") else ():
+        if key.value != "<<":
+            yield key.value, value, key.start_mark.line + 1
 
 
 def _divided(text: str) -> list[str]:
@@ -219,6 +237,9 @@ def parsed(words: list[Word], *, path: Path) -> dict[str, Option]:
         while known[name] != "nothing" and k < len(words) and not words[k].text.startswith("--"):
             values.append(words[k].text)
             k += 1
+        if unknown := next((value for value in values[1:] if value.startswith("$")), None):
+            hint = f'it may hold options; set it behind the file: "{path.name} NAME=value"'
+            raise InputError(f"{where}: cannot be expanded", got=unknown, hint=hint)
         if (known[name] == "nothing") != (not values):
             takes = "no value" if known[name] == "nothing" else "a value"
             raise InputError(f"{where}: --{name} takes {takes}", got=" ".join(values) or None)

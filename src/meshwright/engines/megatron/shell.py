@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from meshwright.engines.megatron.sums import whole
@@ -19,6 +20,8 @@ from meshwright.errors import InputError
 
 PROGRAM = re.compile(r"(^|/)(pretrain|train|finetune|posttrain)\w*\.py$")
 NOT_READ = ("for", "while", "until", "case", "function", "select", "[", "[[", "test")
+BEFORE = ("export", "local", "readonly", "declare", "typeset", "exec", "time", "srun", "eval")
+ON_FILES = re.compile(r"[\s\[!]*-[bcdefghkprsuwxLS]\s")
 ORDERS = {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-lt": (-1,), "-ge": (0, 1), "-le": (-1, 0)}
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 REFERENCE = re.compile(
@@ -27,6 +30,15 @@ REFERENCE = re.compile(
 NAME_IN_SUM = re.compile(r"(?<![\w$}])\$?\{?([A-Za-z_]\w*)\}?")
 REDIRECTION = re.compile(r"\d*[<>]")
 SUM = re.compile(r"\$\(\((?P<sum>[^()]*(?:\([^()]*\)[^()]*)*)\)\)")
+
+
+class Branch(Enum):
+    """What becomes of one branch of an `if`."""
+
+    RUNS = "runs"
+    WAITS = "waits"  # none ran yet
+    DONE = "done"  # another one ran
+    UNKNOWN = "unknown"  # asks for files, which are not looked at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,29 +170,25 @@ def _closing(text: str, at: int, closing: str, *, line: int, path: Path) -> int:
 
 def _run(script: list[Statement], names: Names, *, path: Path) -> list[Word] | None:
     """Takes the assignments; returns the words behind the training program where one is called."""
-    taken: list[bool | None] = []  # of every `if` around: None when one branch was taken already
+    branches: list[Branch] = []  # of every `if` around
     for statement in script:
         first = statement.words[0].text
         if first in ("if", "elif", "else", "fi", "then"):
-            _branch(first, statement, taken, names, path=path)
+            _branch(first, statement, branches, names, path=path)
             continue
-        if not all(taken):
+        words = list(statement.words)
+        while words and (
+            words[0].text in BEFORE or (len(words) < len(statement.words) and words[0].text[0] == "-")
+        ):
+            words.pop(0)
+        sets = bool(words) and ASSIGNMENT.match(words[0].text)
+        if Branch.UNKNOWN in branches and sets:
+            raise InputError(f"{path}:{statement.line}: is set by what files there are", got=words[0].text)
+        if any(branch is not Branch.RUNS for branch in branches):
             continue
         if first in NOT_READ:
             what = "loops, cases, functions and conditions but those of `if` are not read"
             raise InputError(f"{path}:{statement.line}: {what}", got=first)
-        words = list(statement.words)
-        while words and words[0].text in (
-            "export",
-            "local",
-            "readonly",
-            "declare",
-            "exec",
-            "time",
-            "srun",
-            "eval",
-        ):
-            words.pop(0)
         while words and (found := ASSIGNMENT.match(words[0].text)):
             _assign(found, words.pop(0), names, path=path)
         if called := _called([w for word in words for w in expand(word, names, path=path)]):
@@ -202,35 +210,35 @@ def _called(words: list[Word]) -> list[Word] | None:
     return None
 
 
-def _branch(kind: str, statement: Statement, taken: list[bool | None], names: Names, *, path: Path) -> None:
+def _branch(kind: str, statement: Statement, branches: list[Branch], names: Names, *, path: Path) -> None:
     if kind == "then":
         return
-    if kind != "if" and not taken:
+    if kind != "if" and not branches:
         raise InputError(f"{path}:{statement.line}: {kind} without if")
     if kind == "fi":
-        taken.pop()
+        branches.pop()
         return
-    if kind == "if":
-        taken.append(all(taken) and _holds(statement, names, path=path))
-    elif taken[-1] is False:
-        around = all(taken[:-1])
-        taken[-1] = around and (kind == "else" or _holds(statement, names, path=path))
-    else:
-        taken[-1] = None
+    around = branches if kind == "if" else branches[:-1]
+    before = Branch.WAITS if kind == "if" else branches.pop()
+    if before is Branch.WAITS and all(branch is Branch.RUNS for branch in around):
+        before = Branch.RUNS if kind == "else" else _condition_of(statement, names, path=path)
+    elif before is Branch.RUNS:
+        before = Branch.DONE
+    branches.append(before)
 
 
-def _holds(statement: Statement, names: Names, *, path: Path) -> bool:
-    """A condition on words. One on files is taken not to hold: what stands below it makes folders and complains."""
-    if len(statement.words) < 2:
-        return False
+def _condition_of(statement: Statement, names: Names, *, path: Path) -> Branch:
+    """What becomes of the branch below a condition on words; one on files is not known."""
     result, joined = False, "||"
-    for part in re.split(r"(\|\||&&)", statement.words[1].text):
+    for part in re.split(r"(\|\||&&)", statement.words[-1].text):
         if part in ("||", "&&"):
             joined = part
             continue
+        if ON_FILES.match(part):
+            return Branch.UNKNOWN
         held = _test(part.strip(), names, line=statement.line, path=path)
         result = (result or held) if joined == "||" else (result and held)
-    return result
+    return Branch.RUNS if result else Branch.WAITS
 
 
 def _test(text: str, names: Names, *, line: int, path: Path) -> bool:
@@ -241,8 +249,6 @@ def _test(text: str, names: Names, *, line: int, path: Path) -> bool:
         pieces = []
     negated = bool(pieces) and pieces[0] == "!"
     pieces = pieces[negated:]
-    if pieces and pieces[0] in ("-f", "-d", "-e", "-s", "-x"):
-        return False
     if pieces and pieces[0] in ("-z", "-n"):
         is_empty = not (pieces[1:] and _known(pieces[1], names, line=line, path=path))
         return (is_empty == (pieces[0] == "-z")) != negated

@@ -200,8 +200,10 @@ MODEL+=(--mock-data)
 PROGRAM=pretrain_gpt.py
 if [ ! -f "$PROGRAM" ]; then
     echo "there is none"
+    if [ -n "$TP" ]; then echo; fi
 fi
-torchrun ${DISTRIBUTED[@]} "$PROGRAM" ${MODEL[@]} $TRAINING \
+declare -a OPTIONS=(--weight-decay 0.2)
+torchrun ${DISTRIBUTED[@]} "$PROGRAM" ${MODEL[@]} "${OPTIONS[@]}" $TRAINING \
     --tensor-model-parallel-size ${TP} --save "$SAVED" --save-interval 5 2>&1 | tee log.txt
 """
 
@@ -213,6 +215,7 @@ def test_a_script(tmp_path):
     assert (run.model.num_layers, run.model.hidden, run.model.vocab, run.sequence_length) == (4, 64, 512, 128)
     assert (run.global_batch, run.micro_batch, run.plan.tensor, run.plan.data) == (32, 2, 2, 4)
     assert run.train.checkpoint.folder == "saved"
+    assert run.optimizer.weight_decay == 0.2
     run, _ = imported(f"{path} TP=4 elsewhere --seq-length 64 --seed 3")
     assert (run.model.num_layers, run.sequence_length, run.plan.tensor, run.train.seed) == (6, 64, 4, 3)
     assert run.train.checkpoint.folder == "elsewhere"
@@ -231,6 +234,8 @@ def test_a_script(tmp_path):
         ("X=1\nf() {\n  Y=1\n}", "train.sh:2: functions"),
         ("[ $A == 1 ] && B=2", "train.sh:1: loops"),
         ("fi", "train.sh:1: fi without if"),
+        ("if [ ! -f x ]; then\n  B=2\nfi", "train.sh:2: is set by what files there are"),
+        ("python pretrain_gpt.py --log-interval 1 $MORE", "train.sh:1: cannot be expanded"),
         ("if [ 'x ]; then\n  B=2\nfi", "condition that is not read"),
         ("if grep x y; then\n  B=2\nfi", "train.sh:1: a condition that is not read"),
         ("A=(1\n2", "is not closed"),
@@ -328,6 +333,22 @@ def test_contradictions_are_noted(changes, words, tmp_path):
 def test_what_is_refused(changes, words, tmp_path):
     with pytest.raises(InputError, match=words):
         imported(model_arguments(tmp_path, **changes))
+
+
+def test_yaml_with_a_name_twice_and_lines(tmp_path):
+    path = Path(model_arguments(tmp_path))
+    text = path.read_text()
+    path.write_text(
+        text.replace("MODEL_ARGS:", "SHARED: &shared {--seed: 5}\nMODEL_ARGS:\n  <<: *shared")
+        + "  --lr: 2e-3\n"
+    )
+    run, _ = imported(str(path))
+    assert (run.optimizer.learning_rate, run.train.seed) == (2e-3, 5)
+    path.write_text(text + "  --learning: 1\n")
+    with pytest.raises(
+        InputError, match=f"model_config.yaml:{len(PLAIN) + 2}: Megatron-LM has no such option"
+    ):
+        imported(str(path))
 
 
 def test_options_that_are_told_apart_are_megatrons():
