@@ -118,6 +118,12 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
             reason="MaxText shards weights over its context and expert axes too",
             hint="sharding: parameters",
         )
+    if run.model.experts is not None and plan.tensor > 1 and plan.sequence_parallel:
+        yield Unsupported(
+            key="parallel.sequence_parallel",
+            reason="with experts MaxText's `tensor_sequence` axis gives other losses than one device: must be false",
+            hint="parallel.sequence_parallel: false",
+        )
     is_accumulated = plan.pipeline == 1 and plan.num_micro_batches(run.global_batch) > 1
     if plan.sharding is Sharding.OPTIMIZER and is_accumulated and run.precision.name == "fp32":
         yield Unsupported(

@@ -76,6 +76,7 @@ def test_a_plain_run_is_accepted():
         ("parallel.sharding: MaxText rounds weights", ["precision=fp32", plan("data_shard: 2; sharding: optimizer")]),
         ("parallel: MaxText's expert axis",
          [MIXTURE, plan("data_shard: 2; tensor: 2; expert: 2; sharding: parameters")]),
+        ("parallel.sequence_parallel", [MIXTURE, plan("tensor: 2; expert_tensor: 2")]),
     ],
 )  # fmt: skip
 def test_what_it_cannot_do_is_refused_with_the_key(key, overrides):

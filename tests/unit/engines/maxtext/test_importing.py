@@ -94,7 +94,8 @@ train: {steps: 17, seed: 7, checkpoint: {folder: saved, every_steps: 5, keep: 3}
         ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.family=MixtralForCausalLM",
          "parallel={data_shard: 8, expert: 4, sharding: parameters, recompute: {modules: [norm, activation, moe]}}"],
         ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.family=MixtralForCausalLM",
-         "parallel={data_shard: 4, tensor: 2, expert: 2, expert_tensor: 2, sharding: parameters, recompute: full}"],
+         "parallel={data_shard: 4, tensor: 2, sequence_parallel: false, expert: 2, expert_tensor: 2,"
+         " sharding: parameters, recompute: full}"],
     ],
     ids=["plain", "wsd", "linear", "constant", "llama3.1", "qwen3", "hybrid", "tensor", "zero1", "context",
          "interleaved", "gpipe", "experts", "experts-tensor"],
