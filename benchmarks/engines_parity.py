@@ -1,0 +1,278 @@
+"""One run on every engine that is installed, held against the native engine in one process, step by step.
+
+    python benchmarks/engines_parity.py [--engines native,torchtitan,...] [--steps 20] [--shim ENGINE=FOLDER ...]
+                                        [--out DIR] [--record FILE] [--page FILE]
+
+A dense model and one with experts, in fp32, from the same safetensors, with the same batches and the same optimizer, on
+1 to 4 processes. For each training the largest relative differences of any step's loss and gradient norm. What an
+engine refuses stands with its reason.
+
+Engines that need more than a CPU has are given it from outside: FOLDER goes to the front of the PYTHONPATH of that
+engine's trainings; where no --shim is given, it is tests/engines/ENGINE/shim. With --out what was trained is kept, and
+is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meshwright import runfile
+from meshwright.engines.base import engine_names, find_engine
+from meshwright.engines.native.models import build_model, init_weights, materialize
+from meshwright.engines.native.weights import save_weights
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+SHIMS = Path(__file__).parents[1] / "tests" / "engines"
+NATIVE = "native"
+MODELS = {
+    "dense": "family: LlamaForCausalLM, ffn_hidden: 128, attention: {num_heads: 8, num_kv_heads: 4}",
+    "experts": "family: Qwen3MoeForCausalLM, attention: {num_heads: 8, num_kv_heads: 4, head_dim: 16, qk_norm: true}, "
+    "experts: {num_experts: 8, top_k: 2, ffn_hidden: 64}",
+}
+REASON = 240  # characters of why not
+SHARDINGS = ("parameters", "optimizer", "gradients")
+"""Of a plan that says only that data-parallel processes share their states: the first that an engine has."""
+RECOMPUTE = ("none", "full")  # changes no number; the first that an engine has
+SCHEDULES = ("1f1b", "gpipe")  # likewise
+EXPERT_WIDTHS = ("1", "2", "2, sequence_parallel: false")
+"""Tensor ranks that divide an expert's matrices: the first that an engine has."""
+TEXT = """
+model: {{name: {model}, hidden: 64, num_layers: 4, vocab: 260, {shapes}}}
+weights: start-{model}
+data: {{source: text.txt, tokenizer: bytes, sequence_length: 256}}
+batch: {{global_sequences: 8, micro: {micro}}}
+optimizer: {{learning_rate: 2.0e-3, warmup_steps: 4, schedule: cosine}}
+precision: fp32
+cluster: here
+parallel: {{{plan}}}
+engine: {engine}
+train: {{steps: {steps}}}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One plan of one model."""
+
+    model: str
+    words: str  # for the table
+    plan: str  # of a run file; SHARDED, SCHEDULE and WIDTH are what the engine has
+    micro: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-{self.words.replace(' ', '-').replace(',', '')}"
+
+
+ALONE = Case(model="dense", words="1 process", plan="data_shard: 1, sharding: none")
+CASES = (
+    ALONE,
+    Case(model="dense", words="2 processes, sharded data parallel", plan="data_shard: 2, sharding: SHARDED"),
+    Case(model="dense", words="4 processes, sharded data parallel", plan="data_shard: 4, sharding: SHARDED"),
+    Case(model="dense", words="2 processes, tensor parallel", plan="data_shard: 1, tensor: 2, sharding: none"),
+    Case(model="dense", words="2 processes, context parallel", plan="data_shard: 1, context: 2, sharding: SHARDED"),
+    Case(model="dense", words="2 processes, pipeline",
+         plan="data_shard: 1, pipeline: 2, schedule: SCHEDULE, sharding: none"),
+    Case(model="dense", words="4 processes, tensor parallel and pipeline",
+         plan="data_shard: 1, tensor: 2, pipeline: 2, schedule: SCHEDULE, sharding: none"),
+    Case(model="experts", words="1 process", plan="data_shard: 1, sharding: none"),
+    Case(model="experts", words="2 processes, sharded data parallel", plan="data_shard: 2, sharding: SHARDED"),
+    Case(model="experts", words="2 processes, expert parallel",
+         plan="data_shard: 2, expert: 2, sharding: SHARDED"),
+    Case(model="experts", words="2 processes, tensor parallel",
+         plan="data_shard: 1, tensor: 2, expert_tensor: WIDTH, sharding: none", micro=2),
+    Case(model="experts", words="4 processes, expert parallel",
+         plan="data_shard: 4, expert: 4, sharding: SHARDED"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one case on one engine."""
+
+    engine: str
+    model: str
+    words: str
+    loss: float | None = None  # largest relative difference of a step's, from native in one process
+    gradient_norm: float | None = None
+    same_steps: int | None = None  # whose losses differ by less than 1e-6
+    steps: int | None = None
+    refusal: str = ""
+
+
+def prepare(folder: Path) -> None:
+    """The text and the weights that all trainings begin with."""
+    lines = [
+        f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(120) for j in range(13)
+    ]
+    (folder / "text.txt").write_text("".join(lines))
+    for model in MODELS:
+        if (folder / f"start-{model}").exists():
+            continue
+        run = runfile.loads(text_of(Case(model=model, words="", plan=ALONE.plan), engine=NATIVE, steps=20))
+        built = build_model(run.model)
+        materialize(built, device=torch.device("cpu"))
+        init_weights(built, seed=1)
+        save_weights(built, folder / f"start-{model}", dtype=torch.float32)
+
+
+def text_of(case: Case, *, engine: str, steps: int) -> str:
+    """The run file of a case, with the choices that the engine has least against."""
+    choices = itertools.product(SHARDINGS, RECOMPUTE, SCHEDULES, EXPERT_WIDTHS)
+    plans = [
+        case.plan.replace("SHARDED", sharding).replace("SCHEDULE", schedule).replace("WIDTH", width)
+        + f", recompute: {recompute}"
+        for sharding, recompute, schedule, width in choices
+    ]
+    shapes = MODELS[case.model]
+    made = [
+        TEXT.format(model=case.model, shapes=shapes, plan=plan, engine=engine, steps=steps, micro=case.micro)
+        for plan in plans
+    ]
+    return min(made, key=lambda text: len(find_engine(engine).check(runfile.loads(text))))
+
+
+def train(
+    case: Case, *, engine: str, steps: int, folder: Path, shim: Path | None
+) -> list[dict[str, Any]] | str:
+    """Steps of one training; words where it is refused or fails."""
+    out = folder / engine / case.name
+    if not (out / "record.json").exists():
+        run = folder / f"{engine}-{case.name}.yaml"
+        run.write_text(text_of(case, engine=engine, steps=steps))
+        path = [str(shim)] if shim is not None else []
+        path += filter(None, [os.environ.get("PYTHONPATH")])
+        done = subprocess.run(
+            [sys.executable, "-m", "meshwright", "train", run.name, "--json", "--only-steps", "--out", str(out)],
+            cwd=folder, env=os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            try:
+                words = json.loads(done.stdout)["error"]["message"]
+            except (ValueError, KeyError):
+                words = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            return words[:REASON]
+    return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+
+
+def outcome(
+    case: Case, *, engine: str, taken: list[dict[str, Any]] | str, alone: Sequence[Mapping[str, Any]]
+) -> Outcome:
+    """A case on an engine, beside the native steps in one process."""
+    if isinstance(taken, str):
+        return Outcome(engine=engine, model=case.model, words=case.words, refusal=taken)
+
+    def differences(key: str) -> list[float]:
+        return [abs(mine[key] / theirs[key] - 1) for mine, theirs in zip(taken, alone, strict=True)]
+
+    losses = differences("loss")
+    return Outcome(
+        engine=engine,
+        model=case.model,
+        words=case.words,
+        loss=max(losses),
+        gradient_norm=max(differences("gradient_norm")),
+        same_steps=sum(difference < 1e-6 for difference in losses),
+        steps=len(losses),
+    )
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The table of the page, and why cells are empty."""
+    engines = result["engines"]
+    found = {(o["model"], o["words"], o["engine"]): Outcome(**o) for o in result["outcomes"]}
+    lines = [
+        f"{result['steps']} steps in fp32 on {result['machine']}. `{result['command']}`",
+        "",
+        "| | " + " | ".join(f"{name} {version}".strip() for name, version in engines.items()) + " |",
+        "|---" * (len(engines) + 1) + "|",
+    ]
+    reasons: dict[str, int] = {}
+    for case in CASES:
+        cells = [_cell(found.get((case.model, case.words, engine)), reasons) for engine in engines]
+        lines.append(f"| {case.model}, {case.words} | " + " | ".join(cells) + " |")
+    lines += ["", *(f"{number}. {reason}" for reason, number in reasons.items())]
+    return "\n".join(lines).rstrip()
+
+
+def _cell(found: Outcome | None, reasons: dict[str, int]) -> str:
+    if found is None:
+        return ""
+    if found.loss is None:
+        word = "refused" if "cannot do this run" in found.refusal else "failed"
+        return f"{word} ({reasons.setdefault(found.refusal, len(reasons) + 1)})"
+    words = f"{found.loss:.1e}, {found.gradient_norm:.1e}"
+    return words if found.same_steps == found.steps else f"{words}; {found.same_steps} steps below 1e-6"
+
+
+def versions(engines: Sequence[str]) -> dict[str, str]:
+    """Of the program behind each engine."""
+
+    def version(engine: str) -> str:
+        if engine == NATIVE:
+            return f"(torch {torch.__version__})"
+        return getattr(importlib.import_module(f"meshwright.engines.{engine}"), "VERSION", "")
+
+    return {engine: version(engine) for engine in engines}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--engines", default=",".join(sorted(engine_names(), key=lambda n: (n != NATIVE, n))))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--shim", action="append", default=[], metavar="ENGINE=FOLDER")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--page", type=Path)
+    given = parser.parse_args()
+    folder = (given.out or Path(tempfile.mkdtemp())).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder)
+    engines = [NATIVE, *(name for name in given.engines.split(",") if name != NATIVE)]
+    shims = {name: SHIMS / name / "shim" for name in engines if (SHIMS / name / "shim").is_dir()}
+    shims |= {pair.partition("=")[0]: Path(pair.partition("=")[2]).absolute() for pair in given.shim}
+    alone: dict[str, Any] = {}
+    outcomes = []
+    for case in CASES:
+        for engine in engines:
+            taken = train(case, engine=engine, steps=given.steps, folder=folder, shim=shims.get(engine))
+            if engine == NATIVE and case.words == ALONE.words:
+                if isinstance(taken, str):
+                    raise SystemExit(f"native in one process: {taken}")
+                alone[case.model] = taken
+            outcomes.append(outcome(case, engine=engine, taken=taken, alone=alone[case.model]))
+            told = outcomes[-1].refusal or f"{outcomes[-1].loss:.1e}, {outcomes[-1].gradient_norm:.1e}"
+            print(f"{case.model}, {case.words}, {engine}: {told}", file=sys.stderr, flush=True)
+    result = {
+        "command": "python benchmarks/engines_parity.py",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "steps": given.steps,
+        "engines": versions(engines),
+        "outcomes": [asdict(one) for one in outcomes],
+    }
+    if given.record is not None:
+        given.record.write_text(json.dumps(result, indent=1) + "\n")
+    print(markdown(result))
+    if given.page is not None:
+        text = given.page.read_text()
+        before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+        given.page.write_text(f"{before}\n\n{markdown(result)}\n\n{after}")
+
+
+if __name__ == "__main__":
+    main()
