@@ -39,6 +39,7 @@ COMPONENTS: dict[str, Component] = {
         ("head", "head and loss", Family.MATRIX),
         ("router", "router", Family.MEMORY),
         ("elementwise", "element-wise", Family.MEMORY),
+        ("accumulation", "adding up gradients", Family.MEMORY),
         ("optimizer", "optimizer", Family.MEMORY),
         ("recompute", "recomputation", Family.RECOMPUTATION),
         ("tensor_parallel", "tensor parallel", Family.COMMUNICATION),
