@@ -33,6 +33,9 @@ collect_ignore_glob = [
         for name in ("layers", "model", "passes", "states", "training", "weights")
     ),
     "tests/engines/megatron/shim/*",  # acts when it is imported
+    *(  # belong in the environment of MaxText
+        f"src/meshwright/engines/maxtext/inside/meshwright_{name}.py" for name in ("loop", "state")
+    ),
     "src/meshwright/engines/torchtitan/parts.py",  # belongs in torchtitan's processes
     "tests/engines/torchtitan/hopper/*",  # acts when it is imported
     "tests/engines/torchtitan/shim/*",  # so does this

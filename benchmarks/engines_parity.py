@@ -31,7 +31,8 @@ from typing import Any
 import torch
 
 from meshwright import runfile
-from meshwright.engines.base import engine_names, find_engine
+from meshwright.catalog import engine_names
+from meshwright.engines.base import find_engine
 from meshwright.engines.native.models import build_model, init_weights, materialize
 from meshwright.engines.native.weights import save_weights
 

@@ -28,7 +28,6 @@ from meshwright.planner import PlanRequest, RecomputeChoice, default_space, sear
 from meshwright.planner.screen import CostModel, relaxation, relaxed_step_s
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
-from meshwright.specs.run import Engine
 
 SHOWN = 400
 """Layouts looked through; one further down counts as not found."""
@@ -104,7 +103,7 @@ def request_of(conditions: Conditions, fixed: Mapping[str, object]) -> PlanReque
         global_batch=conditions.global_batch,
         precision=PRECISIONS[conditions.precision],
         stack=conditions.stack,
-        engine=Engine.MEGATRON,
+        engine="megatron",
         fixed=fixed,
         memory_margin=0.0,
     )

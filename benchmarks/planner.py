@@ -36,19 +36,18 @@ from meshwright.planner.screen import cost_model
 from meshwright.planner.search import BLOCK_ROWS, PlanResult, search
 from meshwright.planner.space import choices, combine, default_space, is_whole, num_rows, shapes
 from meshwright.specs.precision import PRECISIONS
-from meshwright.specs.run import Engine
 
 SCREENED_PER_S, SEARCH_S = 1_000_000, 10.0
 
 
-def request(model: str, cluster: str, *, batch: int, seq_len: int, engine: Engine) -> PlanRequest:
+def request(model: str, cluster: str, *, batch: int, seq_len: int, engine: str) -> PlanRequest:
     return PlanRequest(
         model=catalog.model(model),
         cluster=catalog.cluster(cluster),
         seq_len=seq_len,
         global_batch=batch,
         precision=PRECISIONS["bf16"],
-        stack=stack_for_engine(engine.value),
+        stack=stack_for_engine(engine),
         engine=engine,
     )
 
@@ -172,7 +171,7 @@ def simumax_rate(checkout: Path, python: str, seconds: float) -> tuple[int, floa
 
 
 def print_comparison(options: argparse.Namespace) -> None:
-    gpt3 = request("gpt3-175b", "a100-8x64", batch=512, seq_len=2048, engine=Engine.MEGATRON)
+    gpt3 = request("gpt3-175b", "a100-8x64", batch=512, seq_len=2048, engine="megatron")
     ours, ours_s = timed_search(gpt3, options.repeat)
     rows = [
         ("Meshwright", covered(ours), ours_s),
@@ -196,7 +195,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
 
-    big = request("moe-2t", "mi355x-8x12288", batch=32_768, seq_len=4096, engine=Engine.NATIVE)
+    big = request("moe-2t", "mi355x-8x12288", batch=32_768, seq_len=4096, engine="native")
     print("| stage, moe-2t on 98,304 devices | candidates/s on one core |\n|---|--:|")
     rates = stage_rates(big, options.repeat)
     for name, rate in rates.items():

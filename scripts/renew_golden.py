@@ -13,7 +13,8 @@ import json
 from pathlib import Path
 
 from meshwright import catalog, runfile
-from meshwright.engines.base import Launch, engine_names, find_engine
+from meshwright.catalog import engine_names
+from meshwright.engines.base import Launch, find_engine
 from meshwright.engines.choice import planned
 from meshwright.runfile.pinned import section_from_plan
 
@@ -53,7 +54,7 @@ def renew(name: str, engine: str) -> None:
 def golden_text(name: str, overrides: list[str]) -> str:
     """`overrides` and what the run file `name` with them is lowered to."""
     run = runfile.load(name, overrides=overrides)
-    launch = find_engine(run.engine.value).lower(run, folder=FOLDER)
+    launch = find_engine(run.engine).lower(run, folder=FOLDER)
     return "\n".join([*(f"--set {one}" for one in overrides), *_lines(launch)]) + "\n"
 
 

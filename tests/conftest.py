@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from meshwright.catalog import engines
 from meshwright.cli import main
 
 # Deterministic, and without a deadline: two busy cores must not turn a law into a flaky test.
@@ -43,6 +47,39 @@ train: {steps: 4, checkpoint: {folder: saved, every_steps: 2}}
 def tiny_text() -> str:
     """A run file that trains in a second; one section a line, so that a test can change one."""
     return TINY
+
+
+@pytest.fixture
+def install_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Make engines the only installed ones: `install_engines(native="meshwright.engines.native.contract")`."""
+
+    def install(**contracts: str) -> None:
+        points = EntryPoints(
+            EntryPoint(name, value, engines.ENTRY_POINTS) for name, value in contracts.items()
+        )
+        monkeypatch.setattr(engines, "entry_points", lambda **which: points.select(**which))
+        engines._installed.cache_clear()
+
+    yield install
+    engines._installed.cache_clear()
+
+
+@pytest.fixture
+def engine_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`engine_package("mine", facts="FACTS = 1")`: a package of these modules, importable until the test ends."""
+    names = []
+
+    def make(name: str, **modules: str) -> None:
+        names.append(name)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+        for module, text in modules.items():
+            (tmp_path / name / f"{module}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield make
+    for module in [module for module in sys.modules if module.partition(".")[0] in names]:
+        del sys.modules[module]
 
 
 @dataclass(frozen=True, kw_only=True)

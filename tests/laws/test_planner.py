@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright import catalog
+from meshwright.catalog import engine_names
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.planner.legality import legal_mask, setting_for
 from meshwright.planner.request import PlanRequest
@@ -16,7 +17,6 @@ from meshwright.planner.search import Distinct, search
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
 from meshwright.specs.model import Attention, Experts, Model
 from meshwright.specs.precision import PRECISIONS
-from meshwright.specs.run import Engine
 
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -43,7 +43,7 @@ def models(draw) -> Model:
 
 @st.composite
 def requests(draw) -> PlanRequest:
-    engine = draw(st.sampled_from(list(Engine)))
+    engine = draw(st.sampled_from(engine_names()))
     width, nodes = draw(st.sampled_from([(1, 1), (2, 1), (4, 1), (3, 2), (4, 2), (8, 1)]))
     cluster = catalog.cluster(f"{draw(st.sampled_from(['h100', 'mi300x']))}-{width}x{nodes}")
     # Devices with little memory, so that the memory filter matters.
@@ -55,7 +55,7 @@ def requests(draw) -> PlanRequest:
         seq_len=draw(st.sampled_from([1024, 4096, 6144])),
         global_batch=draw(st.sampled_from([1, 6, 16, 24])),
         precision=PRECISIONS[draw(st.sampled_from(["bf16", "fp8"]))],
-        stack=stack_for_engine(engine.value),
+        stack=stack_for_engine(engine),
         engine=engine,
         memory_margin=0.0,
     )

@@ -114,3 +114,24 @@ class Cells:
         if not (math.isfinite(found) and (found > least or (may_be_least and found == least))):
             raise InputError(f"{self.where}: {column} is out of range", got=text, allowed=f"above {least:g}")
         return found
+
+
+def read_lines(path: Path, *, columns: tuple[str, ...], what: str, made_by: str, whole: bool) -> list[Cells]:
+    """The lines of the CSV file at `path`, whose header is `columns`.
+
+    With `whole` false a last line cut short is left out. Raises InputError with file and line for another header and
+    for lines that are too short or too long.
+    """
+    text = read_text(path, made_by=made_by)
+    lines = csv.reader(io.StringIO(text if whole else whole_lines(text)))
+    header = next(lines, [])
+    if tuple(header) != columns:
+        got = ",".join(header)[:60]
+        raise InputError(f"{path}:1: not the header of {what}", got=got, allowed=",".join(columns))
+    found = []
+    for cells in lines:
+        where = f"{path}:{lines.line_num}"
+        if len(cells) != len(columns):
+            raise InputError(f"{where}: cells of this line", got=len(cells), allowed=len(columns))
+        found.append(Cells(dict(zip(columns, cells, strict=True)), where))
+    return found

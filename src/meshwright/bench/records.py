@@ -7,8 +7,6 @@ what is not ours, or was altered so that it makes no sense, is refused with file
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -23,10 +21,9 @@ from meshwright.bench.recordfile import (
     Cells,
     csv_line,
     differing,
+    read_lines,
     read_sidecar,
-    read_text,
     sidecar_text,
-    whole_lines,
 )
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
@@ -210,22 +207,13 @@ def read(path: Path, *, whole: bool = True) -> Records:
     Raises InputError with file and line for whatever is not a file of this schema.
     """
     path = path / CSV_NAME if path.is_dir() else path
-    text = read_text(path, made_by=MADE_BY)
+    lines = read_lines(path, columns=COLUMNS, what="bench records", made_by=MADE_BY, whole=whole)
     sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
-    lines = csv.reader(io.StringIO(text if whole else whole_lines(text)))
-    header = next(lines, [])
-    if tuple(header) != COLUMNS:
-        raise InputError(
-            f"{path}:1: not the header of bench records", got=",".join(header)[:60], allowed=",".join(COLUMNS)
-        )
-    rows = [_row(cells, where=f"{path}:{lines.line_num}") for cells in lines]
-    return Records(path=path, sidecar=sidecar, rows=tuple(rows))
+    return Records(path=path, sidecar=sidecar, rows=tuple(map(_row, lines)))
 
 
-def _row(cells: list[str], *, where: str) -> Row:
-    if len(cells) != len(COLUMNS):
-        raise InputError(f"{where}: cells of this line", got=len(cells), allowed=len(COLUMNS))
-    line = Cells(dict(zip(COLUMNS, cells, strict=True)), where)
+def _row(line: Cells) -> Row:
+    where = line.where
     status = line.one_of("status", Status)
     family = line.one_of("family", Family)
     if (kernel := line.cells["kernel"]) not in KERNELS[family]:

@@ -137,7 +137,7 @@ def _configuration(
         path=path,
         assignments=swept,
         overrides=tuple(asked),
-        engine=settings.engine.value,
+        engine=settings.engine,
         digest=hashlib.sha256(json.dumps([text, asked]).encode()).hexdigest()[:12],
         refusal="" if error is None else error.message,
     )

@@ -6,8 +6,6 @@ failed is tried again by `--resume`; a run file that was changed in between is r
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -18,10 +16,9 @@ from meshwright.bench.recordfile import (
     Cells,
     csv_line,
     differing,
+    read_lines,
     read_sidecar,
-    read_text,
     sidecar_text,
-    whole_lines,
 )
 from meshwright.bench.sweep import Configuration
 from meshwright.errors import InputError
@@ -220,24 +217,12 @@ def read(path: Path, *, whole: bool = True) -> Trainings:
     Raises InputError with file and line for whatever is not a file of this schema.
     """
     path = path / CSV_NAME if path.is_dir() else path
-    text = read_text(path, made_by=MADE_BY)
+    lines = read_lines(path, columns=COLUMNS, what="bench trainings", made_by=MADE_BY, whole=whole)
     sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
-    lines = csv.reader(io.StringIO(text if whole else whole_lines(text)))
-    header = next(lines, [])
-    if tuple(header) != COLUMNS:
-        raise InputError(
-            f"{path}:1: not the header of bench trainings",
-            got=",".join(header)[:60],
-            allowed=",".join(COLUMNS),
-        )
-    rows = [_row(cells, where=f"{path}:{lines.line_num}") for cells in lines]
-    return Trainings(path=path, sidecar=sidecar, rows=tuple(rows))
+    return Trainings(path=path, sidecar=sidecar, rows=tuple(map(_row, lines)))
 
 
-def _row(cells: list[str], *, where: str) -> Row:
-    if len(cells) != len(COLUMNS):
-        raise InputError(f"{where}: cells of this line", got=len(cells), allowed=len(COLUMNS))
-    line = Cells(dict(zip(COLUMNS, cells, strict=True)), where)
+def _row(line: Cells) -> Row:
     values: dict[str, Any] = {}
     for name, kind in KINDS.items():
         match kind:

@@ -11,6 +11,7 @@ from meshwright.catalog.accelerators import (
 )
 from meshwright.catalog.claims import Claim, claim, claims
 from meshwright.catalog.clusters import NAMING_RULE, cluster, fabric, fabric_names, placed_fabric
+from meshwright.catalog.engines import engine_facts, engine_names
 from meshwright.catalog.entries import Entry, Kind, entry
 from meshwright.catalog.models import model, model_names
 from meshwright.catalog.prices import (
@@ -35,6 +36,8 @@ __all__ = [
     "claims",
     "cluster",
     "default_fabric_name",
+    "engine_facts",
+    "engine_names",
     "entry",
     "fabric",
     "fabric_names",

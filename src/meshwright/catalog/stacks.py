@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from meshwright.catalog.engines import engine_facts
 from meshwright.errors import UnknownNameError
 from meshwright.specs.hardware import Stack
 
@@ -34,7 +35,7 @@ def _data() -> dict[str, dict[str, object]]:
 
 def stack_names() -> list[str]:
     """All frameworks of the catalogue."""
-    return sorted(name for name in _data() if name != "engines")
+    return sorted(_data())
 
 
 def stack_facts(framework: str) -> StackFacts:
@@ -45,8 +46,5 @@ def stack_facts(framework: str) -> StackFacts:
 
 
 def stack_for_engine(engine: str) -> Stack:
-    """The stack that an engine of the run file stands for, at the newest vintage with data."""
-    engines = _data()["engines"]
-    if engine not in engines:
-        raise UnknownNameError("engine", engine, known=engines)
-    return Stack(framework=str(engines[engine]))
+    """The stack that stands for an engine of the run file, at the newest vintage with data."""
+    return Stack(framework=engine_facts(engine).stack)

@@ -10,11 +10,11 @@ import click
 from meshwright.cli.needs import require_torch
 from meshwright.cli.options import json_option, verb
 from meshwright.errors import InputError
-from meshwright.specs.run import Engine
 
 if TYPE_CHECKING:
     from meshwright.engines.base import ExportingEngine
     from meshwright.engines.native.checkpoint import Saved
+    from meshwright.specs.model import Lora
     from meshwright.specs.run import Run
 
 Document = dict[str, Any]
@@ -205,13 +205,9 @@ def _to_hf(
             "this checkpoint does not say its model's shapes: to-hf needs the run file", got=str(where),
             allowed="RUN.yaml",
         )  # fmt: skip
-    if merge and held.lora is None:
-        raise InputError(
-            "--merge is about adapters; this checkpoint holds whole weights", got=str(saved.path)
-        )
-    kind = "weights" if held.lora is None else "merged weights" if merge else "adapter"
-    dtype = dtype or ("fp32" if kind == "adapter" else "bf16")
-    if manifest.get("engine") == Engine.MEGATRON:
+    kind = _kind(held.lora, merge=merge, where=str(saved.path))
+    dtype = dtype or _usual_dtype(kind)
+    if manifest.get("engine") == "megatron":
         convert.export_weights(saved, held, out, dtype=dtype)
     elif held.lora is None:
         exchange.export_weights(saved, held, out, dtype=dtype)
@@ -233,25 +229,50 @@ def _exporting(run: Run) -> ExportingEngine | None:
     """The engine of `run`, where its checkpoints are its own; None: they are as the native engine's."""
     from meshwright.engines.base import find_engine
 
-    engine = find_engine(run.engine.value)
+    engine = find_engine(run.engine)
     return cast("ExportingEngine", engine) if hasattr(engine, "export_weights") else None
 
 
 def _exported(
     engine: ExportingEngine, run: Run, out: Path, *, step: int | None, dtype: str | None, merge: bool
 ) -> Document:
+    kind = _kind(run.lora, merge=merge, where=run.source)
+    dtype = dtype or _usual_dtype(kind)
     if merge:
-        raise InputError("--merge is about adapters of the native engine", got=run.engine.value)
-    dtype = dtype or "bf16"
-    checkpoint = engine.export_weights(run, step=step, folder=out, dtype=dtype)
+        checkpoint = _merged(engine, run, out, step=step, dtype=dtype)
+    else:
+        checkpoint = engine.export_weights(run, step=step, folder=out, dtype=dtype)
     return {
         "checkpoint": checkpoint,
         "step": int(checkpoint.name.rpartition("-")[2]),
         "weights": out,
-        "kind": "weights",
+        "kind": kind,
         "dtype": dtype,
         "model": run.model.name,
     }
+
+
+def _merged(engine: ExportingEngine, run: Run, out: Path, *, step: int | None, dtype: str) -> Path:
+    from tempfile import TemporaryDirectory
+
+    from meshwright.engines.native.exchange import export_merged_folder
+
+    with TemporaryDirectory() as scratch:
+        adapters = Path(scratch) / "adapter"
+        checkpoint = engine.export_weights(run, step=step, folder=adapters, dtype="fp32")
+        export_merged_folder(run, adapters, out, dtype=dtype)
+    return checkpoint
+
+
+def _kind(lora: Lora | None, *, merge: bool, where: str) -> str:
+    """What is written. Raises InputError where whole weights are to be merged."""
+    if merge and lora is None:
+        raise InputError("--merge is about adapters; this checkpoint holds whole weights", got=where)
+    return "weights" if lora is None else "merged weights" if merge else "adapter"
+
+
+def _usual_dtype(kind: str) -> str:
+    return "fp32" if kind == "adapter" else "bf16"
 
 
 def _require_whole(saved: Saved) -> None:

@@ -140,7 +140,7 @@ def _print(done: RunEstimate) -> None:
     num_micro = done.plan.num_micro_batches(request.global_batch)
     print_line(
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, {request.precision.name}, engine "
-        f"{request.engine.value}, {num_micro} {'micro-batch' if num_micro == 1 else 'micro-batches'} a step"
+        f"{request.engine}, {num_micro} {'micro-batch' if num_micro == 1 else 'micro-batches'} a step"
     )
     print_line()
     _print_headline(done)

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshwright.cli.options import calibration_option, json_option, run_argument, set_option, verb
+from meshwright.cli.options import (
+    EngineChoice,
+    calibration_option,
+    json_option,
+    run_argument,
+    set_option,
+    verb,
+)
 from meshwright.cli.run_input import run_from
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.specs.run import Engine
 
 if TYPE_CHECKING:
     from meshwright.engines.base import Launch
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
 )
 @run_argument()
 @click.option(
-    "--engine", "engine_name", type=click.Choice([e.value for e in Engine]),
+    "--engine", "engine_name", type=EngineChoice(),
     help="Whose configuration to write.  [default: the run's engine]",
 )  # fmt: skip
 @click.option(
@@ -56,8 +62,8 @@ def command(
     from meshwright.engines.local import write_files
 
     run = run_from(run_path, engine=engine_name, calibration=calibration, overrides=overrides)
-    engine = find_engine(run.engine.value)
-    refuse(run.engine.value, engine.check(run))
+    engine = find_engine(run.engine)
+    refuse(run.engine, engine.check(run))
     run = planned(run)
     launch = engine.lower(run, folder=folder)
     if folder.exists() and any(folder.iterdir()):
@@ -75,7 +81,7 @@ def command(
         emit_json(document)
         return
     assert run.plan is not None
-    print_line(f"{run.name}: {run.model.name} with {run.engine.value}, {run.plan.describe()}", style="bold")
+    print_line(f"{run.name}: {run.model.name} with {run.engine}, {run.plan.describe()}", style="bold")
     for name in sorted(launch.files):
         print_line(f"  {folder / name}")
     print_line()

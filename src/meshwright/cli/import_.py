@@ -8,23 +8,11 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from meshwright.cli.options import json_option, verb
+from meshwright.cli.options import EngineChoice, json_option, verb
 from meshwright.errors import InputError
-from meshwright.specs.run import Engine
 
 if TYPE_CHECKING:
     from meshwright.engines.base import ImportingEngine
-
-ENDINGS = {
-    ".toml": Engine.TORCHTITAN,
-    ".py": Engine.TORCHTITAN,
-    ".json": Engine.TORCHTITAN,
-    ".yml": Engine.MAXTEXT,
-    ".args": Engine.MEGATRON,
-    ".sh": Engine.MEGATRON,
-    ".yaml": Engine.MEGATRON,
-}
-"""Whose configuration a file is, by how its name ends."""
 
 
 @verb(
@@ -34,11 +22,12 @@ ENDINGS = {
         "meshwright import llama3:llama3_8b --cluster h100-8x1 --out run.yaml",
         "meshwright import titan/meshwright_run.py --cluster h100-8x8",
         'meshwright import "train.sh --vocab-size 32000" --cluster h100-8x8',
+        "meshwright import run_config.yaml --cluster h100-8x8",
     ],
 )
 @click.argument("source", metavar="CONFIG")
 @click.option(
-    "--engine", "engine_name", type=click.Choice([e.value for e in Engine if e is not Engine.NATIVE]),
+    "--engine", "engine_name", type=EngineChoice(),
     help="Whose configuration it is.  [default: as the name says]",
 )  # fmt: skip
 @click.option("--cluster", required=True, metavar="CLUSTER", help="Where it runs: configurations do not say.")
@@ -54,7 +43,9 @@ def command(source: str, engine_name: str | None, cluster: str, out: Path | None
     evaluated in a process of its own where torchtitan is installed; the JSON tree that this process prints; or a TOML
     file of its versions up to 0.2. Of MaxText: a YAML file, with settings behind it as one argument
     (`"llama3_8b.yml steps=10"`). Of Megatron-LM: a shell script that calls pretrain_gpt.py, a file of its arguments
-    (NAME.args), or the YAML of its tests, with options behind it (`"train.sh TP=4 --vocab-size 32000"`).
+    (NAME.args), or the YAML of its tests, with options behind it (`"train.sh TP=4 --vocab-size 32000"`). Of
+    Megatron-Bridge: the YAML of its configurations, as in its checkpoints, with overrides in files and behind it
+    (`"run_config.yaml more.yaml train.train_iters=100"`).
 
     What a run file cannot say is refused or noted, setting by setting, and so is what `estimate` and the engine have
     against the run: a batch that does not divide, a plan that does not fit, a flag that contradicts another.
@@ -94,16 +85,23 @@ def command(source: str, engine_name: str | None, cluster: str, out: Path | None
 
 def _engine_of(source: str) -> str:
     """Whose configuration `source` is, by its name: a file's ending, or MODULE:FUNCTION."""
+    from meshwright.catalog.engines import engine_names
+    from meshwright.planner.engines import engine_facts
+
+    named = {name: engine_facts(name).configurations for name in engine_names()}
     source = source.partition(" ")[0]  # settings may stand behind it
     path, colon, function = source.rpartition(":")
     ending = Path(path if colon and function.isidentifier() else source).suffix
-    if ending in ENDINGS:
-        return ENDINGS[ending].value
-    if colon:
-        return Engine.TORCHTITAN.value
+    claimed = [
+        [name for name, endings in named.items() if mark in endings] for mark in (ending, colon) if mark
+    ]
+    owners = next((names for names in claimed if names), [])
+    if len(owners) == 1:
+        return owners[0]
+    allowed = [mark for endings in named.values() for mark in endings if mark != ":"]
     raise InputError(
         "whose configuration this is cannot be told by its name",
         got=source,
-        allowed=f"MODULE:FUNCTION, or a name that ends with {', '.join(ENDINGS)}",
+        allowed=", ".join(owners) or f"MODULE:FUNCTION, or a name that ends with {', '.join(allowed)}",
         hint="say it with --engine",
     )

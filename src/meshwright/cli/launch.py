@@ -187,7 +187,7 @@ def _with_plan(run: Run) -> Run:
 def _lower(run: Run, folder: Path) -> Launch:
     from meshwright.engines.base import find_engine
 
-    return find_engine(run.engine.value).lower(run, folder=folder)
+    return find_engine(run.engine).lower(run, folder=folder)
 
 
 def _cluster_nodes(run: Run) -> int | None:
@@ -223,7 +223,7 @@ def _environment(run: Run, lowered: Launch, site: Site, variables: tuple[str, ..
     return environment(
         vendor=known and known.vendor,
         architecture=known and known.architecture,
-        engine=run.engine.value,
+        engine=run.engine,
         num_nodes=num_nodes,
         site=site.model_dump(),
         layers={"the engine": dict(lowered.env), "the site file": site.environment, "--env": said},

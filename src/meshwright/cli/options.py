@@ -20,7 +20,6 @@ from typing import Any
 import click
 
 from meshwright.errors import InputError
-from meshwright.specs.run import Engine
 
 Function = Callable[..., Any]
 
@@ -116,6 +115,19 @@ why_not_option = click.option(
 )
 
 
+class EngineChoice(click.Choice):
+    """One of the engines that are installed; their names are read when a command line or its help asks for them."""
+
+    def __init__(self) -> None:
+        self.case_sensitive = True
+
+    @property
+    def choices(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        from meshwright.catalog.engines import engine_names
+
+        return engine_names()
+
+
 _DESCRIPTION_OPTIONS = (
     click.option("--model", metavar="MODEL", help="Catalogue name or Hugging Face config.json."),
     click.option("--cluster", metavar="CLUSTER", help="ACCELERATOR-GPUS_PER_NODExNODES, as in mi355x-8x64."),
@@ -128,7 +140,7 @@ _DESCRIPTION_OPTIONS = (
     click.option("--precision", metavar="RECIPE", help="Number formats: bf16 (the default), fp8, mxfp8, ..."),
     click.option(
         "--engine",
-        type=click.Choice([e.value for e in Engine]),
+        type=EngineChoice(),
         help="The program that runs the step; only plans that it accepts are tried. Default: native.",
     ),
 )

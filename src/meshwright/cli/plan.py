@@ -172,7 +172,7 @@ def _print_plans(run: Run, result: PlanResult, estimates: list[PlanEstimate]) ->
     print_line(
         f"{request.model.name} on {run.cluster_name} ({request.num_devices:,} devices), "
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, "
-        f"{request.precision.name}, engine {request.engine.value}"
+        f"{request.precision.name}, engine {request.engine}"
     )
     print_line()
     headings: dict[str, Align] = {

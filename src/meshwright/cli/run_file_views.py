@@ -79,7 +79,7 @@ def print_run_files(document: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     batch = f"{row['global_sequences']:,} x {row['sequence_length']:,}"
-    return row["name"], row["task"].value, batch, row["precision"], row["cluster"], row["engine"].value
+    return row["name"], row["task"].value, batch, row["precision"], row["cluster"], row["engine"]
 
 
 def _print_predictions(rows: list[dict[str, Any]]) -> None:

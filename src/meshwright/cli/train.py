@@ -99,7 +99,7 @@ def command(
     from meshwright.cli.train_words import show_plan, show_record
     from meshwright.engines.base import TrainOptions, find_engine
 
-    engine = find_engine(run.engine.value)
+    engine = find_engine(run.engine)
     if folder is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             "the processes of a launcher need one folder for their results",

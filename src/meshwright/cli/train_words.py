@@ -26,7 +26,9 @@ def introduction(start: Start) -> list[str]:
         f"{run.num_steps:,} steps of {run.tokens_per_step:,} tokens; results: {start.options.folder}",
     ]
     if plan.num_devices > 1 and "RANK" not in os.environ:  # no launcher has started them
-        lines.append(f"starting {plan.num_devices} processes ...")
+        virtual = f"one process with {plan.num_devices} virtual devices"
+        words = virtual if start.num_processes == 1 else f"{start.num_processes} processes"
+        lines.append(f"starting {words} ...")
     return lines
 
 
@@ -41,7 +43,7 @@ def show_plan(start: Start, expected: Prediction, *, as_json: bool) -> None:
         return
     print_line(f"{start.run.name}: {start.run.model.name}, {start.plan.describe()}", style="bold")
     rows = [
-        ("processes", start.plan.num_devices),
+        ("processes", start.num_processes),
         ("steps", f"{start.run.num_steps:,}"),
         ("tokens per step", f"{start.run.tokens_per_step:,}"),
         ("results", start.options.folder),

@@ -12,7 +12,7 @@ import click
 from meshwright.cli.needs import require_torch
 from meshwright.cli.options import budget_option, json_option, run_argument, set_option, verb
 from meshwright.errors import InputError
-from meshwright.specs.run import MAX_WORKERS, Engine, Run
+from meshwright.specs.run import MAX_WORKERS, NATIVE, Run
 
 if TYPE_CHECKING:
     from meshwright.bench.dataloader import Candidate, Choice, Demand
@@ -93,9 +93,9 @@ def command(
     if write_path is not None and not write_path.parent.is_dir():
         raise InputError(f"cannot write {str(write_path)!r} (no such folder)")
     run = runfile.load(run_path, overrides=overrides)
-    if run.engine is not Engine.NATIVE:
+    if run.engine != NATIVE:
         raise InputError(
-            "only the native engine's reading is measured", got=run.engine.value, hint="--set engine=native"
+            "only the native engine's reading is measured", got=run.engine, hint="--set engine=native"
         )
     require_torch("reading as training does")
     found = _measure(run, counts=counts, step_s=step_s, budget_s=budget_s)

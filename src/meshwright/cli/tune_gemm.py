@@ -13,7 +13,7 @@ import click
 from meshwright.cli.needs import require_torch
 from meshwright.cli.options import budget_option, json_option, run_argument, set_option, verb
 from meshwright.errors import InputError
-from meshwright.specs.run import Engine, Run
+from meshwright.specs.run import NATIVE, Run
 
 if TYPE_CHECKING:
     from meshwright.bench.gemm import Outcome, Row
@@ -67,9 +67,9 @@ def command(
 
     _check_targets(run_path, out, write_path, is_apply=is_apply, overrides=overrides)
     run = runfile.load(run_path, overrides=overrides)
-    if run.engine is not Engine.NATIVE:
+    if run.engine != NATIVE:
         raise InputError(
-            "only the native engine's products are tuned", got=run.engine.value, hint="--set engine=native"
+            "only the native engine's products are tuned", got=run.engine, hint="--set engine=native"
         )
     require_torch("making matrix products")
     from meshwright.engines.native import device as devices

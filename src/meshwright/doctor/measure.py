@@ -13,13 +13,14 @@ import argparse
 import importlib
 import json
 import os
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from meshwright.engines.local import free_port
 
 REPETITIONS = 10
 WARM_UP_S = 0.5
@@ -76,12 +77,10 @@ def measure_device(*, gemm_size: int, copy_bytes: int) -> dict[str, Any]:
 def measure_all_reduce(*, num_processes: int, size_bytes: int) -> dict[str, Any]:
     """One all-reduce of all devices of the node, one process each."""
     torch_mp: Any = importlib.import_module("torch.multiprocessing")
-    with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        torch_mp.spawn(_member, args=(num_processes, size_bytes, port, str(result)), nprocs=num_processes)
+        given = (num_processes, size_bytes, free_port(), str(result))
+        torch_mp.spawn(_member, args=given, nprocs=num_processes)
         return json.loads(result.read_text())
 
 

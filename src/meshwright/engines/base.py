@@ -8,7 +8,8 @@ read(folder)            -> a Record: what was measured, on what, with which soft
 export_weights(run, ...) -> a checkpoint of its own as Hugging Face weights. Not every engine has this, nor the next
 import_run(source, ...) -> what the engine's own configuration says, as a run file's content
 
-An engine is a module with these functions, named as an entry point of the group `meshwright.engines`.
+An engine is a module with these functions, named as an entry point of the group `meshwright.engines`, beside its
+`facts` (`meshwright.catalog.engines`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from meshwright.errors import InputError, MissingDependencyError, UnknownNameError
+from meshwright.catalog.engines import engine_contract
+from meshwright.errors import InputError
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.units import format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.planner.estimate import PlanEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +117,19 @@ def read_record(folder: Path) -> Record:
     )
 
 
+def predicted(estimate: PlanEstimate, *, memory_bytes: float) -> dict[str, Any]:
+    """What a record holds of the estimate of its plan; `memory_bytes` of a device at the peak."""
+    step = estimate.step
+    return {
+        "step": step.step.as_json(),
+        "tokens_per_s_per_device": step.tokens_per_s_per_device.as_json(),
+        "mfu": step.mfu.as_json(),
+        "memory_bytes": memory_bytes,
+        "components_s": step.components_s,
+        "uncertainty": estimate.uncertainty,
+    }
+
+
 def interval(estimate: dict[str, Any]) -> str:
     """A predicted quantity of a record in words, with its 80 % interval.
 
@@ -155,6 +172,11 @@ class Start(Protocol):
     @property
     def device_name(self) -> str:
         """As its driver has it."""
+        ...
+
+    @property
+    def num_processes(self) -> int:
+        """Of the whole training: one a device, or one that has them all."""
         ...
 
     @property
@@ -236,26 +258,9 @@ class TrainingEngine(Protocol):
         ...
 
 
-ENTRY_POINTS = "meshwright.engines"
-"""Group of the entry points under which installed packages name their engines."""
-
-
-def engine_names() -> tuple[str, ...]:
-    """The engines of all installed packages."""
-    return tuple(sorted(point.name for point in entry_points(group=ENTRY_POINTS)))
-
-
 def find_engine(name: str) -> TrainingEngine:
-    """The engine called `name`. Raises MissingDependencyError when no installed package has it."""
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        return point.load()
-    known = engine_names()
-    if not known:  # the source was moved or is on the path without its metadata
-        raise MissingDependencyError(
-            "this installation names no engines",
-            hint="pip install meshwright, or pip install -e . in its source",
-        )
-    raise UnknownNameError("engine", name, known=known)
+    """The engine called `name`. Raises as `catalog.engine_facts`."""
+    return engine_contract(name)
 
 
 def pinned(run: Run) -> Plan:

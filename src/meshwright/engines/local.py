@@ -54,7 +54,7 @@ def run(
     """
     ranks = [int(os.environ["RANK"])] if under_launcher() else list(range(launch.num_processes))
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = free_port()
     with ExitStack() as stack:
         processes = {}
         for rank in ranks:
@@ -129,7 +129,8 @@ def _end(processes: dict[int, subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port on which nobody listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

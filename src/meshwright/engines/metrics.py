@@ -79,3 +79,12 @@ def spread_of(values: list[float]) -> dict[str, float | int]:
     if not kept:
         return {"n": 0}
     return {"n": len(kept), "median": statistics.median(kept), "low": min(kept), "high": max(kept)}
+
+
+def target_of(run: Run, *, steps: int, elapsed_s: float) -> dict[str, float | int] | None:
+    """What it took to come down to the target loss of `run`; None where it has none."""
+    evaluate = run.train.evaluate
+    if evaluate is None or evaluate.target_loss is None:
+        return None
+    tokens = steps * run.tokens_per_step
+    return {"loss": evaluate.target_loss, "steps": steps, "tokens": tokens, "seconds": elapsed_s}

@@ -24,8 +24,15 @@ from typing import Any
 from meshwright import runfile
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.engines.base import RECORD, Ending, Record
-from meshwright.engines.metrics import WARM_UP_STEPS, Yardstick, spread_of, throughput_of, yardstick
+from meshwright.engines.base import RECORD, Ending, Record, read_record
+from meshwright.engines.metrics import (
+    WARM_UP_STEPS,
+    Yardstick,
+    spread_of,
+    target_of,
+    throughput_of,
+    yardstick,
+)
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.specs.hardware import Accelerator
@@ -41,7 +48,17 @@ class Layout:
 
     output: str  # folder of what they measure, below that of the results
     run_file: str  # the run with its plan, beside it
-    checkpoints: Callable[[Path], list[Path]]  # those in a folder, oldest first
+    checkpoints: Callable[[Path], list[Path]]  # those in a folder, oldest first; names end in their step
+
+    def newest_step(self, folder: Path) -> int | None:
+        """After which step the newest checkpoint in `folder` was written; None: there is none."""
+        found = self.checkpoints(folder)
+        return int(found[-1].name.rpartition("-")[2]) if found else None
+
+
+def read(folder: Path, layout: Layout) -> Record:
+    """The record of a training that has ended, made of what its processes wrote where nobody has made it yet."""
+    return read_record(folder) if (folder / RECORD).is_file() else compose(folder, layout)
 
 
 def compose(folder: Path, layout: Layout) -> Record:
@@ -66,13 +83,14 @@ def compose(folder: Path, layout: Layout) -> Record:
     held = yardstick(run, accelerator=_accelerator(start), plan=run.plan)
     losses = {step: line["validation_loss"] for step, line in _by_step(output / VALIDATION).items()}
     entries = list(_entries(measured, losses=losses, held=held))
+    ending = _ending(output, is_done=entries[-1]["step"] == run.num_steps)
     _write(folder / "steps.jsonl", "".join(json.dumps(entry) + "\n" for entry in entries))
     record = Record(
         run=resolved,
         device=facts["device"],
         software=facts["software"],
-        ending=_ending(output, is_done=entries[-1]["step"] == run.num_steps),
-        statistics=_statistics(entries, run=run, held=held, ranks=ranks, layout=layout),
+        ending=ending,
+        statistics=_statistics(entries, run=run, held=held, ranks=ranks, layout=layout, ending=ending),
         time_s=_time_s(measured, started_s=start["started_s"]),
         ranks=_ranks(ranks),
         started=_moment(start["started_s"]),
@@ -147,6 +165,7 @@ def _statistics(
     held: Yardstick,
     ranks: list[dict[str, Any]],
     layout: Layout,
+    ending: Ending,
 ) -> dict[str, Any]:
     step_s = spread_of([entry["step_s"] for entry in entries])
     median_s = step_s["median"]
@@ -160,7 +179,9 @@ def _statistics(
         "first_loss": entries[0]["loss"],
         "last_loss": entries[-1]["loss"],
         "validation_loss": validated[-1] if validated else None,
-        "target": None,
+        "target": target_of(run, steps=entries[-1]["step"], elapsed_s=entries[-1]["elapsed_s"])
+        if ending is Ending.REACHED
+        else None,
         "elapsed_s": entries[-1]["elapsed_s"],
         "step_s": step_s,
         "tokens_per_s_per_device": held.tokens_per_s_per_device(median_s),

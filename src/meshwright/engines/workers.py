@@ -10,23 +10,22 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.engines import local
-from meshwright.engines.base import Launch, Prediction, TrainOptions, Unsupported
+from meshwright.engines.base import Launch, Prediction, TrainOptions, Unsupported, predicted, refuse
+from meshwright.engines.choice import planned
+from meshwright.engines.machine import Machine
 from meshwright.engines.outcome import START, STEPS, Layout, compose
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Engine, Run
+from meshwright.specs.run import Run
 
 if TYPE_CHECKING:
     from meshwright.specs.hardware import Cluster
-
-CANDIDATES = 50
-"""Plans that the planner ranks; the first that the engine runs is taken."""
 
 SAY_EVERY_S = 10.0
 
@@ -38,10 +37,18 @@ class WorkersStart:
     run: Run  # its plan is pinned
     plan: Plan
     options: TrainOptions
+    engine: str
+    layout: Layout
     device_type: str  # as PyTorch calls it
     device_name: str  # as its driver has it
     cluster: Cluster  # as the catalogue has it, or as it was measured
+    is_one_process: bool = False  # that has all devices of the plan, as virtual ones of a CPU
     notes: tuple[str, ...] = ()
+
+    @property
+    def num_processes(self) -> int:
+        """One a device, or one alone."""
+        return 1 if self.is_one_process else self.plan.num_devices
 
 
 def refuse_profile(options: TrainOptions) -> None:
@@ -50,27 +57,49 @@ def refuse_profile(options: TrainOptions) -> None:
         raise InputError("--profile is the native engine's", hint="--set engine=native")
 
 
-def cluster_here(run: Run, *, device_type: str, num_devices: int) -> Cluster:
+def start(
+    run: Run,
+    *,
+    options: TrainOptions,
+    engine: str,
+    machine: Machine,
+    check_plan: Callable[..., Sequence[Unsupported]],
+    layout: Layout,
+) -> WorkersStart:
+    """All that is left to decide when `engine` has looked at the run and found `machine`.
+
+    `check_plan(plan, run=run)` says what the engine cannot do of a plan. Raises InputError for what it says, for too
+    few devices and for checkpoints in the way.
+    """
+    cluster = run.cluster or cluster_here(run, machine)
+    plan = planned(replace(run, cluster=cluster, engine=engine)).plan
+    assert plan is not None
+    refuse(engine, check_plan(plan, run=run))
+    refuse_devices(plan, device_type=machine.device_type, num_devices=machine.num_devices)
+    refuse_checkpoints(run, options, newest_step=layout.newest_step)
+    return WorkersStart(
+        run=replace(run, plan=plan, micro_batch=plan.micro_batch),
+        plan=plan,
+        options=options,
+        engine=engine,
+        layout=layout,
+        device_type=machine.device_type,
+        device_name=machine.device_name,
+        cluster=cluster,
+        notes=notes_on_weights(run),
+    )
+
+
+def cluster_here(run: Run, machine: Machine) -> Cluster:
     """This machine: the catalogue's device, or one whose rates are measured now, while nothing else runs."""
     import torch
 
     from meshwright.engines.native import device as devices
 
-    device = torch.device(device_type)
-    num_devices = run.plan.num_devices if run.plan else num_devices
+    device = torch.device(machine.device_type)
+    num_devices = run.plan.num_devices if run.plan else machine.num_devices
     rates = None if devices.known_name(device) else devices.measure_rates(device)
     return devices.cluster_here(device, num_devices=num_devices, rates=rates)
-
-
-def best_plan(run: Run, *, engine: Engine, problems: Callable[[Plan], list[Unsupported]]) -> Plan:
-    """The planner's best plan of those without `problems`; its best of all where none is."""
-    from meshwright.planner.choice import best_plans, goal_of
-    from meshwright.planner.request import request_for
-
-    run = replace(run, engine=engine)
-    ranked = best_plans(request_for(run), goal=goal_of(run), top=CANDIDATES).plans
-    possible = [found.plan for found in ranked if not problems(found.plan)]
-    return possible[0] if possible else ranked[0].plan
 
 
 def refuse_devices(plan: Plan, *, device_type: str, num_devices: int) -> None:
@@ -83,16 +112,22 @@ def refuse_devices(plan: Plan, *, device_type: str, num_devices: int) -> None:
         )  # fmt: skip
 
 
-def refuse_checkpoints(run: Run, options: TrainOptions, *, layout: Layout) -> None:
-    """A folder with checkpoints is resumed from: only when that was asked for. Raises InputError otherwise."""
+def refuse_checkpoints(run: Run, options: TrainOptions, *, newest_step: Callable[[Path], int | None]) -> None:
+    """A folder with checkpoints is resumed from: only when that was asked for. Raises InputError otherwise.
+
+    `newest_step` says after which step the newest one in a folder was written; None: there is none.
+    """
     saves = run.train.checkpoint
     if options.resume and saves is None:
         raise InputError(
             "there is nothing to resume from: the run saves no checkpoints", hint="set train.checkpoint"
         )
-    if saves is not None and not options.resume and layout.checkpoints(Path(saves.folder)):
+    if saves is None or options.resume:
+        return
+    step = newest_step(Path(saves.folder))
+    if step is not None:
         raise InputError(
-            f"{saves.folder} already holds checkpoints",
+            f"{saves.folder} already holds checkpoints, the newest after step {step}",
             hint="go on with --resume, or name another folder with --set train.checkpoint.folder=...",
         )
 
@@ -106,43 +141,34 @@ def notes_on_weights(run: Run) -> tuple[str, ...]:
     return tuple(differences(find_weights(run.weights).folder, run.model))
 
 
-def expected(start: WorkersStart, *, engine: Engine) -> Prediction:
+def expected(start: WorkersStart) -> Prediction:
     """What the planner expects of a device that the catalogue knows."""
     if start.run.cluster is None and start.device_type == "cpu":
-        words = f"nothing was predicted: {engine.value} on a CPU is not modelled"
+        words = f"nothing was predicted: {start.engine} on a CPU is not modelled"
         return Prediction(predicted=None, notes=(words,))
     from meshwright.planner.estimate import estimate_plan
     from meshwright.planner.request import request_for
 
     try:
-        request = request_for(replace(start.run, cluster=start.cluster, engine=engine))
+        request = request_for(replace(start.run, cluster=start.cluster, engine=start.engine))
         estimate = estimate_plan(request, start.plan)
     except MeshwrightError as error:
         return Prediction(predicted=None, notes=(f"nothing was predicted: {error}",))
-    step = estimate.step
-    predicted: dict[str, Any] = {
-        "step": step.step.as_json(),
-        "tokens_per_s_per_device": step.tokens_per_s_per_device.as_json(),
-        "mfu": step.mfu.as_json(),
-        "memory_bytes": step.memory.reserved_bytes,
-        "components_s": step.components_s,
-        "uncertainty": estimate.uncertainty,
-    }
-    return Prediction(predicted=predicted)
+    return Prediction(predicted=predicted(estimate, memory_bytes=estimate.step.memory.reserved_bytes))
 
 
-def launch(start: WorkersStart, lowered: Launch, *, layout: Layout, prediction: Prediction) -> None:
+def launch(start: WorkersStart, lowered: Launch) -> None:
     """One process a device, here or as a launcher has started this one; the record is written at the end."""
     folder, options = start.options.folder, start.options
     is_main = os.environ.get("RANK", "0") == "0"
     if is_main:
-        _open_folder(start, lowered, layout=layout, prediction=prediction)
+        _open_folder(start, lowered)
     for left in range(options.max_restarts, -1, -1):
         try:
             local.run(
                 lowered,
                 folder=folder,
-                watch=_Watch(start, layout) if is_main and not options.quiet else lambda: None,
+                watch=_Watch(start) if is_main and not options.quiet else lambda: None,
                 divides_cores=start.device_type == "cpu",
             )
             break
@@ -151,15 +177,15 @@ def launch(start: WorkersStart, lowered: Launch, *, layout: Layout, prediction: 
                 raise
             print(f"{error.message}; starting again", file=sys.stderr, flush=True)
     if is_main:
-        compose(folder, layout)
+        compose(folder, start.layout)
 
 
-def _open_folder(start: WorkersStart, lowered: Launch, *, layout: Layout, prediction: Prediction) -> None:
+def _open_folder(start: WorkersStart, lowered: Launch) -> None:
     """Files of the launch, the resolved run, and what only this process knows."""
     from meshwright.engines.native import telemetry
 
-    folder, options = start.options.folder, start.options
-    output = folder / layout.output
+    folder, options, prediction = start.options.folder, start.options, expected(start)
+    output = folder / start.layout.output
     if not options.resume and output.exists():
         shutil.rmtree(output)
     output.mkdir(parents=True, exist_ok=True)
@@ -179,9 +205,9 @@ def _open_folder(start: WorkersStart, lowered: Launch, *, layout: Layout, predic
 class _Watch:
     """Says now and then how far the training is, from the lines of its step log."""
 
-    def __init__(self, start: WorkersStart, layout: Layout) -> None:
+    def __init__(self, start: WorkersStart) -> None:
         self.start, self.last_s = start, 0.0
-        self.path = start.options.folder / layout.output / STEPS
+        self.path = start.options.folder / start.layout.output / STEPS
         self.said = self._last()  # of a training that goes on from here
         self.tokens = start.run.tokens_per_step / start.plan.num_devices
 

@@ -107,7 +107,13 @@ def resource_name(name: str) -> str:
 
 
 def _pytorchjob(name: str, request: Request, settings: Settings) -> Values:
-    """The operator numbers the nodes and says where the first is (PET_NODE_RANK, PET_MASTER_ADDR)."""
+    """The operator numbers the nodes and says where the first is (PET_NODE_RANK, PET_MASTER_ADDR).
+
+    It adds up restarts of all containers, and a lost process is one of every pod. The job fails when the sum is
+    `backoffLimit` (kubeflow/training-operator, pkg/core/job.go, PastBackoffLimit). `restartPolicy: ExitCode` would end
+    it at once on bad input, but on every exit code below 128 too, and try others without end: those pods are made
+    anew, with no restart to count (pkg/controller.v1/common/pod.go, ReconcilePods).
+    """
     # A container that starts again is not told so: always go on from the newest checkpoint, if there is one.
     environment = [{"name": RESTARTS, "value": "1"}]
 
@@ -124,7 +130,10 @@ def _pytorchjob(name: str, request: Request, settings: Settings) -> Values:
         "metadata": _metadata(name, settings.site),
         "spec": {
             "nprocPerNode": str(request.devices_per_node),
-            "runPolicy": {"backoffLimit": request.max_restarts, "cleanPodPolicy": "Running"},
+            "runPolicy": {
+                "backoffLimit": request.max_restarts * request.num_nodes + 1,
+                "cleanPodPolicy": "Running",
+            },
             "pytorchReplicaSpecs": specs,
         },
     }

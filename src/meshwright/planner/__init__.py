@@ -5,7 +5,7 @@ screen    memory and a lower bound of step time         search    best first, ex
 objective what is made best                             explain   why this plan, why not that one
 """
 
-from meshwright.planner.engines import EngineFacts, engine_facts
+from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting, Severity, engine_facts
 from meshwright.planner.explain import (
     Comparison,
     Infeasible,
@@ -17,7 +17,6 @@ from meshwright.planner.explain import (
 )
 from meshwright.planner.legality import Violation, violations
 from meshwright.planner.request import PlanRequest, request_for
-from meshwright.planner.rules import Severity
 from meshwright.planner.search import Counts, PlanResult, RankedPlan, search
 from meshwright.planner.space import RecomputeChoice, Space, default_space
 
@@ -30,6 +29,9 @@ __all__ = [
     "PlanResult",
     "RankedPlan",
     "RecomputeChoice",
+    "Rule",
+    "Scope",
+    "Setting",
     "Severity",
     "Space",
     "Violation",

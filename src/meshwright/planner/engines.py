@@ -1,105 +1,95 @@
-"""What each engine accepts, read in the validators of the version that its adapter targets.
+"""What is known of an engine before it runs: the choices that it offers, and what it refuses.
 
-Only what an engine lists is offered; what upstream cannot do is a legality rule with a reason, never a patch.
+Each engine's own `facts` holds this, read in the validators of the version that its adapter targets. Only what an
+engine lists is offered; what upstream cannot do is a legality rule with a reason, never a patch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, IntEnum
 
+from meshwright import catalog
+from meshwright.cost.tables import Array, BatchTable, ModelTable, PlanTable
 from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
-from meshwright.specs.run import Engine
 
 CHEAP = ("norm", "activation")
 
 
+class Scope(IntEnum):
+    """Which part of a plan a rule looks at; the search asks each as early as it can."""
+
+    SHAPE = 0  # degrees and schedule
+    BATCH = 1  # ... and the micro-batch
+    CHOICE = 2  # ... and sharding, recomputation, offload
+
+
+class Severity(Enum):
+    """What a broken rule means."""
+
+    REFUSED = "refused"  # the engine does not run it
+    DISCOURAGED = "discouraged"  # it runs, and is known to be slow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Everything but the plan that legality depends on."""
+
+    model: ModelTable
+    batch: BatchTable
+    num_devices: int
+    domain: int  # devices joined by the scale-up link
+    facts: EngineFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """`holds` is true where a plan keeps the rule; `says` explains one plan that does not."""
+
+    name: str
+    scope: Scope
+    holds: Callable[[Setting, PlanTable], Array]
+    says: Callable[[Setting, PlanTable], str]
+    severity: Severity = Severity.REFUSED
+    after: str | None = None
+    """Of an engine's own rule: the shared one behind which messages have it. None: it comes last."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The choices one engine offers."""
+    """The choices one engine offers. What is left out it cannot do."""
 
-    engine: Engine
-    version: str
+    title: str  # in messages, with the version that this is about
+    stack: str  # the framework whose measurements stand for it, as `meshwright.catalog.stacks` has it
     schedules: tuple[Schedule, ...]
     shardings: tuple[Sharding, ...]
     recomputes: tuple[Recompute, ...]
-    selective: tuple[tuple[str, ...], ...] | None  # sets of modules it can name; None: any set
-    partial_full: bool  # full recomputation of the first k layers of a rank
-    uneven_layers: bool  # first and last stage may hold fewer layers
-    source: str
-
-    @property
-    def title(self) -> str:
-        return f"{self.engine.value} {self.version}".strip()
-
-
-_ALL_SHARDINGS = tuple(Sharding)
-_ALL_RECOMPUTES = tuple(Recompute)
-
-ENGINES: dict[Engine, EngineFacts] = {
-    facts.engine: facts
-    for facts in (
-        EngineFacts(
-            engine=Engine.NATIVE,
-            version="",
-            # DualPipe holds every stage on two ranks, which the runtime under it does not know.
-            schedules=tuple(s for s in Schedule if s is not Schedule.DUALPIPE),
-            shardings=_ALL_SHARDINGS,
-            recomputes=_ALL_RECOMPUTES,
-            selective=None,
-            partial_full=True,
-            uneven_layers=True,
-            source="Meshwright's own engine",
-        ),
-        EngineFacts(
-            engine=Engine.TORCHTITAN,
-            version="0.3.0",
-            # Its zero-bubble schedules are interleaved or V-shaped, its DualPipe is V-shaped.
-            schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZBV),
-            shardings=(Sharding.NONE, Sharding.GRADIENTS, Sharding.PARAMETERS),
-            recomputes=_ALL_RECOMPUTES,
-            selective=(("alternate_matmuls",),),  # its policy by operation keeps every second product
-            partial_full=False,
-            uneven_layers=True,
-            source="torchtitan 0.3.0: config/configs.py, distributed/*.py",
-        ),
-        EngineFacts(
-            engine=Engine.MEGATRON,
-            version="0.16",
-            schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
-            shardings=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS),
-            recomputes=_ALL_RECOMPUTES,
-            selective=None,
-            partial_full=True,
-            uneven_layers=True,
-            source="megatron-core 0.16.1: transformer/transformer_config.py, pipeline_parallel/schedules.py",
-        ),
-        EngineFacts(
-            engine=Engine.MAXTEXT,
-            version="0.2.5",
-            schedules=(
-                Schedule.GPIPE,
-                Schedule.INTERLEAVED,
-            ),  # scan over iterations; "circular" when repeated
-            shardings=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS),
-            recomputes=(Recompute.SELECTIVE, Recompute.FULL),
-            selective=(CHEAP, ("core_attention", *CHEAP), (*CHEAP, "mlp"), (*CHEAP, "moe")),
-            partial_full=False,
-            uneven_layers=False,
-            source="MaxText 0.2.5: configs/types.py (RematPolicy, pipeline checks)",
-        ),
-    )
-}
+    selective: tuple[tuple[str, ...], ...] | None = ()  # sets of modules it can name; None: any set
+    partial_full: bool = False  # full recomputation of the first k layers of a rank
+    dense_activation: bool = False  # recomputes activations of dense feed-forward blocks apart
+    uneven_layers: bool = False  # first and last stage may hold fewer layers
+    any_vocabulary: bool = False  # tensor ranks need not divide it: it is padded, or shared unevenly
+    repeats_kv_heads: bool = False  # where there are fewer than tensor ranks
+    any_replicas: bool = False  # replicas of shards with whole parameters too
+    whole_sequences: bool = False  # experts under tensor parallelism without sequence parallelism
+    short_interleaving: bool = False  # fewer interleaved micro-batches than pipeline ranks
+    context_block: int = 1  # tokens: the slices of context parallelism are multiples of it
+    rules: tuple[Rule, ...] = ()  # what this engine alone refuses
+    configurations: tuple[str, ...] = ()
+    """How names of its own configurations end (".toml"), by which `import` knows them; ":" is MODULE:FUNCTION."""
+    source: str  # where all this was read
 
 
-def engine_facts(engine: Engine) -> EngineFacts:
-    """What `engine` accepts."""
-    return ENGINES[engine]
+def engine_facts(engine: str) -> EngineFacts:
+    """What the engine of this name accepts. Raises as `catalog.engine_facts`."""
+    return catalog.engine_facts(engine)
 
 
 def selective_sets(
     facts: EngineFacts, *, is_moe: bool, is_mla: bool, has_shared: bool
 ) -> list[tuple[str, ...]]:
-    """Sets of modules worth recomputing, cheapest first, that `facts.engine` can name.
+    """Sets of modules worth recomputing, cheapest first, that the engine can name.
 
     A module is worth naming when it frees much memory per second of work: norms and activations first, the
     latent up-projection of MLA next, whole feed-forward blocks last.

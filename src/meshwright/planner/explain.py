@@ -13,10 +13,10 @@ import numpy as np
 
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.tables import plan_from_row
+from meshwright.planner.engines import Severity
 from meshwright.planner.legality import Violation, broken_rules, setting_for, violations
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.rules import Severity
 from meshwright.planner.search import PlanResult, RankedPlan, search
 from meshwright.planner.space import Space, choices, combine, num_rows, shapes
 from meshwright.specs.plan import Offload, Plan, Sharding

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from meshwright.cost.stages import layers_per_stage
 from meshwright.cost.tables import PlanTable, plan_row
-from meshwright.planner.engines import engine_facts
+from meshwright.planner.engines import Scope, Setting, Severity, engine_facts
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.rules import RULES, Rule, Scope, Setting, Severity
+from meshwright.planner.rules import rules_of
 from meshwright.specs.plan import Plan
 
 
@@ -46,8 +46,8 @@ def setting_for(request: PlanRequest) -> Setting:
 def legal_mask(plan: PlanTable, *, setting: Setting, scope: Scope | None = None) -> NDArray[np.bool_]:
     """True for rows that break no rule of `scope` (None: of any scope) that refuses."""
     legal = np.ones(np.shape(plan.tensor), dtype=bool)
-    for rule in RULES:
-        if _applies(rule, setting) and scope in (None, rule.scope) and rule.severity is Severity.REFUSED:
+    for rule in rules_of(setting.facts):
+        if scope in (None, rule.scope) and rule.severity is Severity.REFUSED:
             legal &= np.asarray(rule.holds(setting, plan), dtype=bool)
     return legal
 
@@ -58,7 +58,7 @@ def violations(plan: Plan, *, setting: Setting) -> list[Violation]:
     Beside the rules, a split of layers that the cost model would not follow is refused.
     """
     row = plan_row(plan)
-    broken = [r for r in RULES if _applies(r, setting) and not bool(r.holds(setting, row))]
+    broken = [r for r in rules_of(setting.facts) if not bool(r.holds(setting, row))]
     found = [Violation(rule=r.name, message=r.says(setting, row), severity=r.severity) for r in broken]
     found += _layer_split(plan, setting=setting)
     return sorted(found, key=lambda v: v.severity is not Severity.REFUSED)
@@ -86,11 +86,7 @@ def _listed(counts: tuple[int, ...]) -> str:
 def broken_rules(plan: PlanTable, *, setting: Setting) -> NDArray[np.int64]:
     """How many rules that refuse each row breaks."""
     broken = np.zeros(np.shape(plan.tensor), dtype=np.int64)
-    for rule in RULES:
-        if _applies(rule, setting) and rule.severity is Severity.REFUSED:
+    for rule in rules_of(setting.facts):
+        if rule.severity is Severity.REFUSED:
             broken += ~np.asarray(rule.holds(setting, plan), dtype=bool)
     return broken
-
-
-def _applies(rule: Rule, setting: Setting) -> bool:
-    return setting.facts.engine in rule.engines

@@ -14,7 +14,7 @@ from meshwright.specs.hardware import Cluster, Stack
 from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
-from meshwright.specs.run import Engine, Run
+from meshwright.specs.run import NATIVE, Run
 
 DEFAULT_MEMORY_MARGIN = 0.05
 """Share of device memory kept free. An assumption: what drivers and other processes take differs by host."""
@@ -35,7 +35,7 @@ class PlanRequest:
     global_batch: int
     precision: Precision
     stack: Stack
-    engine: Engine = Engine.NATIVE
+    engine: str = NATIVE
     fixed: Mapping[str, object] = field(default_factory=dict)
     memory_margin: float = DEFAULT_MEMORY_MARGIN
     calibration: Calibration | None = None  # None: the one that ships

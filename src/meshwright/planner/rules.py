@@ -1,61 +1,22 @@
-"""The legality rules: what each engine refuses, as predicates over tables and sentences with numbers.
+"""The legality rules that engines share, as predicates over tables and sentences with numbers.
 
-Sources: the validators of the engine versions named in `planner.engines`.
+What tells engines apart is a fact of theirs (`EngineFacts`); a rule that one engine alone has stands in its `facts`,
+made of the same words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum, IntEnum
+from functools import cache
 
 import numpy as np
 
-from meshwright.cost.tables import RECOMPUTES, SCHEDULES, Array, BatchTable, ModelTable, PlanTable
-from meshwright.planner.engines import EngineFacts
-from meshwright.specs.plan import DROPPED_MODULES, RECOMPUTE_MODULES, Recompute, Schedule, Sharding
-from meshwright.specs.run import Engine
+from meshwright.cost.tables import RECOMPUTES, SCHEDULES, Array, PlanTable
+from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting, Severity
+from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
 
 
-class Scope(IntEnum):
-    """Which part of a plan a rule looks at; the search asks each as early as it can."""
-
-    SHAPE = 0  # degrees and schedule
-    BATCH = 1  # ... and the micro-batch
-    CHOICE = 2  # ... and sharding, recomputation, offload
-
-
-class Severity(Enum):
-    """What a broken rule means."""
-
-    REFUSED = "refused"  # the engine does not run it
-    DISCOURAGED = "discouraged"  # it runs, and is known to be slow
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """Everything but the plan that legality depends on."""
-
-    model: ModelTable
-    batch: BatchTable
-    num_devices: int
-    domain: int  # devices joined by the scale-up link
-    facts: EngineFacts
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """`holds` is true where a plan keeps the rule; `says` explains one plan that does not."""
-
-    name: str
-    scope: Scope
-    holds: Callable[[Setting, PlanTable], Array]
-    says: Callable[[Setting, PlanTable], str]
-    engines: frozenset[Engine] = frozenset(Engine)
-    severity: Severity = Severity.REFUSED
-
-
-def _divides(part: Array, whole: Array) -> Array:
+def divides(part: Array, whole: Array) -> Array:
+    """Where `whole` is a multiple of `part`."""
     return np.asarray(whole) % np.maximum(part, 1) == 0
 
 
@@ -64,11 +25,13 @@ def num_micro_batches(setting: Setting, plan: PlanTable) -> Array:
     return setting.batch.global_batch // np.maximum(plan.micro_batch * plan.data, 1)
 
 
-def _is(plan: PlanTable, *schedules: Schedule) -> Array:
+def has_schedule(plan: PlanTable, *schedules: Schedule) -> Array:
+    """Where the plan's schedule is one of `schedules`."""
     return np.isin(plan.schedule, [SCHEDULES.index(s) for s in schedules])
 
 
-def _has_experts(setting: Setting) -> bool:
+def has_experts(setting: Setting) -> bool:
+    """Whether the model is a mixture of experts."""
     return setting.model.num_experts > 0
 
 
@@ -76,7 +39,7 @@ def _layers_fit(s: Setting, plan: PlanTable) -> Array:
     """Middle stages take ceil(L / S) layers; what is left for the first and the last must not be negative."""
     num_layers, stages = s.model.num_layers, plan.pipeline * plan.virtual_pipeline
     if not s.facts.uneven_layers:
-        return _divides(stages, num_layers)
+        return divides(stages, num_layers)
     middle = -(-num_layers // np.maximum(stages, 1))
     return (num_layers - (stages - 2) * middle >= 0) & (stages <= num_layers + 2)
 
@@ -92,8 +55,8 @@ def _says_layers(s: Setting, p: PlanTable) -> str:
 
 def _chunks_fit(_: Setting, plan: PlanTable) -> Array:
     v, alone = plan.virtual_pipeline, plan.pipeline == 1
-    several = _is(plan, Schedule.INTERLEAVED)
-    vee = _is(plan, Schedule.ZBV)
+    several = has_schedule(plan, Schedule.INTERLEAVED)
+    vee = has_schedule(plan, Schedule.ZBV)
     pipelined = np.where(several, v > 1, np.where(vee, v == 2, v == 1))
     return np.where(alone, v == 1, pipelined)
 
@@ -110,40 +73,42 @@ def _selective_offered(s: Setting, plan: PlanTable) -> Array:
     other = np.not_equal(plan.recompute, RECOMPUTES.index(Recompute.SELECTIVE))
     if s.facts.selective is None:
         return other | (plan.recompute_mask > 0)
-    masks = [_mask(*modules) for modules in s.facts.selective]
+    masks = [mask_of(*modules) for modules in s.facts.selective]
     return other | np.isin(plan.recompute_mask, masks)
 
 
-def _mask(*modules: str) -> int:
+def mask_of(*modules: str) -> int:
+    """`modules` as a plan table's `recompute_mask` has them."""
     return sum(1 << RECOMPUTE_MODULES.index(m) for m in modules)
 
 
-def _names(mask: int) -> str:
+def module_names(mask: int) -> str:
+    """The modules of a `recompute_mask` in words."""
     return ", ".join(m for i, m in enumerate(RECOMPUTE_MODULES) if mask >> i & 1) or "nothing"
 
 
 def _modules_exist(s: Setting, plan: PlanTable) -> Array:
-    """Modules that the model has; Megatron recomputes activations apart only inside experts."""
-    absent = [] if _has_experts(s) else ["moe"]
+    """Modules that the model has; not all engines recompute activations apart outside of experts."""
+    absent = [] if has_experts(s) else ["moe"]
     absent += [] if s.model.is_mla else ["mla_up_projection"]
     absent += [] if s.model.shared_ffn else ["shared_experts"]
-    absent += ["activation"] if s.facts.engine is Engine.MEGATRON and not _has_experts(s) else []
-    return (np.asarray(plan.recompute_mask) & _mask(*absent)) == 0
+    absent += [] if s.facts.dense_activation or has_experts(s) else ["activation"]
+    return (np.asarray(plan.recompute_mask) & mask_of(*absent)) == 0
 
 
 def _sequence_unit(s: Setting, plan: PlanTable) -> Array:
     """The sequence must be a multiple of this: two slices per context rank, each split over tensor ranks."""
     context = np.where(plan.context > 1, 2 * plan.context, 1)
-    block = np.where(plan.context > 1, 128 * plan.context, 1) if s.facts.engine is Engine.TORCHTITAN else 1
+    block = np.where(plan.context > 1, s.facts.context_block * plan.context, 1)
     return np.lcm(context * np.where(plan.sequence_parallel > 0, plan.tensor, 1), block)
 
 
 def _enough_micro_batches(s: Setting, plan: PlanTable) -> Array:
     m, p = num_micro_batches(s, plan), plan.pipeline
-    dual = _is(plan, Schedule.DUALPIPE)
-    needed = np.where(dual, 2 * p, np.where(_is(plan, Schedule.ZBV), 2 * p - 1, 1))
-    if s.facts.engine is Engine.MEGATRON:
-        needed = np.where(_is(plan, Schedule.INTERLEAVED), p, needed)
+    dual = has_schedule(plan, Schedule.DUALPIPE)
+    needed = np.where(dual, 2 * p, np.where(has_schedule(plan, Schedule.ZBV), 2 * p - 1, 1))
+    if not s.facts.short_interleaving:
+        needed = np.where(has_schedule(plan, Schedule.INTERLEAVED), p, needed)
     return (p == 1) | ((m >= needed) & (~dual | ((m % 2 == 0) & (p % 2 == 0))))
 
 
@@ -156,13 +121,6 @@ def _says_micro_batches(s: Setting, p: PlanTable) -> str:
         )
     needed = 2 * p.pipeline - 1 if schedule is Schedule.ZBV else p.pipeline
     return f"{schedule.value} on {p.pipeline} ranks needs {needed} micro-batches, there are {m}"
-
-
-def _rounds(s: Setting, plan: PlanTable) -> Array:
-    """torch.distributed.pipelining runs interleaved micro-batches in max(1, m // p) rounds of equal size."""
-    m = num_micro_batches(s, plan)
-    rounds = np.maximum(m // np.maximum(plan.pipeline, 1), 1)
-    return ~_is(plan, Schedule.INTERLEAVED) | (plan.pipeline == 1) | (m % rounds == 0)
 
 
 def _says_devices(s: Setting, p: PlanTable) -> str:
@@ -178,10 +136,6 @@ def _says_devices(s: Setting, p: PlanTable) -> str:
     )
 
 
-def _only(*engines: Engine) -> frozenset[Engine]:
-    return frozenset(engines)
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         name="devices",
@@ -192,61 +146,54 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="heads",
         scope=Scope.SHAPE,
-        holds=lambda s, p: _divides(p.tensor, s.model.num_heads),
+        holds=lambda s, p: divides(p.tensor, s.model.num_heads),
         says=lambda s, p: f"tensor {p.tensor} does not divide {s.model.num_heads} attention heads",
     ),
     Rule(
         name="kv heads",
         scope=Scope.SHAPE,
-        holds=lambda s, p: _divides(p.tensor, s.model.num_kv_heads) | (s.model.is_mla > 0),
-        says=lambda s, p: f"tensor {p.tensor} does not divide {s.model.num_kv_heads} key/value heads",
-        engines=_only(Engine.NATIVE, Engine.TORCHTITAN, Engine.MAXTEXT),
-    ),
-    Rule(
-        name="kv heads",
-        scope=Scope.SHAPE,
         holds=lambda s, p: (
-            _divides(p.tensor, s.model.num_kv_heads)
-            | _divides(s.model.num_kv_heads, p.tensor)
+            divides(p.tensor, s.model.num_kv_heads)
+            | (divides(s.model.num_kv_heads, p.tensor) & s.facts.repeats_kv_heads)
             | (s.model.is_mla > 0)
         ),
         says=lambda s, p: (
             f"tensor {p.tensor} neither divides nor repeats {s.model.num_kv_heads} key/value heads"
+            if s.facts.repeats_kv_heads
+            else f"tensor {p.tensor} does not divide {s.model.num_kv_heads} key/value heads"
         ),
-        engines=_only(Engine.MEGATRON),
     ),
     Rule(
         name="feed-forward",
         scope=Scope.SHAPE,
-        holds=lambda s, p: _divides(p.tensor, s.model.ffn) & _divides(p.tensor, s.model.shared_ffn),
+        holds=lambda s, p: divides(p.tensor, s.model.ffn) & divides(p.tensor, s.model.shared_ffn),
         says=lambda s, p: (
             f"tensor {p.tensor} does not divide the feed-forward width "
             f"{s.model.ffn if s.model.ffn % p.tensor else s.model.shared_ffn}"
         ),
     ),
     Rule(
-        name="vocabulary",  # Megatron pads the table, torchtitan shards it unevenly, the others do neither
+        name="vocabulary",
         scope=Scope.SHAPE,
-        holds=lambda s, p: _divides(p.tensor, s.model.vocab),
+        holds=lambda s, p: divides(p.tensor, s.model.vocab) | s.facts.any_vocabulary,
         says=lambda s, p: f"tensor {p.tensor} does not divide the vocabulary of {s.model.vocab}",
-        engines=_only(Engine.NATIVE, Engine.MAXTEXT),
     ),
     Rule(
         name="experts",
         scope=Scope.SHAPE,
         holds=lambda s, p: (
-            _divides(p.expert, s.model.num_experts) if _has_experts(s) else p.expert * p.expert_tensor == 1
+            divides(p.expert, s.model.num_experts) if has_experts(s) else p.expert * p.expert_tensor == 1
         ),
         says=lambda s, p: (
             f"expert {p.expert} does not divide {s.model.num_experts} experts"
-            if _has_experts(s)
+            if has_experts(s)
             else f"expert {p.expert} x expert_tensor {p.expert_tensor}: the model has no experts"
         ),
     ),
     Rule(
         name="expert feed-forward",
         scope=Scope.SHAPE,
-        holds=lambda s, p: _divides(p.expert_tensor, s.model.expert_ffn),
+        holds=lambda s, p: divides(p.expert_tensor, s.model.expert_ffn),
         says=lambda s, p: (
             f"expert_tensor {p.expert_tensor} does not divide the expert width {s.model.expert_ffn}"
         ),
@@ -254,37 +201,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="expert folding",
         scope=Scope.CHOICE,
-        holds=lambda _, p: _divides(p.expert * p.expert_tensor, p.tensor * p.context * p.data_shard),
+        holds=lambda _, p: divides(p.expert * p.expert_tensor, p.tensor * p.context * p.data_shard),
         says=lambda _, p: (
             f"expert {p.expert} x expert_tensor {p.expert_tensor} does not divide tensor {p.tensor} x "
             f"context {p.context} x data_shard {p.data_shard} = {p.tensor * p.context * p.data_shard} ranks"
         ),
-    ),
-    Rule(
-        name="expert tensor width",
-        scope=Scope.SHAPE,
-        holds=lambda s, p: (p.expert_tensor == p.tensor) | (p.expert_tensor == 1),
-        says=lambda s, p: f"expert_tensor {p.expert_tensor} is neither 1 nor tensor {p.tensor}",
-        engines=_only(Engine.NATIVE),
-    ),
-    Rule(
-        name="expert tensor width",
-        scope=Scope.SHAPE,
-        holds=lambda s, p: p.expert_tensor == 1,
-        says=lambda s, p: f"expert_tensor {p.expert_tensor}: torchtitan 0.3.0 keeps every expert whole",
-        engines=_only(Engine.TORCHTITAN),
-    ),
-    Rule(
-        name="expert axis",
-        scope=Scope.SHAPE,
-        holds=lambda s, p: (
-            _divides(p.expert, p.data) & ((p.expert_tensor == p.tensor) | (not _has_experts(s)))
-        ),
-        says=lambda s, p: (
-            f"MaxText's expert axis is a part of its batch axes and experts are split like the rest: expert "
-            f"{p.expert} must divide data {p.data}, expert_tensor {p.expert_tensor} must be tensor {p.tensor}"
-        ),
-        engines=_only(Engine.MAXTEXT),
     ),
     Rule(
         name="layers",
@@ -301,7 +222,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="schedule",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (p.pipeline == 1) | _is(p, *s.facts.schedules),
+        holds=lambda s, p: (p.pipeline == 1) | has_schedule(p, *s.facts.schedules),
         says=lambda s, p: (
             f"{s.facts.title} has no {SCHEDULES[int(p.schedule)].value} schedule, it has: "
             f"{', '.join(x.value for x in s.facts.schedules)}"
@@ -310,7 +231,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="sequence",
         scope=Scope.SHAPE,
-        holds=lambda s, p: _divides(_sequence_unit(s, p), s.batch.seq_len),
+        holds=lambda s, p: divides(_sequence_unit(s, p), s.batch.seq_len),
         says=lambda s, p: (
             f"context {p.context} with tensor {p.tensor} splits the sequence into multiples of "
             f"{int(_sequence_unit(s, p))} tokens, it has {s.batch.seq_len}"
@@ -319,9 +240,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="sequence parallelism",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (p.sequence_parallel > 0) | (p.tensor == 1) | (not _has_experts(s)),
+        holds=lambda s, p: (
+            (p.sequence_parallel > 0) | (p.tensor == 1) | (not has_experts(s)) | s.facts.whole_sequences
+        ),
         says=lambda s, p: f"experts with tensor {p.tensor} need sequence_parallel in {s.facts.title}",
-        engines=_only(Engine.NATIVE, Engine.MEGATRON),
     ),
     Rule(
         name="scale-up domain",
@@ -336,7 +258,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="global batch",
         scope=Scope.BATCH,
-        holds=lambda s, p: _divides(p.micro_batch * p.data, s.batch.global_batch),
+        holds=lambda s, p: divides(p.micro_batch * p.data, s.batch.global_batch),
         says=lambda s, p: (
             f"a global batch of {s.batch.global_batch} sequences does not divide into micro-batches of "
             f"{p.micro_batch} on data width {p.data}"
@@ -347,25 +269,6 @@ RULES: tuple[Rule, ...] = (
         scope=Scope.BATCH,
         holds=_enough_micro_batches,
         says=_says_micro_batches,
-    ),
-    Rule(
-        name="micro-batch rounds",
-        scope=Scope.BATCH,
-        holds=_rounds,
-        says=lambda s, p: (
-            f"{int(num_micro_batches(s, p))} micro-batches do not divide into the "
-            f"{max(1, int(num_micro_batches(s, p)) // int(p.pipeline))} rounds of torch's interleaving"
-        ),
-        engines=_only(Engine.TORCHTITAN),
-    ),
-    Rule(
-        name="micro-batch rounds",
-        scope=Scope.BATCH,
-        holds=lambda s, p: _divides(p.pipeline, num_micro_batches(s, p)),
-        says=lambda s, p: (
-            f"{int(num_micro_batches(s, p))} micro-batches are no multiple of MaxText's {p.pipeline} stages"
-        ),
-        engines=_only(Engine.MAXTEXT),
     ),
     Rule(
         name="sharding",
@@ -379,21 +282,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="replicas",
         scope=Scope.CHOICE,
-        holds=lambda _, p: (p.data_replicate == 1) | (p.sharding == Sharding.PARAMETERS),
-        says=lambda s, p: f"data_replicate {p.data_replicate} in {s.facts.title} needs sharded parameters",
-        engines=_only(Engine.NATIVE, Engine.TORCHTITAN, Engine.MAXTEXT),
-    ),
-    Rule(
-        name="fully sharded width",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (
-            (p.sharding != Sharding.PARAMETERS) | _divides(p.data_shard * p.context, s.model.hidden)
+            (p.data_replicate == 1) | (p.sharding == Sharding.PARAMETERS) | s.facts.any_replicas
         ),
-        says=lambda s, p: (
-            f"data_shard {p.data_shard} x context {p.context} does not divide "
-            f"the hidden width {s.model.hidden}"
-        ),
-        engines=_only(Engine.MAXTEXT),
+        says=lambda s, p: f"data_replicate {p.data_replicate} in {s.facts.title} needs sharded parameters",
     ),
     Rule(
         name="recomputation",
@@ -408,13 +300,17 @@ RULES: tuple[Rule, ...] = (
         name="recomputed modules",
         scope=Scope.CHOICE,
         holds=_selective_offered,
-        says=lambda s, p: f"{s.facts.title} cannot recompute {_names(int(p.recompute_mask))} selectively",
+        says=lambda s, p: (
+            f"{s.facts.title} cannot recompute {module_names(int(p.recompute_mask))} selectively"
+        ),
     ),
     Rule(
         name="recomputed modules exist",
         scope=Scope.CHOICE,
         holds=_modules_exist,
-        says=lambda s, p: f"recomputing {_names(int(p.recompute_mask))}: this model has not all of them",
+        says=lambda s, p: (
+            f"recomputing {module_names(int(p.recompute_mask))}: this model has not all of them"
+        ),
     ),
     Rule(
         name="recomputed layers",
@@ -431,49 +327,14 @@ RULES: tuple[Rule, ...] = (
             f"with more: here {-(-s.model.num_layers // p.pipeline)}"
         ),
     ),
-    Rule(
-        name="recomputation under zero bubble",
-        scope=Scope.CHOICE,
-        holds=lambda _, p: ~_is(p, Schedule.ZBV) | (p.recompute == RECOMPUTES.index(Recompute.NONE)),
-        says=lambda _, p: "torchtitan 0.3.0 runs its zero-bubble schedules only without recomputation",
-        engines=_only(Engine.TORCHTITAN),
-    ),
-    Rule(
-        name="recomputation under zero bubble",
-        scope=Scope.CHOICE,
-        holds=lambda _, p: (
-            ~(_is(p, Schedule.ZERO_BUBBLE, Schedule.ZBV) & (p.pipeline > 1))
-            | (
-                np.not_equal(p.recompute, RECOMPUTES.index(Recompute.FULL))
-                & ((np.asarray(p.recompute_mask) & ~_mask(*DROPPED_MODULES)) == 0)
-            )
-        ),
-        says=lambda _, p: (
-            f"{SCHEDULES[int(p.schedule)].value} would compute {_names(int(p.recompute_mask))} again twice, "
-            f"for gradients of inputs and of weights: it goes with {', '.join(DROPPED_MODULES)}"
-        ),
-        engines=_only(Engine.NATIVE),
-    ),
-    Rule(
-        name="recomputed norms",
-        scope=Scope.CHOICE,
-        holds=lambda _, p: (p.tensor == 1) | ((np.asarray(p.recompute_mask) & _mask("norm")) == 0),
-        says=lambda _, p: (
-            f"with tensor {p.tensor} the gathered outputs of norms are kept: to recompute them frees nothing"
-        ),
-        engines=_only(Engine.NATIVE),
-    ),
-    Rule(
-        name="alternate matrix products",
-        scope=Scope.CHOICE,
-        holds=lambda s, p: (
-            ((np.asarray(p.recompute_mask) & _mask("alternate_matmuls")) == 0)
-            | (
-                (np.asarray(p.recompute_mask) == _mask("alternate_matmuls"))
-                & ((p.expert * p.expert_tensor * p.tensor == 1) | (not _has_experts(s)))
-            )
-        ),
-        says=lambda _, p: "alternate_matmuls stands alone, and needs whole experts on every rank",
-        engines=_only(Engine.NATIVE),
-    ),
 )
+"""What engines share, in the order in which messages name it."""
+
+
+@cache
+def rules_of(facts: EngineFacts) -> tuple[Rule, ...]:
+    """The shared rules and the engine's own, in the order in which messages name them."""
+    place = {rule.name: i for i, rule in enumerate(RULES)}
+    return tuple(
+        sorted((*RULES, *facts.rules), key=lambda rule: place.get(rule.after or rule.name, len(RULES)))
+    )

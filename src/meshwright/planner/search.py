@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.step import StepTable
 from meshwright.cost.tables import PlanTable, plan_from_row
+from meshwright.planner.engines import Scope, Setting
 from meshwright.planner.legality import legal_mask, setting_for
 from meshwright.planner.objective import FloatArray, Goal
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.rules import Scope, Setting
 from meshwright.planner.screen import CostModel, cost_model, fits, step_rows
 from meshwright.planner.space import (
     Choices,

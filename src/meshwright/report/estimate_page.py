@@ -52,7 +52,7 @@ def _lead(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> str
     request, step = done.request, done.estimate.step
     words = (
         f"{done.plan.describe()}, {request.precision.name}, {request.global_batch} sequences of "
-        f"{request.seq_len} tokens a step, engine {request.engine.value}. "
+        f"{request.seq_len} tokens a step, engine {request.engine}. "
         + ("The plan was chosen by the planner." if done.chosen else "The plan is pinned in the run file.")
     )
     rows = [

@@ -9,10 +9,10 @@ from meshwright.cost.goodput import Goodput
 from meshwright.errors import InfeasibleError
 from meshwright.planner import request_for, violations
 from meshwright.planner.choice import best_plans, goal_of
+from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.legality import setting_for
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.rules import Severity
 from meshwright.planner.search import PlanResult
 from meshwright.planner.training import Training, catalogue_price, goodput_at, hourly_price, training_at
 from meshwright.report.quantities import memory as memory_words
@@ -81,7 +81,7 @@ def require_legal(request: PlanRequest, plan: Plan) -> list[str]:
     refused = [v for v in found if v.severity is Severity.REFUSED]
     if refused:
         raise InfeasibleError(
-            f"{plan.describe()} is no plan for engine {request.engine.value}: {'; '.join(map(str, refused))}",
+            f"{plan.describe()} is no plan for engine {request.engine}: {'; '.join(map(str, refused))}",
             hint="`parallel: auto` lets the planner choose a legal plan",
         )
     return [str(v) for v in found]

@@ -35,7 +35,7 @@ def _lead(report: ScaleReport) -> str:
     request = report.study.request
     words = (
         f"{report.study.mode.value} scaling, {request.precision.name}, sequences of {request.seq_len:,} "
-        f"tokens, engine {request.engine.value}, software {stack_facts(request.stack.framework).title}."
+        f"tokens, engine {request.engine}, software {stack_facts(request.stack.framework).title}."
     )
     lead = paragraph(words[:1].upper() + words[1:], css_class="lead")
     if report.curve is None:

@@ -235,7 +235,7 @@ def _stack(file: schema.RunFile) -> Stack:
     from meshwright.catalog import stacks
 
     if file.stack is None:
-        return stacks.stack_for_engine(file.engine.value)
+        return stacks.stack_for_engine(file.engine)
     framework = stacks.stack_facts(file.stack.framework).name
     return Stack(framework=framework, vintage=file.stack.vintage)
 

@@ -12,13 +12,15 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticKnownError
 
+from meshwright.catalog import engine_names
 from meshwright.specs.model import AttentionKind, BaseFormat, RopeScaling, Router
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
 from meshwright.specs.run import (
     BIAS_RATE,
     MAX_WORKERS,
-    Engine,
+    NATIVE,
     LearningRateSchedule,
     Objective,
     StateFormat,
@@ -36,6 +38,13 @@ def _readable(text: str) -> str:
     if not text.isprintable() or not text.strip():
         raise ValueError("must be printable text")
     return text
+
+
+def _engine(value: object) -> object:
+    known = engine_names()
+    if known and value not in known:  # where none is known what looks one up says why
+        raise PydanticKnownError("enum", {"expected": ", ".join(map(repr, known))})
+    return value
 
 
 def _recompute_module(name: str) -> str:
@@ -69,6 +78,7 @@ Positive = Annotated[float, Field(gt=0, le=1e12)]
 NotNegative = Annotated[float, Field(ge=0, le=1e12)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
+EngineName = Annotated[str, BeforeValidator(_engine)]
 RecomputeModule = Annotated[str, AfterValidator(_recompute_module)]
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
 
@@ -316,7 +326,7 @@ class RunFile(Section):
     parallel: Annotated[
         Annotated[Literal["auto"], _Word] | Annotated[ParallelSection, _Mapping], Discriminator(_kind)
     ] = "auto"
-    engine: Annotated[Engine, _Lax] = Engine.NATIVE
+    engine: EngineName = NATIVE
     stack: StackSection | None = None
     objective: Annotated[Objective, _Lax] = Objective.THROUGHPUT
     costs: CostsSection = CostsSection()

@@ -21,13 +21,8 @@ class Task(StrEnum):
     LORA = "lora"  # low-rank adapters on a frozen base
 
 
-class Engine(StrEnum):
-    """The program that runs the step."""
-
-    NATIVE = "native"  # Meshwright's own, on torch.distributed
-    TORCHTITAN = "torchtitan"
-    MEGATRON = "megatron"
-    MAXTEXT = "maxtext"
+NATIVE = "native"
+"""Meshwright's own engine, on torch.distributed: what a run file that names none gets."""
 
 
 class Objective(StrEnum):
@@ -182,7 +177,7 @@ class Run:
     micro_batch: int | None = None  # sequences per replica and micro-batch; None: the planner chooses
     precision: Precision
     plan: Plan | None = None  # None: the planner chooses
-    engine: Engine = Engine.NATIVE
+    engine: str = NATIVE  # the program that runs the step, as an installed package names it
     stack: Stack
     objective: Objective = Objective.THROUGHPUT
     costs: Costs = field(default_factory=Costs)

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from meshwright.engines.local import free_port
+
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol")
 SYSTEM_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin")
 DEADLINE_S = 60
@@ -34,22 +36,16 @@ def missing() -> list[str]:
     return [program for program in PROGRAMS if find(program) is None]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def configuration(folder: Path, *, num_nodes: int) -> str:
     """slurm.conf: nodes that share this host, no accounting, jobs that may be queued again at once."""
     host, user = socket.gethostname().split(".")[0], pwd.getpwuid(os.getuid()).pw_name
     names = [f"n{i + 1}" for i in range(num_nodes)]
     nodes = [
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} CPUs=2 State=UNKNOWN"
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 State=UNKNOWN"
         for name in names
     ]
     return "\n".join([
-        "ClusterName=toy", f"SlurmctldHost={host}(127.0.0.1)", f"SlurmctldPort={_free_port()}",
+        "ClusterName=toy", f"SlurmctldHost={host}(127.0.0.1)", f"SlurmctldPort={free_port()}",
         f"SlurmUser={user}", f"SlurmdUser={user}",
         "AuthType=auth/munge", f"AuthInfo=socket={folder}/munge.socket,cred_expire=5",
         f"StateSaveLocation={folder}/state", f"SlurmdSpoolDir={folder}/spool-%n",

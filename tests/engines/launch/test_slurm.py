@@ -28,12 +28,7 @@ pytestmark = [
         reason=f"needs {', '.join(slurm.missing())}: apt-get install slurmctld slurmd slurm-client munge",
     ),
 ]
-SECTIONS = {
-    "precision": "fp32",
-    "parallel": "{data_shard: 2, sharding: parameters}",
-    "optimizer": "{learning_rate: 1.0e-3, schedule: constant}",
-    "train": "{steps: 100, checkpoint: {folder: saved, every_steps: 20}}",
-}
+TRAIN = "{steps: 100, checkpoint: {folder: saved, every_steps: 20}}"
 
 
 @pytest.fixture(scope="module")
@@ -42,23 +37,8 @@ def cluster(tmp_path_factory):
         yield environment
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, tiny_run):
-    """The losses of the same run on this machine, which nobody kills."""
-    training = tiny_run(tmp_path_factory.mktemp("alone"), **SECTIONS)
-    training.train()
-    return training.losses()
-
-
-@pytest.fixture
-def training(tmp_path, tiny_run):
-    return tiny_run(tmp_path, **SECTIONS)
-
-
 def launch(training, cluster, *arguments: str) -> subprocess.Popen[str]:
     """`meshwright launch --on slurm --wait` of the run, a process on each of the two nodes."""
-    training.folder.mkdir(parents=True, exist_ok=True)
-    (training.folder / "run.yaml").write_text(training.text)
     command = [sys.executable, "-m", "meshwright", "launch", "run.yaml", "--on", "slurm", "--nodes", "2"]
     return subprocess.Popen(
         [*command, "--out", "out", "--wait", *arguments],

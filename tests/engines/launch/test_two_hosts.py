@@ -25,12 +25,7 @@ pytestmark = [
     pytest.mark.distributed,
     pytest.mark.skipif(bool(hosts.why_not()), reason=hosts.why_not() or ""),
 ]
-SECTIONS = {
-    "precision": "fp32",
-    "parallel": "{data_shard: 2, sharding: parameters}",
-    "optimizer": "{learning_rate: 1.0e-3, schedule: constant}",
-    "train": "{steps: 60, checkpoint: {folder: saved, every_steps: 10}}",
-}
+TRAIN = "{steps: 60, checkpoint: {folder: saved, every_steps: 10}}"
 DEADLINE_S = 240
 
 
@@ -38,21 +33,6 @@ DEADLINE_S = 240
 def pair():
     with hosts.two_hosts() as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, tiny_run):
-    """The losses of the same run on one host, which nobody kills."""
-    training = tiny_run(tmp_path_factory.mktemp("alone"), **SECTIONS)
-    training.train()
-    return training.losses()
-
-
-@pytest.fixture
-def training(tmp_path, tiny_run):
-    made = tiny_run(tmp_path, **SECTIONS)
-    (made.folder / "run.yaml").write_text(made.text)
-    return made
 
 
 def launch(host, training, *arguments: str) -> subprocess.Popen[str]:

@@ -1,14 +1,111 @@
-"""MaxText's environment for the tests: the one that is there, else one that the documented command makes."""
+"""MaxText's environment for the tests (the one that is there, else one that the documented command makes), and toys."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
 
 import pytest
 
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions, find_engine
 from meshwright.engines.maxtext import environment
+
+TOLERANCE = 3e-6  # relative; docs/guides/maxtext.md has what was measured
+
+
+PLANS = {
+    "one": "data_shard: 1, sharding: none",
+    "sharded": "data_shard: 2, sharding: parameters",
+    "tensor": "data_shard: 1, tensor: 2, sharding: none",
+    "pipeline": "data_shard: 1, pipeline: 2, schedule: gpipe, sharding: none",
+    "context": "data_shard: 1, context: 2, sharding: parameters",
+    "experts": "data_shard: 2, expert: 2, sharding: parameters",
+    "four": "data_shard: 2, tensor: 2, sharding: parameters",
+}
+
+
+class Toy:
+    """A run file, its text and the weights that it starts from, in a folder."""
+
+    def __init__(self, folder: Path, text: str, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        folder.mkdir()
+        (folder / "run.yaml").write_text(text)
+        notes = [
+            f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(60) for j in range(13)
+        ]
+        (folder / "notes.txt").write_text("".join(notes))
+        pairs = [
+            {"prompt": f"{i} times {j} is ", "answer": f"{i * j}."} for i in range(40) for j in range(13)
+        ]
+        (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        self._write_start(text)
+        self.native = self.train("native", "engine=native")
+
+    def _write_start(self, text: str) -> None:
+        import torch
+
+        from meshwright.engines.native.models import build_model, init_weights, materialize
+        from meshwright.engines.native.weights import save_weights
+
+        model = build_model(runfile.loads(text).model)
+        materialize(model, device=torch.device("cpu"))
+        init_weights(model, seed=1)
+        save_weights(model, self.folder / "start", dtype=torch.float32)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command in a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "meshwright", *arguments],
+            cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Its exit code and what it says on stderr."""
+        return self.ended(self.start(*arguments))
+
+    def train(
+        self, out: str, *overrides: str, plan: str | None = None, resume: bool = False
+    ) -> list[dict[str, float]]:
+        """Train to the end, without a start of the command; the lines of the step log. `plan` is one of PLANS."""
+        if plan is not None:
+            overrides = (*overrides, f"parallel={{{PLANS[plan]}, recompute: full}}")
+        with chdir(self.folder):
+            run = runfile.load(Path("run.yaml"), overrides=list(overrides))
+            engine = find_engine(run.engine)
+            options = TrainOptions(folder=Path(out), resume=resume, quiet=True, only_steps=True)
+            engine.launch(engine.prepare(run, options=options))
+        return self.steps(out)
+
+    def steps(self, out: str) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.folder / out / "steps.jsonl").read_text().splitlines()]
+
+    def record(self, out: str) -> dict[str, dict[str, object]]:
+        return json.loads((self.folder / out / "record.json").read_text())
+
+    @staticmethod
+    def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+        """Exit code and stderr of a command, once it has ended."""
+        _, stderr = process.communicate(timeout=500)
+        return process.returncode, stderr
+
+    def assert_native(self, taken: list[dict[str, float]]) -> None:
+        """`taken` are the steps that the native engine has taken."""
+        assert [line["step"] for line in taken] == [line["step"] for line in self.native]
+        for mine, theirs in zip(taken, self.native, strict=True):
+            assert mine["learning_rate"] == pytest.approx(
+                theirs["learning_rate"], rel=3e-7
+            )  # it is fp32 there
+            assert ("validation_loss" in mine) == ("validation_loss" in theirs)
+            for key in ("loss", "gradient_norm", "validation_loss"):
+                if key in theirs:
+                    assert mine[key] == pytest.approx(theirs[key], rel=TOLERANCE), (mine["step"], key)
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +119,10 @@ def maxtext() -> dict[str, str]:
         command = environment.COMMAND.split()
         subprocess.run([sys.executable, *command[1:]], check=True)
     return os.environ | {environment.VARIABLE: str(environment.default_folder()), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def make_toy(maxtext, tmp_path_factory) -> Callable[[str, str], Toy]:
+    """Makes a folder of a name with a run file, its data and weights; trains it with the native engine."""
+    folder = tmp_path_factory.mktemp("maxtext")
+    return lambda name, text: Toy(folder / name, text, maxtext)

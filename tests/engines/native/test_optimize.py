@@ -8,8 +8,11 @@ from itertools import pairwise
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
 
 from meshwright.engines.native.optimize import AdamW, learning_rate, masters_of  # noqa: E402
 from meshwright.specs.run import LearningRateSchedule, Optimizer  # noqa: E402
@@ -129,3 +132,27 @@ def test_gradients_are_scaled_down_to_the_limit(limit):
     expected = 1.0 if limit is None or exact <= limit else limit / exact
     for clipped, gradient in zip(seen[0], gradients, strict=True):
         torch.testing.assert_close(clipped, gradient * expected, rtol=1e-4, atol=0)
+
+
+@pytest.fixture
+def mesh():
+    """One process as a mesh: layouts are those of several."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("layout", "expected"), [(Shard(0), Shard(0)), (Replicate(), Partial())], ids=["divided", "whole"]
+)
+def test_a_gradient_in_parts_is_divided_as_its_parameter_is(mesh, compute, layout, expected):
+    """What all ranks have stays in parts until the step; what is added to the gradient here reaches the step."""
+    module = torch.nn.Linear(4, 8, bias=False)
+    weight = distribute_tensor(module.weight.detach(), mesh, [layout])
+    module.weight = torch.nn.Parameter(weight)
+    (master,) = masters_of([module], compute=compute)
+    module.weight.grad = DTensor.from_local(torch.ones(8, 4, dtype=compute), mesh, [Partial()])
+    assert master.gradient.placements == (expected,)
+    master.gradient.to_local().add_(1.0)
+    assert master.gradient.to_local().eq(2.0).all()

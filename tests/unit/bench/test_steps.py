@@ -16,9 +16,9 @@ from meshwright.bench.steps import plan_of, run_of
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
 from meshwright.engines.native.check import check
+from meshwright.planner.engines import Severity
 from meshwright.planner.legality import setting_for, violations
 from meshwright.planner.request import request_for
-from meshwright.planner.rules import Severity
 from meshwright.specs.plan import Sharding
 from meshwright.specs.run import Run
 

@@ -31,7 +31,7 @@ def test_a_plan_is_searched_and_all_files_are_there(meshwright, run_file, tmp_pa
     assert outcome.json["num_processes"] == 16
     ast.parse((tmp_path / "titan" / "meshwright_run.py").read_text())
     again = runfile.load(tmp_path / "titan" / "meshwright_run.yaml")
-    assert again.engine.value == "torchtitan"
+    assert again.engine == "torchtitan"
     assert again.plan.num_devices == 16
 
 

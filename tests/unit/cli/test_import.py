@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 
 from meshwright import runfile
@@ -134,7 +136,30 @@ def test_whose_configuration_it_is_is_told_by_its_name_or_said(
 
 
 def test_modules_are_programs_that_need_torchtitan(meshwright, monkeypatch):
-    monkeypatch.setattr("meshwright.engines.torchtitan.probe.find_spec", lambda name: None)
+    def absent(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr("meshwright.engines.machine.metadata.version", absent)
     outcome = meshwright("import", "llama3:llama3_8b", "--cluster", "h100-8x1")
     assert outcome.exit_code == 3
     assert "pip install 'meshwright[torchtitan]'" in outcome.stderr
+
+
+def test_an_ending_belongs_to_the_engine_whose_facts_say_so(meshwright, engine_package, install_engines):
+    for name in ("mine", "yours"):
+        engine_package(
+            name,
+            facts="from types import SimpleNamespace\nFACTS = SimpleNamespace(configurations=('.mine', ':'))\n",
+            contract="from meshwright.errors import InputError\n"
+            f"def import_run(source, *, cluster):\n    raise InputError('{name} reads it')\n",
+        )
+    install_engines(mine="mine.contract")
+    for source in ("run.mine", "module:function"):
+        assert "mine reads it" in meshwright("import", source, "--cluster", "h100-8x1").stderr
+    install_engines(mine="mine.contract", yours="yours.contract")
+    outcome = meshwright("import", "run.mine", "--cluster", "h100-8x1")
+    assert "got 'run.mine', allowed: mine, yours\nhint: say it with --engine" in outcome.stderr
+    assert (
+        "yours reads it"
+        in meshwright("import", "run.mine", "--cluster", "h100-8x1", "--engine", "yours").stderr
+    )

@@ -72,7 +72,7 @@ def test_the_written_file_pins_the_first_plan(meshwright, tmp_path):
     assert outcome.exit_code == 0, outcome.stderr
     run, best = runfile.load(path), outcome.json["plans"][0]
     assert run.plan.describe() == best["plan"]
-    assert run.engine.value == "torchtitan"
+    assert run.engine == "torchtitan"
     again = meshwright("estimate", path, "--json").json
     assert again["estimate"] == best["estimate"]
 

@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.cli.run_input import run_from
 from meshwright.errors import InputError
-from meshwright.specs.run import Engine, Objective
+from meshwright.specs.run import Objective
 
 LLAMA = Path(__file__).parents[3] / "examples" / "runs" / "llama3.1-8b-pretrain.yaml"
 
@@ -23,7 +23,7 @@ def test_options_replace_keys_of_the_file():
     run = run_from(LLAMA, cluster="h100-8x2", global_batch=64, sequence_length=4096, engine="megatron")
     assert run.cluster_name == "h100-8x2"
     assert (run.global_batch, run.sequence_length) == (64, 4096)
-    assert run.engine is Engine.MEGATRON
+    assert run.engine == "megatron"
     assert run.model.name == "llama3.1-8b"
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
+from meshwright import catalog, runfile
 from meshwright.cli import needs
+from meshwright.cli.train_words import introduction
 from meshwright.engines import base
+from meshwright.engines.maxtext.reading import LAYOUT
+from meshwright.engines.workers import WorkersStart
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
@@ -30,17 +33,11 @@ def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypat
 
 
 @needs_torch
-def test_an_engine_that_nothing_installed_names_is_unknown(meshwright, run_file, monkeypatch):
-    monkeypatch.setattr(base, "entry_points", lambda **which: only_native(**which))
+def test_an_engine_that_nothing_installed_names_is_unknown(meshwright, run_file, install_engines):
+    install_engines(native="meshwright.engines.native.contract")
     outcome = meshwright("train", run_file, "--set", "engine=megatron")
     assert outcome.exit_code == 2
-    assert "unknown engine: got 'megatron'" in outcome.stderr
-    assert "known: native" in outcome.stderr
-
-
-def only_native(**which):
-    native = EntryPoint("native", "meshwright.engines.native.contract", base.ENTRY_POINTS)
-    return EntryPoints([native]).select(**which)
+    assert "engine: unknown value: got 'megatron', allowed: native" in outcome.stderr
 
 
 @needs_torch
@@ -135,3 +132,23 @@ def test_a_profile_is_printed_as_shares(meshwright, run_file, tmp_path):
     assert "profiled steps" in outcome.stdout
     assert "GEMM" in outcome.stdout
     assert (tmp_path / "runs" / "tiny" / "profile" / "trace-rank0.json.gz").is_file()
+
+
+@pytest.mark.parametrize(
+    ("is_one_process", "words"),
+    [(True, "starting one process with 2 virtual devices ..."), (False, "starting 2 processes ...")],
+)
+def test_it_says_what_it_starts(tiny_text, tmp_path, is_one_process, words):
+    run = runfile.loads(tiny_text, overrides=["parallel={data_shard: 2, sharding: parameters}"])
+    start = WorkersStart(
+        run=run,
+        plan=run.plan,
+        options=base.TrainOptions(folder=tmp_path),
+        engine=run.engine,
+        layout=LAYOUT,
+        device_type="cpu",
+        device_name="a CPU",
+        cluster=catalog.cluster("h100-1x2"),
+        is_one_process=is_one_process,
+    )
+    assert introduction(start)[-1] == words

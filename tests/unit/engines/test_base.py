@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import types
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
 
 from meshwright import runfile
+from meshwright.catalog import engine_names
 from meshwright.engines import base
 from meshwright.errors import InputError, MissingDependencyError, UnknownNameError
 
@@ -17,30 +17,29 @@ PINNED = "parallel={data_shard: 2, sharding: parameters}"
 
 
 def test_this_installation_names_its_own_engine():
-    assert "native" in base.engine_names()
+    assert "native" in engine_names()
     assert base.find_engine("native").__name__ == "meshwright.engines.native.contract"
 
 
 def test_every_engine_has_what_the_contract_asks():
     asked = [name for name in vars(base.TrainingEngine) if not name.startswith("_")]
     assert asked == ["check", "lower", "prepare", "expected", "launch", "read"]
-    for name in base.engine_names():
+    for name in engine_names():
         engine = base.find_engine(name)
         assert [f for f in asked if not callable(getattr(engine, f, None))] == []
 
 
-def test_an_engine_of_another_package_is_found_by_its_entry_point(monkeypatch):
+def test_an_engine_of_another_package_is_found_by_its_entry_point(monkeypatch, install_engines):
     other = types.ModuleType("other_engine")
     monkeypatch.setitem(sys.modules, "other_engine", other)
-    points = EntryPoints([EntryPoint("other", "other_engine", base.ENTRY_POINTS)])
-    monkeypatch.setattr(base, "entry_points", lambda **which: points.select(**which))
+    install_engines(other="other_engine")
     assert base.find_engine("other") is other
     with pytest.raises(UnknownNameError, match="unknown engine"):
         base.find_engine("othr")
 
 
-def test_a_source_tree_without_its_metadata_says_so(monkeypatch):
-    monkeypatch.setattr(base, "entry_points", lambda **which: EntryPoints([]))
+def test_a_source_tree_without_its_metadata_says_so(install_engines):
+    install_engines()
     with pytest.raises(MissingDependencyError, match="names no engines"):
         base.find_engine("native")
 

@@ -73,6 +73,17 @@ def test_one_node_is_a_master_alone(request_there):
     assert set(job["spec"]["pytorchReplicaSpecs"]) == {"Master"}
 
 
+@pytest.mark.parametrize("num_nodes", [1, 4])
+@pytest.mark.parametrize("max_restarts", [0, 1, 3])
+def test_the_operator_counts_restarts_of_all_pods(num_nodes, max_restarts, request_there):
+    _, job = documents(
+        request_there(num_nodes=num_nodes, max_restarts=max_restarts), settings(USUAL, Kind.PYTORCHJOB)
+    )
+    limit = job["spec"]["runPolicy"]["backoffLimit"]
+    assert num_nodes * max_restarts < limit  # it fails when the sum is the limit: these are allowed
+    assert num_nodes * (max_restarts + 1) >= limit  # and not one more of every pod
+
+
 @pytest.mark.parametrize(
     ("vendor", "resource"), [("NVIDIA", "nvidia.com/gpu"), ("AMD", "amd.com/gpu"), (None, None)]
 )

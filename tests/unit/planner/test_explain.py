@@ -7,17 +7,16 @@ from meshwright.planner import PlanRequest, compare, explain_infeasible, nearest
 from meshwright.planner.explain import Verdict
 from meshwright.specs.plan import Schedule
 from meshwright.specs.precision import PRECISIONS
-from meshwright.specs.run import Engine
 
 
-def request(model="llama3-8b", cluster="h100-8x2", engine=Engine.MEGATRON, batch=64, **fixed) -> PlanRequest:
+def request(model="llama3-8b", cluster="h100-8x2", engine="megatron", batch=64, **fixed) -> PlanRequest:
     return PlanRequest(
         model=catalog.model(model),
         cluster=catalog.cluster(cluster),
         seq_len=8192,
         global_batch=batch,
         precision=PRECISIONS["bf16"],
-        stack=stack_for_engine(engine.value),
+        stack=stack_for_engine(engine),
         engine=engine,
         fixed=fixed,
     )
@@ -85,14 +84,14 @@ def test_why_not_the_winner_itself(result):
 
 
 def test_infeasible_names_the_nearest_number_of_devices_that_fits():
-    lacking = explain_infeasible(search(request("llama3-70b", "h100-8x1", Engine.NATIVE), top=1))
+    lacking = explain_infeasible(search(request("llama3-70b", "h100-8x1", "native"), top=1))
     assert lacking.needed_gib is not None
     assert lacking.needed_gib > lacking.available_gib
     assert sum(lacking.memory_gib.values()) == pytest.approx(lacking.needed_gib, rel=1e-9)
     (devices,) = [s for s in lacking.suggestions if "devices" in s]
     num_devices = int(devices.split()[2])
-    assert search(request("llama3-70b", f"h100-8x{num_devices // 8}", Engine.NATIVE), top=1).best is not None
-    assert search(request("llama3-70b", f"h100-8x{num_devices // 16}", Engine.NATIVE), top=1).best is None
+    assert search(request("llama3-70b", f"h100-8x{num_devices // 8}", "native"), top=1).best is not None
+    assert search(request("llama3-70b", f"h100-8x{num_devices // 16}", "native"), top=1).best is None
 
 
 def test_infeasible_by_a_fixed_field_says_which():

@@ -6,23 +6,24 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
+from meshwright.catalog import engine_names
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
 from meshwright.cost.tables import SCHEDULES, PlanTable, plan_from_row, plan_row
 from meshwright.engines.native.check import check_plan
+from meshwright.planner.engines import Setting, Severity, engine_facts
 from meshwright.planner.legality import broken_rules, legal_mask, setting_for, violations
 from meshwright.planner.request import PlanRequest, request_for
-from meshwright.planner.rules import RULES, Setting, Severity
+from meshwright.planner.rules import rules_of
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
 from meshwright.runfile import from_options
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
-from meshwright.specs.run import Engine
 
 
-def setting(model="llama3-8b", cluster="h100-8x8", engine=Engine.NATIVE, seq_len=8192, batch=512) -> Setting:
+def setting(model="llama3-8b", cluster="h100-8x8", engine="native", seq_len=8192, batch=512) -> Setting:
     run = from_options(
-        model=model, cluster=cluster, global_batch=batch, sequence_length=seq_len, engine=engine.value
+        model=model, cluster=cluster, global_batch=batch, sequence_length=seq_len, engine=engine
     )
     return setting_for(request_for(run))
 
@@ -82,62 +83,61 @@ def test_what_the_search_tries_for_native_its_engine_runs(name):
 
 def test_a_usual_plan_breaks_no_rule():
     plan = Plan(tensor=4, pipeline=2, data_shard=8)
-    for engine in (Engine.NATIVE, Engine.MEGATRON):
+    for engine in ("native", "megatron"):
         assert violations(plan, setting=setting(engine=engine)) == []
 
 
-E_ = Engine
 CASES = [
     ("devices", Plan(tensor=4, data_shard=8), {}),
     ("heads", Plan(tensor=64, data_shard=1), {}),
     ("kv heads", Plan(tensor=16, data_shard=4), {}),
     ("feed-forward", Plan(tensor=3, data_shard=21), {"cluster": "h100-7x9"}),
-    ("vocabulary", Plan(tensor=4, data_shard=16), {"model": "gpt3-175b", "engine": E_.MAXTEXT}),
+    ("vocabulary", Plan(tensor=4, data_shard=16), {"model": "gpt3-175b", "engine": "maxtext"}),
     ("experts", Plan(expert=2, data_shard=64), {}),
     ("experts", Plan(expert=16, data_shard=64), {"model": "mixtral-8x7b"}),
     ("expert feed-forward", Plan(expert_tensor=7, tensor=7, data_shard=7),
      {"model": "gpt-oss-20b", "cluster": "h100-7x7"}),
     ("expert folding", Plan(expert=8, pipeline=16, data_shard=4), {"model": "mixtral-8x7b"}),
     ("expert tensor width", Plan(expert_tensor=2, tensor=2, data_shard=32),
-     {"model": "mixtral-8x7b", "engine": E_.TORCHTITAN}),
+     {"model": "mixtral-8x7b", "engine": "torchtitan"}),
     ("expert tensor width", Plan(expert_tensor=2, tensor=4, data_shard=16), {"model": "mixtral-8x7b"}),
     ("expert axis", Plan(expert=8, context=2, data_shard=4, pipeline=8),
-     {"model": "mixtral-8x7b", "engine": E_.MAXTEXT}),
+     {"model": "mixtral-8x7b", "engine": "maxtext"}),
     ("layers", Plan(pipeline=64, data_shard=1), {}),
-    ("layers", Plan(pipeline=16, data_shard=4), {"model": "llama3.1-405b", "engine": E_.MAXTEXT}),
+    ("layers", Plan(pipeline=16, data_shard=4), {"model": "llama3.1-405b", "engine": "maxtext"}),
     ("virtual stages", Plan(virtual_pipeline=2, data_shard=64), {}),
     ("virtual stages", Plan(pipeline=4, schedule=Schedule.INTERLEAVED, data_shard=16), {}),
     ("virtual stages", Plan(pipeline=4, virtual_pipeline=4, schedule=Schedule.ZBV, data_shard=16), {}),
-    ("schedule", Plan(pipeline=4, schedule=Schedule.ZERO_BUBBLE, data_shard=16), {"engine": E_.MEGATRON}),
-    ("schedule", Plan(pipeline=4, schedule=Schedule.DUALPIPE, data_shard=16), {"engine": E_.TORCHTITAN}),
+    ("schedule", Plan(pipeline=4, schedule=Schedule.ZERO_BUBBLE, data_shard=16), {"engine": "megatron"}),
+    ("schedule", Plan(pipeline=4, schedule=Schedule.DUALPIPE, data_shard=16), {"engine": "torchtitan"}),
     ("sequence", Plan(context=8, data_shard=8), {"seq_len": 8200}),
-    ("sequence", Plan(context=8, data_shard=8), {"seq_len": 8208, "engine": E_.TORCHTITAN}),
+    ("sequence", Plan(context=8, data_shard=8), {"seq_len": 8208, "engine": "torchtitan"}),
     ("sequence parallelism", Plan(tensor=2, sequence_parallel=False, data_shard=32),
-     {"model": "mixtral-8x7b", "engine": E_.MEGATRON}),
+     {"model": "mixtral-8x7b", "engine": "megatron"}),
     ("scale-up domain", Plan(tensor=16, data_shard=4), {"model": "llama2-7b"}),
     ("global batch", Plan(data_shard=64, micro_batch=3), {}),
     ("micro-batches", Plan(pipeline=8, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, data_shard=8),
-     {"batch": 32, "engine": E_.MEGATRON}),
+     {"batch": 32, "engine": "megatron"}),
     ("micro-batches", Plan(pipeline=8, schedule=Schedule.DUALPIPE, data_shard=8), {"batch": 64}),
     ("micro-batches", Plan(pipeline=8, virtual_pipeline=2, schedule=Schedule.ZBV, data_shard=8), {"batch": 112}),
     ("micro-batch rounds", Plan(pipeline=8, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, data_shard=8),
-     {"batch": 8 * 17, "engine": E_.TORCHTITAN}),
+     {"batch": 8 * 17, "engine": "torchtitan"}),
     ("micro-batch rounds", Plan(pipeline=8, schedule=Schedule.GPIPE, data_shard=8),
-     {"batch": 8 * 12, "engine": E_.MAXTEXT}),
-    ("sharding", Plan(data_shard=64, sharding=Sharding.GRADIENTS), {"engine": E_.MEGATRON}),
-    ("sharding", Plan(data_shard=64, sharding=Sharding.OPTIMIZER), {"engine": E_.TORCHTITAN}),
+     {"batch": 8 * 12, "engine": "maxtext"}),
+    ("sharding", Plan(data_shard=64, sharding=Sharding.GRADIENTS), {"engine": "megatron"}),
+    ("sharding", Plan(data_shard=64, sharding=Sharding.OPTIMIZER), {"engine": "torchtitan"}),
     ("replicas", Plan(data_shard=8, data_replicate=8, sharding=Sharding.OPTIMIZER), {}),
     ("fully sharded width", Plan(data_shard=63, sharding=Sharding.PARAMETERS),
-     {"cluster": "h100-7x9", "engine": E_.MAXTEXT, "batch": 63}),
-    ("recomputation", Plan(data_shard=64), {"engine": E_.MAXTEXT}),
+     {"cluster": "h100-7x9", "engine": "maxtext", "batch": 63}),
+    ("recomputation", Plan(data_shard=64), {"engine": "maxtext"}),
     ("recomputed modules", Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("mlp",)),
-     {"engine": E_.TORCHTITAN}),
+     {"engine": "torchtitan"}),
     ("recomputed modules exist",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("moe",)), {}),
     ("recomputed layers", Plan(pipeline=8, data_shard=8, recompute=Recompute.FULL, recompute_layers=4), {}),
     ("recomputation under zero bubble",
      Plan(pipeline=4, virtual_pipeline=2, schedule=Schedule.ZBV, data_shard=16, recompute=Recompute.FULL),
-     {"engine": E_.TORCHTITAN}),
+     {"engine": "torchtitan"}),
     ("recomputation under zero bubble",
      Plan(pipeline=4, schedule=Schedule.ZERO_BUBBLE, data_shard=16, recompute=Recompute.FULL), {}),
     ("recomputation under zero bubble",
@@ -156,7 +156,8 @@ def test_rule_is_broken(rule, plan, where):
 
 
 def test_every_rule_has_a_case():
-    assert {rule.name for rule in RULES} == {rule for rule, _, _ in CASES}
+    facts = [engine_facts(name) for name in engine_names()]
+    assert {rule.name for each in facts for rule in rules_of(each)} == {rule for rule, _, _ in CASES}
 
 
 def test_messages_hold_the_numbers():
@@ -174,10 +175,10 @@ def test_a_discouraged_plan_is_legal_and_flagged():
 
 
 def test_megatron_repeats_key_value_heads():
-    assert "kv heads" not in rules(Plan(tensor=16, data_shard=4), engine=Engine.MEGATRON)
+    assert "kv heads" not in rules(Plan(tensor=16, data_shard=4), engine="megatron")
 
 
-@pytest.mark.parametrize("engine", list(Engine))
+@pytest.mark.parametrize("engine", engine_names())
 def test_mask_and_sentences_agree(engine):
     request = PlanRequest(
         model=catalog.model("gpt-oss-20b"),
@@ -185,7 +186,7 @@ def test_mask_and_sentences_agree(engine):
         seq_len=4096,
         global_batch=48,
         precision=PRECISIONS["bf16"],
-        stack=stack_for_engine(engine.value),
+        stack=stack_for_engine(engine),
         engine=engine,
     )
     where = setting_for(request)

@@ -5,9 +5,10 @@ models        a model as MaxText's configuration keys
 check         what MaxText cannot do of a run, with reasons
 lower         a run as a configuration file
 data          the run's batches as token files that MaxText's input pipeline reads in order
+adapters      the first adapters, and the weights that they belong to
 contract      check, lower, prepare, launch and read, as `engines.base` has them
 worker        one process of a launch: becomes MaxText's
-inside        what runs in MaxText's own environment: weights in and out, and the start of a training
+inside        what runs in MaxText's environment: weights in and out, the start of a training, a loop of its parts
 reading       its metrics as a record
 """
 

@@ -22,7 +22,7 @@ WITHOUT_NORMS = {"qwen3": "LlamaForCausalLM", "qwen3_moe": "MixtralForCausalLM"}
 MEANS_NOTHING_HERE = (
     "adamw_mask", "attention", "attn_logits_soft_cap", "base_config", "data_shuffle_seed", "debug_sharding",
     "enable_data_shuffling", "enable_dropout", "enable_goodput_recording", "enable_tensorboard", "eod_mask_loss",
-    "eval_interval", "float32_logits", "gcs_metrics", "grad_dtype", "grain_file_type", "grain_worker_count",
+    "float32_logits", "gcs_metrics", "grad_dtype", "grain_file_type", "grain_worker_count",
     "hardware", "log_config", "log_period", "logits_dot_in_fp32", "matmul_precision", "max_segments_per_seq",
     "megablox", "metrics_file", "mmap_eod_id", "model_name", "monitor_goodput", "normalize_embedding_logits",
     "num_slices", "override_model_config", "packing", "profiler", "profiler_steps", "reset_attention_mask",

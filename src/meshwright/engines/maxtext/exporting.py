@@ -1,4 +1,4 @@
-"""Weights of MaxText's checkpoints as Hugging Face safetensors, written by a process of MaxText's environment."""
+"""Weights and adapters of MaxText's checkpoints as safetensors, written by a process of MaxText's environment."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from meshwright.engines.maxtext import environment
-from meshwright.engines.maxtext.lower import parameters_text
 from meshwright.engines.maxtext.reading import checkpoints
+from meshwright.engines.maxtext.weights import Leaf, all_leaves, as_json
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.run import Run
 
@@ -21,9 +21,11 @@ SCRIPT = Path(__file__).parent / "inside" / "meshwright_weights.py"
 def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> Path:
     """Write the weights of a checkpoint of `run` into `folder`, a new one, with a config.json; return the checkpoint.
 
-    `step` is the newest where it is None. Raises InputError where there is no such checkpoint, or no plan: how weights
-    lie in a checkpoint follows from it. MissingDependencyError without MaxText's environment.
+    Adapters are written as PEFT keeps them. `step` is the newest where it is None. Raises InputError where there is no
+    such checkpoint, or no plan: how weights lie in a checkpoint follows from it. MissingDependencyError without
+    MaxText's environment.
     """
+    from meshwright.engines.native.weights.adapters import WEIGHTS, write_config
     from meshwright.engines.native.weights.config import config_of
     from meshwright.engines.native.weights.folder import new_folder
     from meshwright.engines.native.weights.tensors import SINGLE
@@ -36,28 +38,30 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
     assert run.train.checkpoint is not None
     saved = _chosen(Path(run.train.checkpoint.folder), step)
     python = environment.require()
-    with new_folder(folder) as partial, tempfile.TemporaryDirectory() as scratch:
+    leaves = [leaf for leaf in all_leaves(run, run.plan) if leaf.is_adapter or run.lora is None]
+    with new_folder(folder) as partial:
+        _write(python, leaves, saved, partial / (SINGLE if run.lora is None else WEIGHTS), dtype=dtype)
+        if run.lora is not None:
+            write_config(partial, [leaf.name for leaf in leaves], lora=run.lora, base=run.weights)
+            return saved
+        config = config_of(run.model, dtype=DTYPES[dtype], max_positions=run.sequence_length)
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return saved
+
+
+def _write(python: Path, leaves: list[Leaf], saved: Path, out: Path, *, dtype: str) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
         table = Path(scratch) / "parameters.json"
-        table.write_text(parameters_text(run, run.plan), encoding="utf-8")
+        table.write_text(json.dumps({"leaves": as_json(leaves)}), encoding="utf-8")
         done = subprocess.run(
-            [
-                str(python),
-                str(SCRIPT),
-                str(table),
-                str(saved.absolute()),
-                str(partial / SINGLE),
-                DTYPES[dtype],
-            ],
+            [str(python), str(SCRIPT), str(table), str(saved.absolute()), str(out), DTYPES[dtype]],
             env=os.environ | {"JAX_PLATFORMS": "cpu"},
             capture_output=True,
             text=True,
         )
-        if done.returncode:
-            words = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise MeshwrightError(f"{saved} was not read: {words}")
-        config = config_of(run.model, dtype=DTYPES[dtype], max_positions=run.sequence_length)
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return saved
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise MeshwrightError(f"{saved} was not read: {words}")
 
 
 def _chosen(folder: Path, step: int | None) -> Path:

@@ -10,6 +10,7 @@ base.yml, not Meshwright's; a `model_name` is looked up in the environment of Ma
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from meshwright.engines.base import Imported
 from meshwright.engines.maxtext import VERSION, environment
 from meshwright.engines.maxtext.described import Settings, model_section
 from meshwright.engines.maxtext.lower import ENDLESS, REMATERIALISATION
+from meshwright.engines.maxtext.weights import MODULES
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import RECOMPUTE_MODULES
 
 COUNTED_FROM_ONE = "meshwright_weights.convert"  # its state begins at step 1, in configurations that we wrote
@@ -44,16 +47,19 @@ def import_run(source: str, *, cluster: str) -> Imported:
         given[key] = _value(value, what=word)
     settings = Settings(_with_model(given))
     settings.take("base_config", None)
+    accumulated = settings.peek("gradient_accumulation_steps", 1)
     train, optimizer = _steps(settings)
+    tuning = _adapters(settings)
     content = {
         "model": model_section(settings, name=str(given.get("model_name", path.stem))),
         "data": _data(settings),
         **_devices(settings, num_devices=num_devices),
         "optimizer": optimizer,
-        "precision": _precision(settings),
+        "precision": _precision(settings, is_frozen=bool(tuning)),
         "cluster": cluster,
         "engine": "maxtext",
-        "train": train,
+        "train": train | _evaluation(settings, accumulated=accumulated),
+        **tuning,
     }
     return Imported(content=content, notes=tuple(settings.notes()))
 
@@ -204,16 +210,51 @@ def _recompute(settings: Settings) -> Any:
     return "full"
 
 
-def _precision(settings: Settings) -> str:
+def _precision(settings: Settings, *, is_frozen: bool) -> str:
     quantization = settings.take("quantization", "")
     dtype, weights = settings.take("dtype", "bfloat16"), settings.take("weight_dtype", "float32")
-    if weights != "float32":
+    if weights != "float32" and not is_frozen:
         settings.note(f"weight_dtype = {weights!r} is not carried over: weights are trained in fp32")
     if quantization in ("fp8", "nanoo_fp8", "fp8_full", "te_fp8_delayedscaling", "te_fp8_currentscaling"):
         return "fp8"
     if quantization:
         raise InputError("a precision that run files do not know", got=f"quantization = {quantization!r}")
     return "fp32" if dtype == "float32" else "bf16"
+
+
+def _evaluation(settings: Settings, *, accumulated: int) -> dict[str, Any]:
+    """When it evaluates, if at all; its batches are a pass's, a run file's a step's."""
+    every, passes = settings.take("eval_interval", -1), settings.take("eval_steps", -1)
+    target = settings.take("target_eval_loss", 0.0)
+    if every <= 0:
+        return {}
+    if passes <= 0 or passes % accumulated:
+        settings.note(f"eval_steps = {passes} is not carried over: whole batches of a step are evaluated")
+    batches = {"num_batches": passes // accumulated} if passes >= accumulated else {}
+    return {"evaluate": {"every_steps": every, **batches} | ({"target_loss": target} if target else {})}
+
+
+def _adapters(settings: Settings) -> dict[str, Any]:
+    """The task, where it is one of adapters: which modules have one is a pattern of their paths."""
+    given = settings.take("lora", {})
+    if not given.get("enable_lora", False):
+        return {}
+    pattern = given.get("lora_module_path") or "|".join(f"decoder/layers/{m}" for m in MODULES.values())
+    targets = [
+        target for target, module in MODULES.items() if re.fullmatch(pattern, f"decoder/layers/{module}")
+    ]
+    if settings.peek("num_experts", 1) > 1:
+        targets = [target for target in targets if not MODULES[target].startswith("mlp")]
+    if not targets:
+        raise InputError("adapters of no module that run files name", got=f"lora_module_path = {pattern!r}")
+    kind = given.get("lora_weight_qtype") or "full"
+    if kind not in tuple(BaseFormat):
+        settings.note(f"lora_weight_qtype = {kind!r} is not carried over: frozen weights are not rounded")
+        kind = "full"
+    if path := given.get("lora_restore_path"):
+        settings.note(f"lora_restore_path = {path!r} is not carried over: adapters begin anew")
+    values = {"rank": given.get("lora_rank", 0), "alpha": given.get("lora_alpha", 0.0), "base_format": kind}
+    return {"task": "lora", "lora": values | {"targets": targets}}
 
 
 def _steps(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from meshwright.engines.base import Launch, pinned, refuse
 from meshwright.engines.maxtext import VERSION, weights
-from meshwright.engines.maxtext.check import check
+from meshwright.engines.maxtext.check import check, num_accumulated
 from meshwright.engines.maxtext.models import model_keys
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Optimizer, Run
@@ -70,7 +70,7 @@ def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
 
 def parameters_text(run: Run, plan: Plan) -> str:
     """Where every tensor of the weights stands, for the script that brings them in and out; a line a leaf."""
-    leaves = ",\n".join(json.dumps(leaf) for leaf in weights.as_json(run.model, plan))
+    leaves = ",\n".join(json.dumps(leaf) for leaf in weights.as_json(weights.all_leaves(run, plan)))
     head = json.dumps({"seed": run.train.seed, "is_drawn": run.weights is None})
     return f'{head[:-1]}, "leaves": [\n{leaves}\n]}}\n'
 
@@ -82,12 +82,14 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
         "run_name": NAME,
         **model_keys(run.model),
         **_numbers(run),
+        **_adapters(run),
         **_parallelism(plan, run),
         **_batch(run, plan),
         **_recompute(plan),
         **_optimizer(run),
         **_data(run, folder),
         **_checkpoint(run, folder),
+        **_evaluation(run, plan),
         **_surroundings(folder),
     }
 
@@ -96,13 +98,26 @@ def _numbers(run: Run) -> dict[str, Any]:
     is_fp32 = run.precision.name == "fp32"
     return {
         "dtype": "float32" if is_fp32 else "bfloat16",
-        "weight_dtype": "float32",
+        "weight_dtype": "float32" if is_fp32 or run.lora is None else "bfloat16",  # frozen ones need no more
         "grad_dtype": "float32",
         "matmul_precision": "highest" if is_fp32 else "default",
         "attention": "autoselected",
         "sparse_matmul": True,
         "megablox": False,  # a kernel for TPUs; without it JAX's own ragged product
     }
+
+
+def _adapters(run: Run) -> dict[str, Any]:
+    if run.lora is None:
+        return {}
+    modules = "|".join(weights.MODULES[target] for target in run.lora.targets)
+    settings = {
+        "enable_lora": True,
+        "lora_rank": run.lora.rank,
+        "lora_alpha": float(run.lora.alpha),
+        "lora_module_path": f"decoder/layers/({modules})",
+    }
+    return {"lora": settings}
 
 
 def _parallelism(plan: Plan, run: Run) -> dict[str, Any]:
@@ -130,7 +145,7 @@ def _parallelism(plan: Plan, run: Run) -> dict[str, Any]:
 
 def _batch(run: Run, plan: Plan) -> dict[str, Any]:
     """Micro-batches of a pipeline are one batch of the devices; without one they are gradient accumulation."""
-    accumulated = 1 if plan.pipeline > 1 else plan.num_micro_batches(run.global_batch)
+    accumulated = num_accumulated(run, plan)
     return {
         "max_target_length": run.sequence_length,
         "per_device_batch_size": run.global_batch / accumulated / plan.num_devices,
@@ -230,10 +245,21 @@ def _checkpoint(run: Run, folder: Path) -> dict[str, Any]:
     return keys | ({"max_num_checkpoints_to_keep": saves.keep} if saves and saves.keep else {})
 
 
+def _evaluation(run: Run, plan: Plan) -> dict[str, Any]:
+    """Of as many micro-batches as the run's validation batches are."""
+    evaluate = run.train.evaluate
+    if evaluate is None:
+        return {"eval_interval": -1}
+    return {
+        "eval_interval": evaluate.every_steps,
+        "eval_steps": evaluate.num_batches * num_accumulated(run, plan),
+        "target_eval_loss": evaluate.target_loss or 0.0,
+    }
+
+
 def _surroundings(folder: Path) -> dict[str, Any]:
     """Metrics of full precision in a file of our own; none of the services that MaxText can write to."""
     return {
-        "eval_interval": -1,
         "metrics_file": str(folder / OUTPUT / "metrics.jsonl"),
         "enable_tensorboard": False,
         "enable_goodput_recording": False,

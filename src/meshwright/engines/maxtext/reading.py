@@ -16,6 +16,7 @@ from meshwright.engines.outcome import Layout
 
 WINDOW = 5
 METRICS = "metrics.jsonl"
+LOSS, VALIDATION_LOSS = "learning/loss", "evaluation/loss"  # one of them is in every line
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -31,16 +32,23 @@ def step_entry(line: dict[str, Any], *, ended_s: float) -> dict[str, Any]:
     """A line of MaxText's metrics as one of the step log; memory is not known yet."""
     return {
         "step": int(line["step"]),
-        "loss": line["learning/loss"],
+        "loss": line[LOSS],
         "gradient_norm": line["learning/raw_grad_norm"],
         "learning_rate": line["learning/current_learning_rate"],
         "step_s": line["perf/step_time_seconds"],
-        "ended_s": ended_s,
+        "ended_s": line.get("ended_s", ended_s),  # our loop says when
         "memory_bytes": 0,
     }
 
 
-def smoothed(entries: list[dict[str, Any]], *, memory_bytes: int) -> list[dict[str, Any]]:
+def validation_entry(line: dict[str, Any]) -> dict[str, Any] | None:
+    """A line of our loop about an evaluation; None: about a step."""
+    if VALIDATION_LOSS not in line:
+        return None
+    return {"step": int(line["step"]), "validation_loss": line[VALIDATION_LOSS]}
+
+
+def smoothed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`entries` with times that are means over `WINDOW` steps, ending where the first one says plus those."""
     times = [entry["step_s"] for entry in entries]
     half = WINDOW // 2
@@ -50,7 +58,7 @@ def smoothed(entries: list[dict[str, Any]], *, memory_bytes: int) -> list[dict[s
         around = times[max(0, i - half) : i + half + 1]
         step_s = sum(around) / len(around)
         ended_s += step_s
-        done.append(entry | {"step_s": step_s, "ended_s": ended_s, "memory_bytes": memory_bytes})
+        done.append(entry | {"step_s": step_s, "ended_s": ended_s})
     return done
 
 

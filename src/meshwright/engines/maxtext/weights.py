@@ -8,18 +8,20 @@ how it is made of the file's matrices, in words that a script without Meshwright
     layers of a scan        axis 1:        embed, L, heads, d
     stages of a pipeline    first axes:    (repeats,) stages, embed, heads, d
     experts                 first axis, but after stages
+    adapters                axis 1:        A embed, L, rank; B rank, L, outputs
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from meshwright.engines.maxtext.models import is_interleaved
-from meshwright.specs.model import Model
+from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
 
 STD = 0.02
 """Of first weights; of those that write to the residual stream STD / sqrt(2 L). As in the native engine."""
@@ -38,8 +40,10 @@ class Leaf:
     axes: tuple[int, ...] = ()
     shape: tuple[int, ...]  # of one tensor, transposed
     transpose: bool
+    num_inputs: int = 1  # axes of `shape` that a matrix has as one, its inputs
     interleave: bool = False  # rows of each head: halves become neighbouring pairs
     std: float | None  # of first weights that are drawn; None: ones
+    is_adapter: bool = False  # its tensors are in a file of adapters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,7 @@ class _Part:
     name: str
     shape: tuple[int, ...]
     transpose: bool = True
+    num_inputs: int = 1
     interleave: bool = False
     std: float | None = STD
     per_expert: bool = False
@@ -91,9 +96,46 @@ def leaves(model: Model, plan: Plan) -> Iterator[Leaf]:
             yield _stacked(part, stack, model)
 
 
-def as_json(model: Model, plan: Plan) -> list[dict[str, Any]]:
-    """All leaves as JSON objects."""
-    return [asdict(leaf) for leaf in leaves(model, plan)]
+MODULES = {
+    "query": "self_attention/query",
+    "key": "self_attention/key",
+    "value": "self_attention/value",
+    "output": "self_attention/out",
+    "gate": "mlp/wi_0",
+    "up": "mlp/wi_1",
+    "down": "mlp/wo",
+}
+"""What a target of adapters is in a layer of MaxText."""
+
+
+def adapter_leaves(model: Model, plan: Plan, lora: Lora) -> Iterator[Leaf]:
+    """The adapters of `model` under `plan`, which has no stages; names are those of a file of PEFT."""
+    places = {f"{MODULES[target]}/kernel" for target in lora.targets}
+    for stack in _stacks(model, plan):
+        for part in (*_attention(model), *_feed_forward(model)):
+            if part.place not in places:
+                continue
+            inputs, outputs = part.shape[: part.num_inputs], part.shape[part.num_inputs :]
+            for letter, shape in (("a", (math.prod(inputs), lora.rank)), ("b", (lora.rank, *outputs))):
+                leaf = _stacked(replace(part, shape=shape, num_inputs=1), stack, model)
+                yield replace(
+                    leaf,
+                    path=f"{leaf.path}_lora_{letter}",
+                    name=f"base_model.model.{leaf.name.removesuffix('weight')}lora_{letter.upper()}.weight",
+                    interleave=part.interleave and letter == "b",
+                    is_adapter=True,
+                )
+
+
+def all_leaves(run: Run, plan: Plan) -> list[Leaf]:
+    """The parameters of `run`, and after them its adapters."""
+    found = [*leaves(run.model, plan)]
+    return [*found, *adapter_leaves(run.model, plan, run.lora)] if run.lora is not None else found
+
+
+def as_json(found: Iterable[Leaf]) -> list[dict[str, Any]]:
+    """Leaves as JSON objects."""
+    return [asdict(leaf) for leaf in found]
 
 
 def _stacks(model: Model, plan: Plan) -> Iterator[_Stack]:
@@ -141,7 +183,7 @@ def _attention(model: Model) -> Iterator[_Part]:
             )  # fmt: skip
     yield _Part(
         place="self_attention/out/kernel", name="self_attn.o_proj", shape=(a.num_heads, a.head_dim, h),
-        std=_residual_std(model),
+        num_inputs=2, std=_residual_std(model),
     )  # fmt: skip
     yield _Part(
         place="post_self_attention_layer_norm/scale", name="post_attention_layernorm", shape=(h,), transpose=False,
@@ -195,6 +237,7 @@ def _stacked(part: _Part, stack: _Stack, model: Model) -> Leaf:
         axes=axes,
         shape=part.shape,
         transpose=part.transpose,
+        num_inputs=part.num_inputs,
         interleave=part.interleave,
         std=part.std,
     )

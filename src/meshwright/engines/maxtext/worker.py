@@ -16,11 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import __version__, runfile
-from meshwright.engines.maxtext import data, environment
+from meshwright.engines.maxtext import adapters, data, environment
 from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE
-from meshwright.engines.maxtext.reading import METRICS, smoothed, step_entry, whole_lines
+from meshwright.engines.maxtext.reading import (
+    LOSS,
+    METRICS,
+    smoothed,
+    step_entry,
+    validation_entry,
+    whole_lines,
+)
 from meshwright.engines.native.data.cache import MANIFEST
-from meshwright.engines.outcome import ENDING, FACTS, STEPS
+from meshwright.engines.outcome import ENDING, FACTS, STEPS, VALIDATION
 from meshwright.errors import MeshwrightError
 from meshwright.specs.run import Run
 
@@ -37,13 +44,16 @@ def main(folder: Path) -> int:
     rank, world = (int(os.environ.get(name, alone)) for name, alone in (("RANK", "0"), ("WORLD_SIZE", "1")))
     output = folder / OUTPUT
     output.mkdir(parents=True, exist_ok=True)
-    ends = _write_data(run, output, rank=rank, world=world)
-    arguments = [str(folder / CONFIGURATION), *_of_this_machine(run, output, rank=rank, end_token=ends)]
+    batches = _write_data(run, output, rank=rank, world=world)
+    ours = str(batches) if data.is_for_our_loop(batches) else ""
+    arguments = [str(folder / CONFIGURATION), *_of_this_machine(run, output, rank=rank)]
+    arguments += ["dataset_type=synthetic"] if ours else [f"mmap_eod_id={data.end_token(batches)}"]
+    (output / ENDING).unlink(missing_ok=True)  # of a training that is resumed
     child = subprocess.Popen(
-        [str(python), str(INSIDE / "meshwright_train.py"), str(output), _on_a_cpu(run), *arguments],
+        [str(python), str(INSIDE / "meshwright_train.py"), str(output), _on_a_cpu(run), ours, *arguments],
         env=os.environ | _environment(folder, num_devices=run.plan.num_devices // world),
     )
-    log = _Log(output, rank=rank)
+    log = _Log(output, rank=rank, is_exact=bool(ours))
     try:
         while child.poll() is None:
             log.take()
@@ -56,25 +66,27 @@ def main(folder: Path) -> int:
     return code
 
 
-def _write_data(run: Run, output: Path, *, rank: int, world: int) -> int:
-    """Token files, by the first process; return the token that ends documents."""
+def _write_data(run: Run, output: Path, *, rank: int, world: int) -> Path:
+    """Batches and first adapters, by the first process; return the folder of the batches."""
     assert run.plan is not None
     folder = output / DATA
     if rank == 0:
+        if run.lora is not None:
+            adapters.write_first(run, output)
+            adapters.note_base(run)
         data.write(run, folder, asked_for=data.wanted(run, run.plan, num_processes=world))
     while not (folder / MANIFEST).is_file():
         time.sleep(POLL_S)
-    return data.end_token(folder)
+    return folder
 
 
-def _of_this_machine(run: Run, output: Path, *, rank: int, end_token: int) -> list[str]:
+def _of_this_machine(run: Run, output: Path, *, rank: int) -> list[str]:
     """Settings that no configuration can know beforehand."""
     saves = run.train.checkpoint
     base = Path(saves.folder) if saves else output
     values = {
         "base_output_directory": base.absolute(),
         "load_full_state_path": _start(run, output, rank=rank).absolute(),
-        "mmap_eod_id": end_token,
     }
     if rank:
         values["metrics_file"] = ""
@@ -112,12 +124,13 @@ def _environment(folder: Path, *, num_devices: int) -> dict[str, str]:
         "XLA_FLAGS": flags.strip(),
         "PYTHONPATH": str(INSIDE),  # and nothing of this environment
         "MESHWRIGHT_PARAMETERS": str((folder / PARAMETERS).absolute()),
+        "MESHWRIGHT_ADAPTERS": str((folder / OUTPUT / adapters.FIRST / adapters.FILE).absolute()),
     }
 
 
 def _require_our_order(output: Path) -> None:
     """MaxText writes indices of its own, shuffled, where it does not find ours."""
-    index = output / DATA / INDEX
+    index = output / DATA / INDEX  # absent where our loop has trained
     if len(list(index.glob("*-shuffle_index.npy"))) > 1:
         raise MeshwrightError(f"MaxText has not read its batches in our order: see {index}")
 
@@ -125,8 +138,8 @@ def _require_our_order(output: Path) -> None:
 class _Log:
     """The step log, kept by the first process; what each process has measured, by all."""
 
-    def __init__(self, output: Path, *, rank: int) -> None:
-        self.output, self.rank = output, rank
+    def __init__(self, output: Path, *, rank: int, is_exact: bool) -> None:
+        self.output, self.rank, self.is_exact = output, rank, is_exact
         self.entries: list[dict[str, Any]] = []
         metrics = output / METRICS
         self.place = metrics.stat().st_size if metrics.is_file() else 0  # of a training that goes on
@@ -138,18 +151,18 @@ class _Log:
         if self.rank:
             return
         lines, self.place = whole_lines(self.output / METRICS, start=self.place)
-        new = [step_entry(line, ended_s=time.time()) for line in lines]
+        new = [step_entry(line, ended_s=time.time()) for line in lines if LOSS in line]
         self.entries += new
-        if new:
-            with self.steps.open("a", encoding="utf-8") as stream:
-                stream.write("".join(json.dumps(entry) + "\n" for entry in new))
+        _append(self.steps, new)
+        _append(self.output / VALIDATION, [e for line in lines if (e := validation_entry(line))])
 
     def close(self, *, exit_code: int) -> int:
         """Write what is known at the end; return the exit code, 0 where the numbers and not the program failed."""
         path = self.output / f"process-{self.rank}.json"
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         peak = known["peak_memory_bytes"] if known else 0
-        entries = smoothed(self.entries, memory_bytes=peak)
+        entries = [entry | {"memory_bytes": peak} for entry in self.entries]
+        entries = entries if self.is_exact else smoothed(entries)
         if self.rank == 0:
             self._rewrite(entries)
             if known:
@@ -161,6 +174,8 @@ class _Log:
         if entries and exit_code and not abs(entries[-1]["loss"]) < float("inf"):
             (self.output / ENDING).write_text(json.dumps({"ending": "diverged"}), encoding="utf-8")
             return 0
+        if self.rank == 0 and known and known.get("ending"):
+            (self.output / ENDING).write_text(json.dumps({"ending": known["ending"]}), encoding="utf-8")
         return exit_code
 
     def _rewrite(self, entries: list[dict[str, Any]]) -> None:
@@ -169,8 +184,14 @@ class _Log:
             return
         with self.steps.open("r+", encoding="utf-8") as stream:
             stream.truncate(self.begin)
-            stream.seek(0, os.SEEK_END)
-            stream.write("".join(json.dumps(entry) + "\n" for entry in entries))
+        _append(self.steps, entries)
+
+
+def _append(path: Path, entries: list[dict[str, Any]]) -> None:
+    if not entries:
+        return
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 if __name__ == "__main__":

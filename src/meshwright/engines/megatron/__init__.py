@@ -4,8 +4,10 @@
     check      what Megatron-Core 0.16 cannot do of a run
     settings   a run as the arguments of Megatron's own constructors; `lower` writes them as a file
     arguments  the same as arguments of Megatron-LM's pretrain_gpt.py
+    bridge     the same as a configuration of Megatron-Bridge
     importing  arguments of Megatron-LM as a run file: `options` reads them, a script by `shell`; `described` is the
                model, `divided` the plan, `sums` what they count
+    bridge_importing  configurations of Megatron-Bridge as run files, read by `bridge_files`, in the same way
     probe      what Megatron finds on this machine, asked in a process of its own
     reading    what its processes leave behind; `engines.workers` starts them, `engines.outcome` makes the record
     names      what Megatron calls our tensors

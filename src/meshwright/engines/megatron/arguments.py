@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.megatron.settings import UNFUSED, Settings, settings_of
+from meshwright.engines.megatron.settings import UNFUSED, Settings, loop, settings_of
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import LearningRateSchedule, Run
+from meshwright.specs.run import Run
 
 RENAMED = {"num_moe_experts": "num-experts", "layernorm_epsilon": "norm-epsilon", "clip_grad": "clip-grad"}
 OF_THE_LOOP = {  # set otherwise there, or by what other arguments say
@@ -25,7 +25,7 @@ OF_THE_LOOP = {  # set otherwise there, or by what other arguments say
     "overlap_p2p_comm", "batch_p2p_comm", "decoupled_weight_decay", "rope_scaling", "grad_reduce_in_fp32", "lr",
     *UNFUSED,
 }  # fmt: skip
-LETTERS = {"embedding": "E", "decoder": "t", "loss": "L"}
+LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
 @cache
@@ -45,23 +45,33 @@ def arguments(run: Run, plan: Plan) -> list[str]:
     settings = settings_of(run, plan)
     merged: Settings = settings["transformer"] | settings["ddp"] | settings["optimizer"]
     merged |= {k: v for k, v in settings["gpt"].items() if k != "rotary_base"}
-    lines = [line for key, value in merged.items() for line in _option(key, value)]
-    return [*lines, *_shape(run), *_training(run, plan), *_rates(run), *_data(run)]
+    lines = [line for key, value in merged.items() if key not in OF_THE_LOOP for line in _option(key, value)]
+    training = [line for key, value in loop(run, plan).items() for line in _option(key, value)]
+    return [*lines, *_shape(run), *training, *_data(run)]
 
 
 def _option(key: str, value: Any) -> list[str]:
-    """One argument of a constructor as an option; what is off, or not said, is left out."""
-    if key in OF_THE_LOOP or value is None or value is False:
+    """One setting as an option; what is off, or not said, is left out."""
+    if value is None or value is False:
         return []
     name = RENAMED.get(key, key.replace("_", "-"))
     if value is True:
         return [f"--{name}"]
     if key == "pipeline_model_parallel_layout":
-        return [f"--{name} {'|'.join(''.join(LETTERS[part] for part in stage) for stage in value)}"]
+        return [f"--{name} {lettered(value)}"]
     if key == "moe_layer_freq" and isinstance(value, list):
         return [f"--{name} ([0]*{value.count(0)}+[1]*{value.count(1)})"]
     words = " ".join(map(str, value)) if isinstance(value, list) else value
     return [f"--{name} {words}"]
+
+
+def lettered(stages: list[list[str]]) -> str:
+    """A layout in Megatron's letters.
+
+    >>> lettered([["embedding", "decoder"], ["decoder", "loss"]])
+    'Et|tL'
+    """
+    return "|".join("".join(LETTERS[part] for part in stage) for stage in stages)
 
 
 def _shape(run: Run) -> list[str]:
@@ -77,45 +87,14 @@ def _shape(run: Run) -> list[str]:
     return [*lines, "--use-rope-scaling"] if model.rope.factor != 1 else lines
 
 
-def _training(run: Run, plan: Plan) -> list[str]:
-    train = run.train
-    lines = [
-        f"--micro-batch-size {plan.micro_batch}", f"--global-batch-size {run.global_batch}",
-        f"--train-iters {run.num_steps}", f"--seed {train.seed or 1234}",
-    ]  # fmt: skip
-    if train.checkpoint is not None:
-        saves = train.checkpoint
-        lines += [f"--save {saves.folder}", f"--load {saves.folder}", f"--save-interval {saves.every_steps}"]
-    if train.evaluate is None:
-        return [*lines, "--eval-iters 0"]
-    return [
-        *lines,
-        f"--eval-interval {train.evaluate.every_steps}",
-        f"--eval-iters {train.evaluate.num_batches}",
-    ]
-
-
-def _rates(run: Run) -> list[str]:
-    o = run.optimizer
-    style = "WSD" if o.schedule is LearningRateSchedule.WSD else o.schedule.value
-    lines = [
-        f"--lr {o.learning_rate}", f"--min-lr {o.learning_rate * o.final_ratio}", f"--lr-decay-style {style}",
-        f"--lr-decay-iters {run.num_steps}", f"--lr-warmup-iters {o.warmup_steps}",
-    ]  # fmt: skip
-    if o.gradient_clip is None:
-        lines.append("--clip-grad 0.0")  # 1.0 where it is not said
-    if o.schedule is LearningRateSchedule.WSD:
-        assert run.num_steps is not None
-        falling = max(1, round(o.decay_ratio * run.num_steps))
-        lines += ["--lr-wsd-decay-style linear", f"--lr-wsd-decay-iters {falling}"]
-    return lines
-
-
 def _data(run: Run) -> list[str]:
-    """Token files of Megatron's, or its mock data; other data are for who starts it to say."""
-    source = run.data.source
-    if source == "synthetic":
+    if run.data.source == "synthetic":
         return ["--mock-data", "--tokenizer-type NullTokenizer"]
-    if source.endswith((".bin", ".idx")):
-        return [f"--data-path {source[:-4]}", "--tokenizer-type NullTokenizer"]
-    return []
+    tokens = token_files(run)
+    return [f"--data-path {tokens}", "--tokenizer-type NullTokenizer"] if tokens else []
+
+
+def token_files(run: Run) -> str | None:
+    """Where Megatron's token files lie, without their endings; other data are for who starts it to say."""
+    source = run.data.source
+    return source[:-4] if source.endswith((".bin", ".idx")) else None

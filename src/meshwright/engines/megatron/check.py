@@ -7,16 +7,12 @@ the machine is asked in `contract.prepare`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from meshwright.cost.tables import BatchTable, model_row
+from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.planner.engines import engine_facts
-from meshwright.planner.legality import violations
-from meshwright.planner.rules import Setting, Severity
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
-from meshwright.specs.plan import Offload, Plan, Recompute, Sharding
-from meshwright.specs.run import BIAS_RATE, Engine, FaultAction, Run, StateFormat, Task
+from meshwright.specs.plan import Plan, Recompute, Sharding
+from meshwright.specs.run import Run, StateFormat, Task
 
 PRECISIONS = ("fp32", "bf16")
 LLAMA3_CONTEXT = 8192  # what Megatron's stretching of Llama 3.1 takes for granted, with 1 and 4
@@ -77,45 +73,29 @@ def _experts(x: Experts) -> Iterator[Unsupported]:
 
 
 def _numbers(run: Run) -> Iterator[Unsupported]:
-    if run.precision.name not in PRECISIONS:
-        reason = f"{run.precision.name} needs Transformer Engine, which is not used"
-        yield Unsupported(key="precision", reason=reason, hint=f"allowed: {', '.join(PRECISIONS)}")
+    reason = "needs Transformer Engine, which is not used"
+    yield from refusals.other_precisions(run, allowed=PRECISIONS, reason=reason)
     if run.optimizer.states is not StateFormat.FP32:
         yield Unsupported(
             key="optimizer.states", reason="narrow states need Transformer Engine: must be fp32"
         )
-    if run.train.z_loss:
-        yield Unsupported(key="train.z_loss", reason="the loss is plain cross-entropy: must be 0")
-    x = run.model.experts
     if run.train.balance_loss:
         yield Unsupported(
             key="train.balance_loss", reason="is not lowered: must be 0",
             hint="Megatron's auxiliary losses count micro-batches, not sequences of the global batch",
         )  # fmt: skip
-    if run.train.balance_bias_rate != BIAS_RATE and (x is None or x.router is not Router.SIGMOID):
-        yield Unsupported(key="train.balance_bias_rate", reason=f"{run.model.name} has no routing biases")
+    yield from refusals.z_loss(run)
+    yield from refusals.absent_routing_biases(run)
 
 
 def _training(run: Run) -> Iterator[Unsupported]:
-    faults, evaluate = run.train.faults, run.train.evaluate
+    yield from refusals.endless(run)
+    yield from refusals.keys_of_the_native_engine(run)
+    yield from refusals.nothing_to_validate_on(run)
     if run.task is not Task.PRETRAIN:
         yield Unsupported(key="task", reason="Megatron-Core has no adapters: must be pretrain")
-    if run.num_steps is None:
-        yield Unsupported(
-            key="train", reason="says neither steps nor tokens", hint="for example --set train.steps=100"
-        )
     if run.train.compile:
         yield Unsupported(key="train.compile", reason="is not lowered: must be false")
-    if run.gemm_tuning is not None:
-        yield Unsupported(key="gemm_tuning", reason="tuned products are the native engine's: leave it out")
-    if run.data.workers is not None:
-        yield Unsupported(key="data.workers", reason="one thread reads ahead: leave it out")
-    if faults.not_finite is not FaultAction.STOP:
-        yield Unsupported(
-            key="train.faults.not_finite", reason="a loss that is no number ends the training: must be stop"
-        )
-    if faults.spike is not FaultAction.IGNORE:
-        yield Unsupported(key="train.faults.spike", reason="spikes are not looked for: must be ignore")
     if run.train.checkpoint is not None and run.train.checkpoint.asynchronous:
         yield Unsupported(
             key="train.checkpoint.asynchronous", reason="the loop waits for every checkpoint: must be false",
@@ -123,31 +103,15 @@ def _training(run: Run) -> Iterator[Unsupported]:
         )  # fmt: skip
     if run.train.trackers:
         yield Unsupported(key="train.trackers", reason="the step log alone is written: leave it out")
-    if evaluate is None:
-        return
-    if evaluate.workers is not None:
-        yield Unsupported(key="train.evaluate.workers", reason="one thread reads ahead: leave it out")
-    if evaluate.target_loss is not None:
-        yield Unsupported(key="train.evaluate.target_loss", reason="training ends after its steps only")
-    if run.data.source == "synthetic" and run.data.validation is None:
-        yield Unsupported(key="train.evaluate", reason="random tokens have nothing to validate on")
 
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """What Megatron-Core 0.16 cannot do of `plan`."""
-    setting = Setting(
-        model=model_row(run.model, lora=run.lora),
-        batch=BatchTable(seq_len=run.sequence_length, global_batch=run.global_batch),
-        num_devices=plan.num_devices,
-        domain=plan.num_devices,
-        facts=engine_facts(Engine.MEGATRON),
-    )
-    # Any split of the layers can be run; the rule on it is about what can be costed.
-    judged = violations(replace(plan, layers_per_stage=None), setting=setting)
-    problems = [
-        Unsupported(key="parallel", reason=v.message) for v in judged if v.severity is Severity.REFUSED
+    return [
+        *refusals.by_planner_rules(plan, run=run, engine="megatron", any_layers_per_stage=True),
+        *refusals.offload(plan),
+        *_plan_details(plan, run),
     ]
-    return [*problems, *_plan_details(plan, run)]
 
 
 def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
@@ -156,8 +120,6 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
             key="parallel.context",
             reason="needs attention of Transformer Engine, which is not used: must be 1",
         )
-    if plan.offload is not Offload.NONE:
-        yield Unsupported(key="parallel.offload", reason="is not lowered: must be none")
     if plan.sharding is Sharding.PARAMETERS:
         yield Unsupported(
             key="parallel.sharding", reason="sharded parameters are not lowered",

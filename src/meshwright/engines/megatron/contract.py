@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from meshwright.engines import outcome, workers
-from meshwright.engines.base import RECORD, Prediction, Record, TrainOptions, read_record, refuse
-from meshwright.engines.megatron import VERSION, probe
+from meshwright.engines.base import Imported, Record, TrainOptions, refuse
+from meshwright.engines.megatron import VERSION, bridge_importing, importing, probe
+from meshwright.engines.megatron.bridge_files import refuse_recipe, says_container
 from meshwright.engines.megatron.check import check, check_plan
-from meshwright.engines.megatron.importing import import_run
 from meshwright.engines.megatron.lower import lower
 from meshwright.engines.megatron.reading import LAYOUT
-from meshwright.engines.workers import WorkersStart
+from meshwright.engines.workers import WorkersStart, expected
 from meshwright.errors import MissingDependencyError
-from meshwright.specs.run import Engine, Run
+from meshwright.specs.run import Run
 
 __all__ = ["check", "expected", "import_run", "launch", "lower", "prepare", "read"]
+
+
+def import_run(source: str, *, cluster: str) -> Imported:
+    """The run that options of Megatron-LM or a configuration of Megatron-Bridge describe on `cluster`.
+
+    Raises InputError for what cannot be read or said in a run file.
+    """
+    refuse_recipe(source)
+    reading = bridge_importing if says_container(source) else importing
+    return reading.import_run(source, cluster=cluster)
 
 
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
@@ -29,36 +38,17 @@ def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
             f"megatron-core {VERSION} needs a CUDA device, and this machine has none: its layers ask CUDA for memory",
             hint="--set engine=native trains on this machine's CPU",
         )
-    here = {"device_type": machine.device_type, "num_devices": machine.num_devices}
-    cluster = run.cluster or workers.cluster_here(run, **here)
-    plan = run.plan or workers.best_plan(
-        replace(run, cluster=cluster), engine=Engine.MEGATRON, problems=lambda p: check_plan(p, run=run)
+    return workers.start(
+        run, options=options, engine="megatron", machine=machine, check_plan=check_plan, layout=LAYOUT
     )
-    refuse("megatron", check_plan(plan, run=run))
-    workers.refuse_devices(plan, **here)
-    workers.refuse_checkpoints(run, options, layout=LAYOUT)
-    return WorkersStart(
-        run=replace(run, plan=plan, micro_batch=plan.micro_batch),
-        plan=plan,
-        options=options,
-        device_type=machine.device_type,
-        device_name=machine.device_name,
-        cluster=cluster,
-        notes=workers.notes_on_weights(run),
-    )
-
-
-def expected(start: WorkersStart) -> Prediction:
-    """What the planner expects of a device that the catalogue knows."""
-    return workers.expected(start, engine=Engine.MEGATRON)
 
 
 def launch(start: WorkersStart) -> None:
     """One process a device, here or as a launcher has started this one; the record is written at the end."""
     lowered = lower(start.run, folder=start.options.folder)
-    workers.launch(start, lowered, layout=LAYOUT, prediction=expected(start))
+    workers.launch(start, lowered)
 
 
 def read(folder: Path) -> Record:
     """The record of a training that has ended, made of what its processes wrote where nobody has made it yet."""
-    return read_record(folder) if (folder / RECORD).is_file() else outcome.compose(folder, LAYOUT)
+    return outcome.read(folder, LAYOUT)

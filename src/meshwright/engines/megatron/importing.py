@@ -25,9 +25,13 @@ def import_run(source: str, *, cluster: str) -> Imported:
 
     Raises InputError for what cannot be read, expanded or said in a run file.
     """
+    return described_run(read(source), cluster=cluster)
+
+
+def described_run(options: Options, *, cluster: str, model: str | None = None) -> Imported:
+    """The run that `options` describe on `cluster`, with the catalogue's `model` where they say none."""
     from meshwright import catalog
 
-    options = read(source)
     degrees = Degrees.of(options, num_devices=catalog.cluster(cluster).num_devices)
     length, longest = options.whole("seq-length", 0), options.whole("max-position-embeddings", 0)
     if not length:
@@ -36,7 +40,9 @@ def import_run(source: str, *, cluster: str) -> Imported:
         options.note(
             f"--seq-length {length} is more than --max-position-embeddings {longest}: it is refused there"
         )
-    model = model_section(options, name=options.path.stem)
+    section = model or model_section(options, name=options.path.stem)
+    for name in ("num-layers", "num-experts"):
+        options.word(name)  # of the catalogue's model too
     micro = options.whole("micro-batch-size", 0)
     if micro < 1:
         raise InputError("the arguments do not say --micro-batch-size", got=str(options.path))
@@ -48,7 +54,7 @@ def import_run(source: str, *, cluster: str) -> Imported:
         )  # fmt: skip
     train, optimizer = _steps(options, global_batch=whole)
     content = {
-        "model": model,
+        "model": section,
         "data": {"source": _source(options), "sequence_length": length},
         "batch": {"global_sequences": whole, "micro": micro},
         "optimizer": optimizer,

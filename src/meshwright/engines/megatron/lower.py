@@ -3,6 +3,7 @@
 meshwright_run.yaml   the run with its plan: data, rates, checkpoints, evaluation
 megatron.json         the arguments of Megatron's constructors (`settings`)
 megatron_lm.args      the same for Megatron-LM's pretrain_gpt.py (`arguments`): for its users, nothing here reads it
+megatron_bridge.yaml  the same for Megatron-Bridge (`bridge`), with the script that trains so, megatron_bridge.py
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from pathlib import Path
 
 from meshwright.engines.base import Launch, pinned, refuse
 from meshwright.engines.megatron.arguments import arguments_text
+from meshwright.engines.megatron.bridge import SCRIPT, configuration_text
 from meshwright.engines.megatron.check import check
 from meshwright.engines.megatron.settings import settings_of
 from meshwright.specs.run import Run
 
 RUN_FILE, SETTINGS, ARGUMENTS = "meshwright_run.yaml", "megatron.json", "megatron_lm.args"
+BRIDGE, BRIDGE_SCRIPT = "megatron_bridge.yaml", "megatron_bridge.py"
 OUTPUT = "megatron"  # folder of what its processes write, below that of the results
 
 
@@ -33,6 +36,8 @@ def lower(run: Run, *, folder: Path) -> Launch:
             RUN_FILE: pinned_text(run, plan),
             SETTINGS: settings + "\n",
             ARGUMENTS: arguments_text(run, plan),
+            BRIDGE: configuration_text(run, plan),
+            BRIDGE_SCRIPT: SCRIPT,
         },
         num_processes=plan.num_devices,
     )

@@ -136,9 +136,7 @@ class Options:
 
 def read(source: str) -> Options:
     """The options of `source`: a path, NAME=value and positional arguments of a script, and options after all."""
-    pieces = shlex.split(source)
-    if not pieces:
-        raise InputError("no configuration is named", got=source)
+    pieces = pieces_of(source)
     path = Path(pieces[0])
     at = next((k for k, piece in enumerate(pieces) if piece.startswith("--")), len(pieces))
     given, more = pieces[1:at], [Word(text=piece, line=0) for piece in pieces[at:]]
@@ -156,6 +154,17 @@ def read(source: str) -> Options:
         )
     words = _yaml_words(text, path=path) if path.suffix in YAML_ENDINGS else _plain_words(text, path=path)
     return Options(parsed([*words, *more], path=path), path=path)
+
+
+def pieces_of(source: str) -> list[str]:
+    """A path and what stands behind it. Raises InputError where a quotation is open, or nothing is named."""
+    try:
+        pieces = shlex.split(source)
+    except ValueError as error:
+        raise InputError(f"the configuration cannot be told apart: {error}", got=source) from None
+    if not pieces:
+        raise InputError("no configuration is named", got=source)
+    return pieces
 
 
 def _plain_words(text: str, *, path: Path) -> list[Word]:
@@ -179,7 +188,7 @@ def _yaml_words(text: str, *, path: Path) -> list[Word]:
         raise InputError(f"{path} is no YAML: {error}") from None
     given = [value for key, value, _ in _pairs(content) if key == "MODEL_ARGS"]
     if not given or not isinstance(given[0].value, list):
-        hint = "it has MODEL_ARGS: {--num-layers: 12, ...}"
+        hint = "it has MODEL_ARGS: {--num-layers: 12, ...}, or sections of Megatron-Bridge's ConfigContainer alone"
         raise InputError(f"{path} is no configuration of Megatron-LM", hint=hint)
     words = []
     for name, value, line in _pairs(given[0]):

@@ -5,6 +5,7 @@
     gpt          GPTModel
     ddp          DistributedDataParallelConfig
     optimizer    OptimizerConfig
+    loop         what Megatron's own training loops ask beside these: `arguments` and `bridge` write it
 
 Names are Megatron's. Number formats and the activation function are words here, which `model` turns into what they
 name. Fusions are off: they need Transformer Engine or Apex.
@@ -17,7 +18,7 @@ from typing import Any
 from meshwright.cost.stages import layers_per_stage
 from meshwright.specs.model import Model, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute, Sharding
-from meshwright.specs.run import Run
+from meshwright.specs.run import LearningRateSchedule, Run
 
 Settings = dict[str, Any]
 
@@ -225,3 +226,32 @@ def optimizer(run: Run, plan: Plan) -> Settings:
         "params_dtype": dtype,
         "use_distributed_optimizer": plan.sharding is Sharding.OPTIMIZER,
     }
+
+
+def loop(run: Run, plan: Plan) -> Settings:
+    """Batches, steps, checkpoints, evaluation and rates. None is not said."""
+    train, o = run.train, run.optimizer
+    saves, evaluate = train.checkpoint, train.evaluate
+    is_wsd = o.schedule is LearningRateSchedule.WSD
+    settings: Settings = {
+        "micro_batch_size": plan.micro_batch,
+        "global_batch_size": run.global_batch,
+        "train_iters": run.num_steps,
+        "seed": train.seed or 1234,
+        "save": saves.folder if saves is not None else None,
+        "load": saves.folder if saves is not None else None,
+        "save_interval": saves.every_steps if saves is not None else None,
+        "eval_interval": evaluate.every_steps if evaluate is not None else None,
+        "eval_iters": evaluate.num_batches if evaluate is not None else 0,
+        "lr": o.learning_rate,
+        "min_lr": o.learning_rate * o.final_ratio,
+        "lr_decay_style": "WSD" if is_wsd else o.schedule.value,
+        "lr_decay_iters": run.num_steps,
+        "lr_warmup_iters": o.warmup_steps,
+        "clip_grad": 0.0 if o.gradient_clip is None else None,  # 1.0 where it is not said
+    }
+    if is_wsd:
+        assert run.num_steps is not None
+        falling = max(1, round(o.decay_ratio * run.num_steps))
+        settings |= {"lr_wsd_decay_style": "linear", "lr_wsd_decay_iters": falling}
+    return settings

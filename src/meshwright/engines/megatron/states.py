@@ -27,7 +27,7 @@ from meshwright.engines.native.weights import Origin
 from meshwright.errors import InputError
 from meshwright.runfile.pinned import section_from_plan
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Engine, Run
+from meshwright.specs.run import Run
 
 SHARDING = {"distrib_optim_sharding_type": "dp_reshardable"}
 
@@ -57,7 +57,7 @@ def save(parts: Parts, *, run: Run, plan: Plan, weights: Origin | None, step: in
 def load(parts: Parts, saved: Saved, *, plan: Plan) -> None:
     """Go on from `saved`. Every process calls it. Raises InputError for another engine's states or another plan's."""
     manifest = checkpoint.read_manifest(saved.path)
-    if manifest.get("engine") != Engine.MEGATRON or manifest.get("parallel") != _parallel(plan):
+    if manifest.get("engine") != "megatron" or manifest.get("parallel") != _parallel(plan):
         raise InputError(
             f"checkpoint {saved.path} was not saved by Megatron with the same plan",
             got=manifest.get("plan") or "another engine's", allowed=plan.describe(),

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from meshwright.cost.pipeline.schedules import schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
+from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model, Router
+from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model
 from meshwright.specs.plan import (
     DROPPED_MODULES,
     RECOMPUTE_MODULES,
-    Offload,
     Plan,
     Recompute,
     Schedule,
@@ -36,18 +36,9 @@ def check(run: Run) -> tuple[Unsupported, ...]:
 
 
 def _settings(run: Run) -> Iterator[Unsupported]:
-    if run.precision.name not in PRECISIONS:
-        yield Unsupported(
-            key="precision",
-            reason=f"{run.precision.name} is not trained by this version",
-            hint=f"allowed: {', '.join(PRECISIONS)}",
-        )
-    if run.num_steps is None:
-        yield Unsupported(
-            key="train", reason="says neither steps nor tokens", hint="for example --set train.steps=100"
-        )
-    if run.train.evaluate is not None and run.data.source == "synthetic" and run.data.validation is None:
-        yield Unsupported(key="train.evaluate", reason="random tokens have nothing to validate on")
+    yield from refusals.other_precisions(run, allowed=PRECISIONS, reason="is not trained by this version")
+    yield from refusals.endless(run)
+    yield from refusals.nothing_to_validate_on(run)
     yield from _balance(run)
     yield from _model(run.model)
     if run.lora is not None:
@@ -80,12 +71,9 @@ def _balance(run: Run) -> Iterator[Unsupported]:
     experts, train = run.model.experts, run.train
     if train.balance_loss and experts is None:
         yield Unsupported(key="train.balance_loss", reason=f"{run.model.name} has no experts: must be 0")
-    if train.balance_bias_rate != BIAS_RATE and (experts is None or experts.router is not Router.SIGMOID):
-        yield Unsupported(
-            key="train.balance_bias_rate",
-            reason=f"{run.model.name} has no routing biases",
-            hint="only sigmoid routers have; others take train.balance_loss",
-        )
+    yield from refusals.absent_routing_biases(
+        run, hint="only sigmoid routers have; others take train.balance_loss"
+    )
 
 
 def _model(model: Model) -> Iterator[Unsupported]:
@@ -100,7 +88,7 @@ def _model(model: Model) -> Iterator[Unsupported]:
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """What this engine cannot do of `plan`."""
     return [
-        *_axes(plan),
+        *refusals.offload(plan),
         *_recompute(plan, run),
         *_context(plan, run),
         *_tensor(plan, run),
@@ -110,11 +98,6 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
         *_compiled(plan, run),
         *_fp8(plan, run),
     ]
-
-
-def _axes(plan: Plan) -> Iterator[Unsupported]:
-    if plan.offload is not Offload.NONE:
-        yield Unsupported(key="parallel.offload", reason="is not done by this version: must be none")
 
 
 def _recompute(plan: Plan, run: Run) -> Iterator[Unsupported]:

@@ -13,7 +13,10 @@ import torch
 
 from meshwright import catalog
 from meshwright.catalog.device_calibration import HERE
+from meshwright.engines import workers
 from meshwright.engines.base import Record, TrainOptions, read_record, refuse
+from meshwright.engines.choice import planned
+from meshwright.engines.local import under_launcher
 from meshwright.engines.native import checkpoint, compiling, fp8, gemm_tuning, hang, telemetry, trackers
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.check import check, check_plan
@@ -23,20 +26,13 @@ from meshwright.engines.native.processes import (
     WorkerLostError,
     launched_processes,
     run_ranks,
-    under_torchrun,
 )
 from meshwright.engines.native.products import products_of
 from meshwright.engines.native.trainer import Job, train_rank
 from meshwright.engines.native.weights import differences, find_weights
 from meshwright.errors import InputError
-from meshwright.planner.choice import best_plans, goal_of
-from meshwright.planner.request import request_for
-from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Engine, Run
-
-CANDIDATES = 50
-"""Plans that the planner ranks; the first that this engine runs is taken."""
+from meshwright.specs.run import NATIVE, Run
 
 TIMEOUT = timedelta(days=1)
 """What processes wait for each other: while the main one tokenises, hours. A step that hangs ends by `--timeout`."""
@@ -55,12 +51,12 @@ def launch(job: Job) -> None:
 
     Raises InputError where checkpoints are in the way, WorkerLostError when a process was lost.
     """
-    if not under_torchrun():
+    if not under_launcher():
         _open_folder(job)
     options = job.options
     try:
         run_ranks(
-            _train_launched if under_torchrun() else train_rank,
+            _train_launched if under_launcher() else train_rank,
             job,
             num_ranks=job.plan.num_devices,
             device_type=devices.find_device().type,
@@ -81,9 +77,15 @@ def _train_launched(rank: int, num_ranks: int, job: Job) -> None:
     train_rank(rank, num_ranks, job)
 
 
+def _newest_step(folder: Path) -> int | None:
+    found = checkpoint.checkpoints(folder)
+    return found[-1].step if found else None
+
+
 def _open_folder(job: Job) -> None:
     """Raise InputError where checkpoints are in the way; else note in the folder what is trained."""
-    _check_checkpoints(job)
+    if not job.is_restart:
+        workers.refuse_checkpoints(job.run, job.options, newest_step=_newest_step)
     job.options.folder.mkdir(parents=True, exist_ok=True)
     telemetry.save_run(job.options.folder, run=job.run, plan=job.plan)
 
@@ -101,7 +103,7 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
         compiling.require(device)
     plan = run.plan or plan_here(run, device=device)
     refuse("native", check_plan(plan, run=run))
-    _require_devices(plan, device)
+    workers.refuse_devices(plan, device_type=device.type, num_devices=devices.num_devices(device))
     weights = None if run.weights is None else find_weights(run.weights)
     notes = [] if weights is None else differences(weights.folder, run.model)
     if run.lora is not None and weights is None:
@@ -161,12 +163,9 @@ def plan_here(run: Run, *, device: torch.device) -> Plan:
     Nothing is measured for it, so that all processes of a launcher come to the same plan.
     """
     cluster = run.cluster or devices.cluster_here(device, num_devices=_num_devices(device), rates=None)
-    # The planner knows no quantised base. One of 16 bits needs more memory, so what fits it fits.
-    lora = run.lora and replace(run.lora, base_format=BaseFormat.FULL)
-    asked = replace(run, cluster=cluster, engine=Engine.NATIVE, lora=lora)
-    ranked = best_plans(request_for(asked), goal=goal_of(asked), top=CANDIDATES).plans
-    possible = [found.plan for found in ranked if not check_plan(found.plan, run=run)]
-    return possible[0] if possible else ranked[0].plan
+    plan = planned(replace(run, cluster=cluster, engine=NATIVE)).plan
+    assert plan is not None
+    return plan
 
 
 def _num_devices(device: torch.device) -> int:
@@ -181,28 +180,3 @@ def _check_profile(run: Run, options: TrainOptions) -> None:
             "steps to profile that the run does not take", got=f"{steps.first}:{steps.last}",
             allowed=f"1:{run.num_steps}",
         )  # fmt: skip
-
-
-def _require_devices(plan: Plan, device: torch.device) -> None:
-    """Several processes may share a CPU; each needs a GPU of its own."""
-    there = devices.num_devices(device)
-    if device.type == "cuda" and not under_torchrun() and plan.num_devices > there:
-        raise InputError(
-            "the plan needs more devices than this machine has", got=plan.num_devices, allowed=f"<= {there}",
-            hint="start it on all hosts with torchrun",
-        )  # fmt: skip
-
-
-def _check_checkpoints(job: Job) -> None:
-    options, settings = job.options, job.run.train.checkpoint
-    if options.resume and settings is None:
-        raise InputError(
-            "there is nothing to resume from: the run saves no checkpoints", hint="set train.checkpoint"
-        )
-    if settings is None or options.resume or job.is_restart:
-        return
-    if found := checkpoint.checkpoints(Path(settings.folder)):
-        raise InputError(
-            f"{settings.folder} already holds checkpoints, the newest after step {found[-1].step}",
-            hint="go on with --resume, or name another folder with --set train.checkpoint.folder=...",
-        )

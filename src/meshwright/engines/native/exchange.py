@@ -19,11 +19,13 @@ from meshwright.engines.native.models import (
     adapted,
     add_adapters,
     build_model,
+    init_adapters,
     materialize,
     merge_adapters,
 )
 from meshwright.engines.native.optimize import AdamW, masters_of
 from meshwright.engines.native.weights import (
+    Origin,
     adapters_of,
     find_weights,
     load_adapters,
@@ -33,7 +35,7 @@ from meshwright.engines.native.weights import (
     save_weights,
 )
 from meshwright.errors import InputError
-from meshwright.specs.model import BaseFormat, Lora
+from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.run import Run
 
 FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -64,24 +66,51 @@ def export_merged(saved: Saved, held: Content, folder: Path, *, dtype: str, base
     `base` is where the base is now; None: where it was. Raises InputError when it is another one.
     """
     assert held.lora is not None
-    if (name := base or held.weights) is None:
+    origin = _base(base or held.weights)
+    require_base(origin, fingerprint=held.weights_fingerprint, name=held.weights)
+    module = _with_base(held.shapes, held.lora, origin, dtype=dtype)
+    checkpoint.load(saved, into={f"weights.{n}": p.detach() for n, p in adapters_of(module).items()})
+    merge_adapters(module)
+    save_weights(module, folder, dtype=FORMATS[dtype])
+
+
+def export_merged_folder(run: Run, adapters: Path, folder: Path, *, dtype: str) -> None:
+    """As `export_merged`, of a PEFT folder that holds adapters of `run`."""
+    assert run.lora is not None
+    module = _with_base(run.model, run.lora, _base(run.weights), dtype=dtype)
+    load_adapters(module, adapters)
+    merge_adapters(module)
+    save_weights(module, folder, dtype=FORMATS[dtype])
+
+
+def require_base(origin: Origin | None, *, fingerprint: str | None, name: str | None) -> None:
+    """Raise InputError where adapters that belong to the weights of `fingerprint` are to stand on others.
+
+    None are random ones.
+    """
+    if (origin and origin.fingerprint) != fingerprint:
+        raise InputError(
+            "the adapters belong to other weights", got=origin.name if origin else "random ones", allowed=name,
+            hint="the files were changed; give the run file whose `weights` names the right ones",
+        )  # fmt: skip
+
+
+def _base(name: str | None) -> Origin:
+    if name is None:
         raise InputError(
             "adapters of random weights cannot be merged: there are no weights to add them to",
             hint="leave --merge out to export the adapters",
         )
-    origin = find_weights(name)
-    if origin.fingerprint != held.weights_fingerprint:
-        raise InputError(
-            "the adapters belong to other weights", got=origin.name, allowed=held.weights,
-            hint="the files were changed; give the run file whose `weights` names the right ones",
-        )  # fmt: skip
-    module = build_model(held.shapes, dtype=FORMATS[dtype])
-    add_adapters(module, replace(held.lora, base_format=BaseFormat.FULL))
+    return find_weights(name)
+
+
+def _with_base(model: Model, lora: Lora, origin: Origin, *, dtype: str) -> Transformer:
+    """A model on the host with the weights of `origin`, and adapters that nothing has filled yet."""
+    module = build_model(model, dtype=FORMATS[dtype])
+    add_adapters(module, replace(lora, base_format=BaseFormat.FULL))
     materialize(module, device="cpu")
     load_weights(module, origin.folder)
-    checkpoint.load(saved, into={f"weights.{n}": p.detach() for n, p in adapters_of(module).items()})
-    merge_adapters(module)
-    save_weights(module, folder, dtype=FORMATS[dtype])
+    return module
 
 
 def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
@@ -109,12 +138,26 @@ def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
         raise InputError(
             "the adapters are others than those of the run file", got=str(found), allowed=str(lora)
         )
+    module = _with_empty_adapters(run, lora)
+    load_adapters(module, folder)
+    return module
+
+
+def export_first_adapters(run: Run, folder: Path) -> None:
+    """Write the adapters that a training of `run` begins with, in PEFT's format and in fp32."""
+    assert run.lora is not None
+    module = _with_empty_adapters(run, run.lora)
+    init_adapters(module, seed=run.train.seed)
+    save_adapters(adapters_of(module), folder, model=run.model, lora=run.lora, base=run.weights)
+
+
+def _with_empty_adapters(run: Run, lora: Lora) -> Transformer:
+    """The model of `run` on the meta device, with adapters on the host."""
     module = build_model(run.model)
     add_adapters(module, lora)
     for _, layer in adapted(module):
         layer.lora_a.to_empty(device="cpu")
         layer.lora_b.to_empty(device="cpu")
-    load_adapters(module, folder)
     return module
 
 

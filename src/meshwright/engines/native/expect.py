@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from meshwright.catalog.device_calibration import HERE, DeviceCalibration, installed_path, load
 from meshwright.engines.base import interval
+from meshwright.engines.base import predicted as predicted_of
 from meshwright.engines.metrics import Yardstick, yardstick
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.device import Rates
@@ -126,16 +127,8 @@ def _installed(device: torch.device) -> DeviceCalibration | None:
 
 def _predicted(request: PlanRequest, plan: Plan, device: torch.device) -> dict[str, Any]:
     estimate = estimate_plan(request, plan)
-    step = estimate.step
-    return {
-        "step": step.step.as_json(),
-        "tokens_per_s_per_device": step.tokens_per_s_per_device.as_json(),
-        "mfu": step.mfu.as_json(),
-        "memory_bytes": _memory_bytes(step.memory, device),
-        "components_s": step.components_s,
-        "uncertainty": estimate.uncertainty,
-        "slower_than_calibrated": None,
-    }
+    memory_bytes = _memory_bytes(estimate.step.memory, device)
+    return {**predicted_of(estimate, memory_bytes=memory_bytes), "slower_than_calibrated": None}
 
 
 def _memory_bytes(memory: MemoryEstimate, device: torch.device) -> float:

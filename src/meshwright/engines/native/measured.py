@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshwright.engines.base import Ending
-from meshwright.engines.metrics import Yardstick, spread_of, throughput_of
+from meshwright.engines.metrics import Yardstick, spread_of, target_of, throughput_of
 from meshwright.engines.native import device
 from meshwright.engines.native.assembly import Assembly
 from meshwright.engines.native.checkpoint import Saver
@@ -64,7 +64,9 @@ def statistics_of(
         "first_loss": measured.first_loss,
         "last_loss": measured.last_loss,
         "validation_loss": measured.validation_loss,
-        "target": _target(measured, run=run) if ending is Ending.REACHED else None,
+        "target": target_of(run, steps=measured.num_steps, elapsed_s=measured.elapsed_s)
+        if ending is Ending.REACHED
+        else None,
         "elapsed_s": measured.elapsed_s,
         "step_s": step_s,
         "tokens_per_s_per_device": median_s and yardstick.tokens_per_s_per_device(median_s),
@@ -81,17 +83,4 @@ def statistics_of(
         "data_workers": {what: choice and asdict(choice) for what, choice in feed.workers().items()},
         "num_checkpoints": 0 if saver is None else saver.num_saved,
         "checkpoint_stall_s": None if saver is None else sum(saver.stall_s),
-    }
-
-
-def _target(measured: Measured, *, run: Run) -> dict[str, float | int] | None:
-    """What it took to reach the target loss; None when there is none."""
-    evaluate = run.train.evaluate
-    if evaluate is None or evaluate.target_loss is None:
-        return None
-    return {
-        "loss": evaluate.target_loss,
-        "steps": measured.num_steps,
-        "tokens": measured.num_steps * run.tokens_per_step,
-        "seconds": measured.elapsed_s,
     }

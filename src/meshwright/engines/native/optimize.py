@@ -86,6 +86,8 @@ class Master:
     def gradient(self) -> Tensor | None:
         """What backward passes have added up so far, distributed as the parameter is; perhaps in parts."""
         if not self.is_copy:
+            if self.parameter.grad is not None:
+                self.parameter.grad = laid_out(self.parameter.grad, like=self.parameter)
             return self.parameter.grad
         self.add()  # passes of the weights alone call no hook
         local, p = self.local.grad, self.parameter
@@ -272,7 +274,6 @@ class AdamW:
             if gradient is None:
                 master.local.grad = None
                 continue
-            gradient = laid_out(gradient, like=master.parameter)
             master.local.grad = local_part(gradient)
             if isinstance(gradient, DTensor) and is_in_parts(gradient):
                 in_parts.setdefault(gradient.device_mesh, []).append(master.local.grad)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import torch.multiprocessing as mp
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
+from meshwright.engines.local import free_port, under_launcher
 from meshwright.engines.native.signals import stop_on_signals
 from meshwright.errors import InputError, MeshwrightError
 
@@ -55,14 +55,9 @@ class _Start:
     timeout: timedelta
 
 
-def under_torchrun() -> bool:
-    """Whether a launcher has started this process as one of several."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def launched_processes() -> int:
     """Processes that a launcher has started; 0 without one."""
-    return int(os.environ["WORLD_SIZE"]) if under_torchrun() else 0
+    return int(os.environ["WORLD_SIZE"]) if under_launcher() else 0
 
 
 def run_ranks(
@@ -84,7 +79,7 @@ def run_ranks(
     Raises InputError when torchrun started another number of processes, WorkerLostError when a process was lost
     and no restart is left, and the target's own MeshwrightError when it raised one.
     """
-    if under_torchrun():
+    if under_launcher():
         _run_launched(
             target, payload, again=again, num_ranks=num_ranks, device_type=device_type, timeout=timeout
         )
@@ -239,10 +234,3 @@ def process_group(
         dist.barrier()
     finally:
         dist.destroy_process_group()
-
-
-def free_port() -> int:
-    """A TCP port on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

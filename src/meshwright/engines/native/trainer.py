@@ -60,6 +60,11 @@ class Job:
     products: Choices | None = None  # how matrix products are made; None: as usual
     is_restart: bool = False  # after a process was lost: go on from the newest checkpoint, if there is one
 
+    @property
+    def num_processes(self) -> int:
+        """One a device."""
+        return self.plan.num_devices
+
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:

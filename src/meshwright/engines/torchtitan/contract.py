@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from meshwright.engines import outcome, workers
-from meshwright.engines.base import RECORD, Prediction, Record, TrainOptions, read_record, refuse
+from meshwright.engines.base import Record, TrainOptions, refuse
 from meshwright.engines.torchtitan import VERSION, probe
 from meshwright.engines.torchtitan.check import check, check_plan
 from meshwright.engines.torchtitan.exporting import export_weights
@@ -14,10 +13,10 @@ from meshwright.engines.torchtitan.importing import import_run
 from meshwright.engines.torchtitan.lower import lower
 from meshwright.engines.torchtitan.probe import Machine
 from meshwright.engines.torchtitan.reading import LAYOUT
-from meshwright.engines.workers import WorkersStart
+from meshwright.engines.workers import WorkersStart, expected
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Engine, Run, StateFormat
+from meshwright.specs.run import Run, StateFormat
 
 __all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower", "prepare", "read"]
 
@@ -28,24 +27,11 @@ def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
     workers.refuse_profile(options)
     machine = probe.machine()
     _require_device(run, machine)
-    here = {"device_type": machine.device_type, "num_devices": machine.num_devices}
-    cluster = run.cluster or workers.cluster_here(run, **here)
-    plan = run.plan or workers.best_plan(
-        replace(run, cluster=cluster), engine=Engine.TORCHTITAN, problems=lambda p: check_plan(p, run=run)
+    start = workers.start(
+        run, options=options, engine="torchtitan", machine=machine, check_plan=check_plan, layout=LAYOUT
     )
-    refuse("torchtitan", [*check_plan(plan, run=run)])
-    _require_plan(plan, machine)
-    workers.refuse_devices(plan, **here)
-    workers.refuse_checkpoints(run, options, layout=LAYOUT)
-    return WorkersStart(
-        run=replace(run, plan=plan, micro_batch=plan.micro_batch),
-        plan=plan,
-        options=options,
-        device_type=machine.device_type,
-        device_name=machine.device_name,
-        cluster=cluster,
-        notes=workers.notes_on_weights(run),
-    )
+    _require_plan(start.plan, machine)
+    return start
 
 
 def _require_device(run: Run, machine: Machine) -> None:
@@ -77,17 +63,12 @@ def _require_plan(plan: Plan, machine: Machine) -> None:
         )  # fmt: skip
 
 
-def expected(start: WorkersStart) -> Prediction:
-    """What the planner expects of a device that the catalogue knows."""
-    return workers.expected(start, engine=Engine.TORCHTITAN)
-
-
 def launch(start: WorkersStart) -> None:
     """One process a device, here or as a launcher has started this one; the record is written at the end."""
     lowered = lower(start.run, folder=start.options.folder)
-    workers.launch(start, lowered, layout=LAYOUT, prediction=expected(start))
+    workers.launch(start, lowered)
 
 
 def read(folder: Path) -> Record:
     """The record of a training that has ended, made of what its processes wrote where nobody has made it yet."""
-    return read_record(folder) if (folder / RECORD).is_file() else outcome.compose(folder, LAYOUT)
+    return outcome.read(folder, LAYOUT)

@@ -1,31 +1,22 @@
-"""What torchtitan finds on this machine: `python -m meshwright.engines.torchtitan.probe` prints one JSON object.
-
-A process of its own, so that what is asked is what its workers will find, and the one that asks stays small.
-"""
+"""What torchtitan finds on this machine: `python -m meshwright.engines.torchtitan.probe` prints one JSON object."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from importlib import metadata
-from importlib.util import find_spec
 
+from meshwright.engines import machine as machines
 from meshwright.engines.torchtitan import VERSION
-from meshwright.errors import MissingDependencyError
 
 INSTALL = "pip install 'meshwright[torchtitan]'"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(machines.Machine):
     """The devices that torchtitan would use, and what this PyTorch lacks."""
 
-    device_type: str
-    device_name: str
-    num_devices: int  # 0: none that torchtitan can use
     torch: str
     lacks: tuple[str, ...]  # of PyTorch, which torchtitan calls in every training
     lacks_in_pipeline: tuple[str, ...]
@@ -34,13 +25,8 @@ class Machine:
 def machine() -> Machine:
     """Ask. Raises MissingDependencyError when torchtitan is absent, of another version, or does not start."""
     require_version()
-    done = subprocess.run(
-        [sys.executable, "-m", "meshwright.engines.torchtitan.probe"], capture_output=True, text=True
-    )
-    if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise MissingDependencyError(f"torchtitan does not start here: {words}", hint=INSTALL)
-    found = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "meshwright.engines.torchtitan.probe"]
+    found = machines.ask(command, program="torchtitan does not start here", hint=INSTALL)
     return Machine(
         **found | {"lacks": tuple(found["lacks"]), "lacks_in_pipeline": tuple(found["lacks_in_pipeline"])}
     )
@@ -48,13 +34,7 @@ def machine() -> Machine:
 
 def require_version() -> None:
     """Raises MissingDependencyError when torchtitan is absent or of another version."""
-    if find_spec("torchtitan") is None:
-        raise MissingDependencyError(f"this needs torchtitan {VERSION}, which is not installed", hint=INSTALL)
-    if (found := metadata.version("torchtitan")) != VERSION:
-        raise MissingDependencyError(
-            f"this version of Meshwright works with torchtitan {VERSION}, and {found} is installed",
-            hint=INSTALL,
-        )
+    machines.require_version("torchtitan", VERSION, hint=INSTALL)
 
 
 def _found() -> Machine:

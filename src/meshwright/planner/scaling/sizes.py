@@ -19,11 +19,11 @@ from meshwright.catalog.calibration import Calibration
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.device_calibration import HERE
 from meshwright.errors import InputError
+from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.explain import explain_infeasible
 from meshwright.planner.legality import setting_for, violations
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.rules import Severity
 from meshwright.planner.search import search
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.hardware import Cluster

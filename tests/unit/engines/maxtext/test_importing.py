@@ -96,9 +96,11 @@ train: {steps: 17, seed: 7, checkpoint: {folder: saved, every_steps: 5, keep: 3}
         ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.family=MixtralForCausalLM",
          "parallel={data_shard: 4, tensor: 2, sequence_parallel: false, expert: 2, expert_tensor: 2,"
          " sharding: parameters, recompute: full}"],
+        ["task=lora", "lora={rank: 4, alpha: 8, targets: [query, down]}"],
+        ["data.validation=v.txt", "train.evaluate={every_steps: 5, num_batches: 2, target_loss: 1.5}"],
     ],
     ids=["plain", "wsd", "linear", "constant", "llama3.1", "qwen3", "hybrid", "tensor", "zero1", "context",
-         "interleaved", "gpipe", "experts", "experts-tensor"],
+         "interleaved", "gpipe", "experts", "experts-tensor", "adapters", "evaluation"],
 )  # fmt: skip
 def test_our_exports_come_back(overrides, tmp_path):
     run = runfile.loads(TOY, overrides=overrides)
@@ -132,6 +134,31 @@ def test_slices_multiply_and_a_file_stands_on_another(tmp_path):
     assert (run.num_steps, run.micro_batch) == (20, 4)
 
 
+def test_adapters_of_its_usual_modules_on_a_quantised_base(tmp_path):
+    lora = {
+        "enable_lora": True,
+        "lora_rank": 8,
+        "lora_alpha": 16.0,
+        "lora_weight_qtype": "nf4",
+        "lora_tile_size": 32,
+    }
+    run, notes = imported(written(tmp_path, {"lora": lora, "steps": 10, "weight_dtype": "bfloat16"}))
+    assert run.lora.targets == ("query", "key", "value", "output", "gate", "up", "down")
+    assert (run.lora.rank, run.lora.alpha, run.lora.base_format) == (8, 16.0, "nf4")
+    assert not [note for note in notes if "weight_dtype" in note]
+    others = lora | {
+        "lora_module_path": ".*/(query|value)",
+        "lora_weight_qtype": "int4",
+        "lora_restore_path": "a",
+    }
+    run, notes = imported(written(tmp_path, {"lora": others, "steps": 10}))
+    assert run.lora.targets == ("query", "value")
+    assert [note.partition(" =")[0] for note in notes if note.startswith("lora")] == [
+        "lora_weight_qtype",
+        "lora_restore_path",
+    ]
+
+
 def test_what_is_not_carried_is_noted(tmp_path):
     values = {"remat_policy": "custom", "mlpwo": "device", "learning_rate_schedule_steps": 100, "steps": 50,
               "dataset_type": "tfds", "load_balance_loss_weight": 0.01, "weight_dtype": "bfloat16"}  # fmt: skip
@@ -147,6 +174,7 @@ def test_what_is_not_carried_is_noted(tmp_path):
     ("values", "words"),
     [
         ({"decoder_block": "gemma2"}, "decoder block"),
+        ({"lora": {"enable_lora": True, "lora_module_path": "encoder/.*"}}, "adapters of no module"),
         ({"opt_type": "muon"}, "optimizer"),
         ({"quantization": "int8"}, "precision"),
         ({"rope_type": "yarn"}, "rotary"),

@@ -157,6 +157,50 @@ def test_axes():
     assert plain["ici_fsdp_parallelism"] == 1
 
 
+LORA = ["task=lora", "lora={rank: 4, alpha: 8, targets: [query, output, down]}"]
+
+
+def test_adapters_are_named_by_their_modules():
+    adapted = keys(*LORA)
+    assert adapted["lora"] == {
+        "enable_lora": True,
+        "lora_rank": 4,
+        "lora_alpha": 8.0,
+        "lora_module_path": "decoder/layers/(self_attention/query|self_attention/out|mlp/wo)",
+    }
+    assert adapted["weight_dtype"] == "bfloat16"  # frozen: nothing is added to them
+    assert keys(*LORA, "precision=fp32")["weight_dtype"] == "float32"
+    assert "lora" not in keys()
+
+
+def test_adapters_stand_as_peft_names_them():
+    found = [leaf for leaf in leaves(*LORA).values() if leaf["is_adapter"]]
+    assert {leaf["path"].partition("layers/")[2]: leaf["shape"] for leaf in found} == {
+        "self_attention/query/kernel_lora_a": [64, 4],
+        "self_attention/query/kernel_lora_b": [4, 4, 16],
+        "self_attention/out/kernel_lora_a": [64, 4],
+        "self_attention/out/kernel_lora_b": [4, 64],
+        "mlp/wo/kernel_lora_a": [128, 4],
+        "mlp/wo/kernel_lora_b": [4, 64],
+    }
+    assert names(found[0])[3] == "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"
+    assert all(leaf["grid"] == [8] for leaf in found)
+    assert all(leaf["axes"] == [1] for leaf in found)
+    turned = leaves("model=llama3.1-8b", "data.sequence_length=4096", *LORA).values()
+    assert [leaf["path"].rpartition("layers/")[2] for leaf in turned if leaf["interleave"]] == [
+        "self_attention/query/kernel",
+        "self_attention/key/kernel",
+        "self_attention/query/kernel_lora_b",
+    ]
+
+
+def test_validation_batches_are_evaluated_in_micro_batches():
+    evaluated = keys("train.evaluate={every_steps: 5, num_batches: 3, target_loss: 1.5}")
+    assert evaluated["eval_interval"] == 5
+    assert evaluated["eval_steps"] == 12
+    assert evaluated["target_eval_loss"] == 1.5
+
+
 def test_experts_are_a_part_of_the_data_axis():
     mixture = keys(
         "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}",
@@ -223,14 +267,15 @@ def test_every_number_of_the_model_stands_once():
         ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.attention.qk_norm=true"],
         ["parallel={data_shard: 1, pipeline: 2, virtual_pipeline: 2, schedule: interleaved, sharding: none,"
          " recompute: full}", "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}"],
+        ["model.rope={scaling: llama3, factor: 8, original_context: 8192}", "task=lora",
+         "lora={rank: 4, alpha: 8, targets: [query, key, value, output, gate, up, down]}"],
     ],
-    ids=["dense", "experts", "pipeline"],
+    ids=["dense", "experts", "pipeline", "adapters"],
 )  # fmt: skip
 def test_weights_come_out_as_they_went_in(overrides):
     for leaf in leaves(*overrides).values():
-        rows, columns = leaf["shape"][0], math.prod(leaf["shape"][1:])
-        if leaf["path"].endswith("out/kernel"):
-            rows, columns = math.prod(leaf["shape"][:2]), leaf["shape"][2]
+        joined = 2 if leaf["path"].endswith("out/kernel") else 1
+        rows, columns = math.prod(leaf["shape"][:joined]), math.prod(leaf["shape"][joined:])
         shape = (columns, rows) if leaf["transpose"] else leaf["shape"]
         tensors = {
             name: np.random.default_rng(i).random(shape, dtype="float32")

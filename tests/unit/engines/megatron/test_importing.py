@@ -44,6 +44,7 @@ train: {steps: 20, seed: 7, checkpoint: {folder: saved, every_steps: 5, asynchro
 MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
 
 
+@pytest.mark.parametrize("file", ["megatron_lm.args", "megatron_bridge.yaml"])
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -68,10 +69,10 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
     ids=["plain", "wsd", "linear", "constant", "llama3", "qwen3", "tensor", "modules", "layers", "stages",
          "interleaved", "experts", "catalogue", "sigmoid", "not-normalised"],
 )  # fmt: skip
-def test_our_exports_come_back(overrides, tmp_path):
+def test_our_exports_come_back(overrides, file, tmp_path):
     run = runfile.loads(TOY, overrides=overrides)
-    text = contract.lower(run, folder=Path("out")).files["megatron_lm.args"]
-    path = tmp_path / f"{run.model.name}.args"
+    text = contract.lower(run, folder=Path("out")).files[file]
+    path = tmp_path / f"{run.model.name}{Path(file).suffix}"
     path.write_text(text)
     again, notes = imported(str(path))
     assert notes == ""
@@ -86,7 +87,7 @@ def test_our_exports_come_back(overrides, tmp_path):
         "sequence_length",
     ):
         assert getattr(again, key) == getattr(run, key), key
-    assert contract.lower(again, folder=Path("out")).files["megatron_lm.args"] == text
+    assert contract.lower(again, folder=Path("out")).files[file] == text
 
 
 PLANS = {
@@ -370,6 +371,9 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "run.yaml").write_text("model: llama3.1-8b\n")
     with pytest.raises(InputError, match="no configuration of Megatron-LM"):
         imported(str(tmp_path / "run.yaml"))
+    for source, words in (("", "no configuration is named"), ('train.sh "NAME', "No closing quotation")):
+        with pytest.raises(InputError, match=words):
+            imported(source)
     (tmp_path / "a.args").write_text("--swiglu\n")
     with pytest.raises(InputError, match="only scripts take"):
         imported(f"{tmp_path / 'a.args'} TP=2")

@@ -1,11 +1,12 @@
 """Starts MaxText's own trainer and notes what only its process knows. Runs in MaxText's environment.
 
-    python meshwright_train.py OUTPUT CPU maxtext.yml key=value ...
+    python meshwright_train.py OUTPUT CPU BATCHES maxtext.yml key=value ...
 
-CPU are settings with commas between them that hold on a CPU only. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT say where the process stands, as under torchrun.
+CPU are settings with commas between them that hold on a CPU only. BATCHES is a folder of arrays, which the loop of
+`meshwright_loop` takes; empty: MaxText's own loop. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say where
+the process stands, as under torchrun.
 
-OUTPUT/process-N.json   device, software, and the most memory that was in use
+OUTPUT/process-N.json   device, software, the most memory that was in use, and how a training on BATCHES ended
 """
 
 from __future__ import annotations
@@ -81,9 +82,15 @@ def train(arguments: list[str]) -> None:
     note.write_text(json.dumps(facts()), encoding="utf-8")
     place = [f"hardware={hardware}", f"skip_jax_distributed_system={alone}"]
     place += arguments[2].split(",") if arguments[2] and hardware == "cpu" else []
-    sys.argv = [arguments[0], *arguments[3:], *place]  # where `meshwright_weights` finds them
-    maxtext.main(sys.argv)
-    note.write_text(json.dumps(facts()), encoding="utf-8")
+    sys.argv = [arguments[0], *arguments[4:], *place]  # where `meshwright_weights` finds them
+    ending = None
+    if arguments[3]:
+        import meshwright_loop
+
+        ending = meshwright_loop.main(sys.argv, batches=Path(arguments[3]))
+    else:
+        maxtext.main(sys.argv)
+    note.write_text(json.dumps(facts() | {"ending": ending}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
                        the parameters of a checkpoint of MaxText, as a Hugging Face file
 
 What stands where is a table: $MESHWRIGHT_PARAMETERS names a JSON file with `seed`, `is_drawn` and `leaves`, which
-`meshwright.engines.maxtext.weights` explains.
+`meshwright.engines.maxtext.weights` explains. Adapters begin as the file $MESHWRIGHT_ADAPTERS has them.
 
 The state begins at step 1 with a learning-rate schedule that has advanced by one: MaxText gives the first step of a
 warm-up the rate 0, Meshwright's other engines peak / warmup_steps. Moments begin at zero, with no step counted.
@@ -18,6 +18,7 @@ import json
 import math
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,14 @@ def convert(tensors: dict[str, Any]) -> dict[str, Any]:
     for number, leaf in enumerate(table["leaves"]):
         keys = leaf["path"].split("/")
         place = _at(places["model"], keys)
-        if table["is_drawn"]:
+        if leaf["is_adapter"]:
+            array = made(leaf, _adapters(), numpy=jnp).reshape(place.shape)
+        elif table["is_drawn"]:
             array = drawn(leaf, place, seed=table["seed"], number=number)
         else:
-            array = jax.device_put(made(leaf, tensors, numpy=jnp), place.sharding)
+            array = made(leaf, tensors, numpy=jnp)
         assert array.shape == place.shape, leaf["path"]
-        _put(parameters, keys, array)
+        _put(parameters, keys, jax.device_put(array.astype(place.dtype), place.sharding))
     place = places["optimizer"]["step"]
     one = jax.device_put(jnp.asarray(FIRST_STEP, dtype=jnp.int32), place.sharding)
     return {"params": {"params": parameters}, "step": one, "opt_state": [None, None, {"count": one}]}
@@ -48,21 +51,21 @@ def convert(tensors: dict[str, Any]) -> dict[str, Any]:
 
 def _places(arguments: list[str]) -> dict[str, Any]:
     """Shape and sharding of every array of the state that MaxText trains when it is started with `arguments`."""
-    from flax import nnx
-    from maxtext.common.train_state_nnx import TrainStateNNX
     from maxtext.configs import pyconfig
-    from maxtext.utils import maxtext_utils, model_creation_utils, train_utils
+    from maxtext.utils import maxtext_utils
+    from meshwright_state import state_of
 
     config = pyconfig.initialize(arguments)
     mesh = maxtext_utils.get_mesh_from_config(config, None)
-    make, model = model_creation_utils.create_nnx_abstract_model(config, mesh, None)
-    _, optimizer = train_utils.create_training_optimizer(config, model, mesh=mesh)
+    make_state, _ = state_of(config, mesh)
+    return maxtext_utils.get_abstract_state(config, mesh, make_state, True)[0].to_pure_dict()
 
-    def state() -> Any:
-        made = make()
-        return TrainStateNNX(made, nnx.Optimizer(made, optimizer, wrt=nnx.Param))
 
-    return maxtext_utils.get_abstract_state(config, mesh, state, True)[0].to_pure_dict()
+@cache
+def _adapters() -> dict[str, Any]:
+    from safetensors.numpy import load_file
+
+    return load_file(os.environ["MESHWRIGHT_ADAPTERS"])
 
 
 def _at(tree: dict[str, Any], keys: list[str]) -> Any:
@@ -135,11 +138,7 @@ def _matrix(part: Any, leaf: dict[str, Any]) -> Any:
     """Back to the two axes of a file's matrix."""
     if not leaf["transpose"]:
         return part
-    joined = (
-        1 if leaf["path"].endswith(("query/kernel", "key/kernel", "value/kernel")) else len(part.shape) - 1
-    )
-    rows = math.prod(part.shape[:joined])
-    return part.reshape(rows, -1).T
+    return part.reshape(math.prod(part.shape[: leaf["num_inputs"]]), -1).T
 
 
 def main(table: Path, checkpoint: Path, out: Path, dtype: str) -> None:

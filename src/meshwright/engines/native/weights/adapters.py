@@ -7,7 +7,7 @@ adapter_model.safetensors      base_model.model.<name in the family's files>.lor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,9 @@ def save_adapters(
         Entry(name=_peft_name(model, name), shape=tuple(t.shape), dtype=t.dtype, make=partial(_same, t))
         for name, t in whole.items()
     ]
-    config = _config(entries, lora=lora, base=base)
     with new_folder(Path(folder)) as partial_folder:
         write_file(partial_folder / WEIGHTS, entries)
-        (partial_folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_config(partial_folder, [entry.name for entry in entries], lora=lora, base=base)
 
 
 @torch.no_grad()
@@ -149,20 +148,21 @@ def _peft_name(model: Model, name: str) -> str:
     return f"base_model.model.{in_file.removesuffix('.weight')}.lora_{part[0].upper()}.weight"
 
 
-def _config(entries: Sequence[Entry], *, lora: Lora, base: str | None) -> dict[str, Any]:
-    targets = {entry.name.rsplit(".", 3)[1] for entry in entries}
-    return {
+def write_config(folder: Path, names: Iterable[str], *, lora: Lora, base: str | None) -> None:
+    """Write PEFT's config beside the tensors of `names`."""
+    config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": sorted(targets),
+        "target_modules": sorted({name.rsplit(".", 3)[1] for name in names}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _same(tensor: Tensor) -> Tensor:

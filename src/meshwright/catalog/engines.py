@@ -1,0 +1,79 @@
+"""Engines by name, as the installed packages name them.
+
+A package names an engine as an entry point of the group `meshwright.engines`, whose value is the module of the
+engine's contract (`meshwright.engines.base`). Beside it lies the module `facts` with what must be known of the engine
+to plan for it: `FACTS`, a `meshwright.planner.EngineFacts`. Names are read in the packages' metadata: to know them
+imports nothing of an engine, and its facts import nothing of its contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from meshwright.errors import InputError, MissingDependencyError, UnknownNameError
+
+ENTRY_POINTS = "meshwright.engines"
+"""Group of the entry points under which installed packages name their engines."""
+
+FACTS_MODULE = "facts"
+
+
+@cache
+def _installed() -> dict[str, list[EntryPoint]]:
+    """Read once: it takes 10 ms where a hundred packages are installed."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+def engine_names() -> tuple[str, ...]:
+    """The engines of all installed packages."""
+    return tuple(sorted(_installed()))
+
+
+def engine_contract(name: str) -> Any:
+    """The contract of the engine called `name`, imported. Raises as `engine_facts`."""
+    return _import(name, _point(name).load)
+
+
+def engine_facts(name: str) -> Any:
+    """The `FACTS` of the engine called `name`; `meshwright.planner.engine_facts` is the typed one.
+
+    Raises UnknownNameError where no installed package names it, InputError where several do,
+    MissingDependencyError where Meshwright itself is not installed or the engine cannot be imported.
+    """
+    package = _point(name).module.rpartition(".")[0]
+    if not package:
+        raise InputError(
+            "the contract of this engine lies in no package, so that nothing lies beside it", got=name
+        )
+    return _import(name, lambda: import_module(f"{package}.{FACTS_MODULE}").FACTS)
+
+
+def _point(name: str) -> EntryPoint:
+    installed = _installed()
+    if not installed:  # the source was moved or is on the path without its metadata
+        raise MissingDependencyError(
+            "this installation names no engines",
+            hint="pip install meshwright, or pip install -e . in its source",
+        )
+    if name not in installed:
+        raise UnknownNameError("engine", name, known=installed)
+    values = sorted({point.value for point in installed[name]})
+    if len(values) > 1:
+        raise InputError(
+            "several installed packages name this engine", got=name, hint=f"keep one of {', '.join(values)}"
+        )
+    return installed[name][0]
+
+
+def _import(name: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except (ImportError, AttributeError) as error:
+        raise MissingDependencyError(f"the engine {name} cannot be imported: {error}") from error

@@ -1,0 +1,49 @@
+"""What another program finds on this machine, asked in a process of its own.
+
+So what is asked is what its workers will find, and the one that asks stays small.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from meshwright.errors import MissingDependencyError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The devices that an engine would use."""
+
+    device_type: str  # as PyTorch calls it, ROCm's too
+    device_name: str  # as its driver has it
+    num_devices: int  # 0: none that the engine can use
+
+
+def ask(command: Sequence[str], *, program: str, hint: str) -> dict[str, Any]:
+    """The JSON object that is the last line `command` prints.
+
+    Raises MissingDependencyError when it fails: `program` does not start.
+    """
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise MissingDependencyError(f"{program}: {words}", hint=hint)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def require_version(package: str, version: str, *, hint: str) -> None:
+    """Raises MissingDependencyError when `package` is absent or of another version."""
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        words = f"this needs {package} {version}, which is not installed"
+        raise MissingDependencyError(words, hint=hint) from None
+    if found != version:
+        raise MissingDependencyError(
+            f"this version of Meshwright works with {package} {version}, and {found} is installed", hint=hint
+        )

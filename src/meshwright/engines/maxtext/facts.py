@@ -1,0 +1,57 @@
+"""What the planner knows of MaxText 0.2.5."""
+
+from __future__ import annotations
+
+from meshwright.engines.maxtext import VERSION
+from meshwright.planner.engines import CHEAP, EngineFacts, Rule, Scope
+from meshwright.planner.rules import divides, has_experts, num_micro_batches
+from meshwright.specs.plan import Recompute, Schedule, Sharding
+
+RULES = (
+    Rule(
+        name="expert axis",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: divides(p.expert, p.data) & ((p.expert_tensor == p.tensor) | (not has_experts(s))),
+        says=lambda s, p: (
+            f"MaxText's expert axis is a part of its batch axes and experts are split like the rest: expert "
+            f"{p.expert} must divide data {p.data}, expert_tensor {p.expert_tensor} must be tensor {p.tensor}"
+        ),
+        after="expert folding",
+    ),
+    Rule(
+        name="micro-batch rounds",
+        scope=Scope.BATCH,
+        holds=lambda s, p: divides(p.pipeline, num_micro_batches(s, p)),
+        says=lambda s, p: (
+            f"{int(num_micro_batches(s, p))} micro-batches are no multiple of MaxText's {p.pipeline} stages"
+        ),
+        after="micro-batches",
+    ),
+    Rule(
+        name="fully sharded width",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (
+            (p.sharding != Sharding.PARAMETERS) | divides(p.data_shard * p.context, s.model.hidden)
+        ),
+        says=lambda s, p: (
+            f"data_shard {p.data_shard} x context {p.context} does not divide "
+            f"the hidden width {s.model.hidden}"
+        ),
+        after="replicas",
+    ),
+)
+
+FACTS = EngineFacts(
+    title=f"maxtext {VERSION}",
+    stack="maxtext",
+    schedules=(Schedule.GPIPE, Schedule.INTERLEAVED),  # scan over iterations; "circular" when repeated
+    shardings=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS),
+    recomputes=(Recompute.SELECTIVE, Recompute.FULL),
+    selective=(CHEAP, ("core_attention", *CHEAP), (*CHEAP, "mlp"), (*CHEAP, "moe")),
+    dense_activation=True,
+    whole_sequences=True,
+    short_interleaving=True,
+    rules=RULES,
+    configurations=(".yml",),
+    source="MaxText 0.2.5: configs/types.py (RematPolicy, pipeline checks)",
+)

@@ -1,0 +1,71 @@
+"""What the planner knows of Meshwright's own engine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.tables import RECOMPUTES, SCHEDULES
+from meshwright.planner.engines import EngineFacts, Rule, Scope
+from meshwright.planner.rules import has_experts, has_schedule, mask_of, module_names
+from meshwright.specs.plan import DROPPED_MODULES, Recompute, Schedule, Sharding
+
+RULES = (
+    Rule(
+        name="expert tensor width",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (p.expert_tensor == p.tensor) | (p.expert_tensor == 1),
+        says=lambda s, p: f"expert_tensor {p.expert_tensor} is neither 1 nor tensor {p.tensor}",
+        after="expert folding",
+    ),
+    Rule(
+        name="recomputation under zero bubble",
+        scope=Scope.CHOICE,
+        holds=lambda _, p: (
+            ~(has_schedule(p, Schedule.ZERO_BUBBLE, Schedule.ZBV) & (p.pipeline > 1))
+            | (
+                np.not_equal(p.recompute, RECOMPUTES.index(Recompute.FULL))
+                & ((np.asarray(p.recompute_mask) & ~mask_of(*DROPPED_MODULES)) == 0)
+            )
+        ),
+        says=lambda _, p: (
+            f"{SCHEDULES[int(p.schedule)].value} would compute {module_names(int(p.recompute_mask))} again twice, "
+            f"for gradients of inputs and of weights: it goes with {', '.join(DROPPED_MODULES)}"
+        ),
+    ),
+    Rule(
+        name="recomputed norms",
+        scope=Scope.CHOICE,
+        holds=lambda _, p: (p.tensor == 1) | ((np.asarray(p.recompute_mask) & mask_of("norm")) == 0),
+        says=lambda _, p: (
+            f"with tensor {p.tensor} the gathered outputs of norms are kept: to recompute them frees nothing"
+        ),
+    ),
+    Rule(
+        name="alternate matrix products",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (
+            ((np.asarray(p.recompute_mask) & mask_of("alternate_matmuls")) == 0)
+            | (
+                (np.asarray(p.recompute_mask) == mask_of("alternate_matmuls"))
+                & ((p.expert * p.expert_tensor * p.tensor == 1) | (not has_experts(s)))
+            )
+        ),
+        says=lambda _, p: "alternate_matmuls stands alone, and needs whole experts on every rank",
+    ),
+)
+
+FACTS = EngineFacts(
+    title="native",
+    stack="torchtitan",
+    # DualPipe holds every stage on two ranks, which the runtime under it does not know.
+    schedules=tuple(s for s in Schedule if s is not Schedule.DUALPIPE),
+    shardings=tuple(Sharding),
+    recomputes=tuple(Recompute),
+    selective=None,
+    partial_full=True,
+    dense_activation=True,
+    uneven_layers=True,
+    short_interleaving=True,
+    rules=RULES,
+    source="Meshwright's own engine",
+)

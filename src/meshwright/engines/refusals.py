@@ -1,0 +1,119 @@
+"""What several engines cannot do of a run, said once. An engine's `check` takes of these what is true of it.
+
+The rest, which is one engine's alone, stands in its own `check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.cost.tables import BatchTable, model_row
+from meshwright.engines.base import Unsupported
+from meshwright.planner.engines import Setting, Severity, engine_facts
+from meshwright.planner.legality import violations
+from meshwright.specs.model import Router
+from meshwright.specs.plan import Offload, Plan, Recompute
+from meshwright.specs.run import BIAS_RATE, FaultAction, Run
+
+
+def by_planner_rules(
+    plan: Plan, *, run: Run, engine: str, any_layers_per_stage: bool = False
+) -> Iterator[Unsupported]:
+    """What the planner's rules of `engine` refuse of `plan`, so that what is searched is what is accepted.
+
+    `any_layers_per_stage`: the engine runs any split of the layers; the rule on it is about what can be costed.
+    """
+    setting = Setting(
+        model=model_row(run.model, lora=run.lora),
+        batch=BatchTable(seq_len=run.sequence_length, global_batch=run.global_batch),
+        num_devices=plan.num_devices,
+        domain=plan.num_devices,
+        facts=engine_facts(engine),
+    )
+    judged = violations(
+        replace(plan, layers_per_stage=None) if any_layers_per_stage else plan, setting=setting
+    )
+    for violation in judged:
+        if violation.severity is Severity.REFUSED:
+            yield Unsupported(key="parallel", reason=violation.message)
+
+
+def endless(run: Run) -> Iterator[Unsupported]:
+    """A run that does not say when it ends."""
+    if run.num_steps is None:
+        yield Unsupported(
+            key="train", reason="says neither steps nor tokens", hint="for example --set train.steps=100"
+        )
+
+
+def other_precisions(
+    run: Run, *, allowed: tuple[str, ...], reason: str = "is not lowered", hint: str | None = None
+) -> Iterator[Unsupported]:
+    """A precision that is not one of `allowed`."""
+    if run.precision.name not in allowed:
+        yield Unsupported(
+            key="precision",
+            reason=f"{run.precision.name} {reason}",
+            hint=hint or f"allowed: {', '.join(allowed)}",
+        )
+
+
+def z_loss(run: Run) -> Iterator[Unsupported]:
+    """A term of the loss that the engine does not add."""
+    if run.train.z_loss:
+        yield Unsupported(key="train.z_loss", reason="the loss is plain cross-entropy: must be 0")
+
+
+def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsupported]:
+    """A rate at which to move biases that the model does not have."""
+    experts = run.model.experts
+    if run.train.balance_bias_rate != BIAS_RATE and (experts is None or experts.router is not Router.SIGMOID):
+        yield Unsupported(
+            key="train.balance_bias_rate",
+            reason=f"{run.model.name} has no routing biases",
+            hint=hint,
+        )
+
+
+def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
+    """Evaluation of a run on random tokens."""
+    if run.train.evaluate is not None and run.data.source == "synthetic" and run.data.validation is None:
+        yield Unsupported(key="train.evaluate", reason="random tokens have nothing to validate on")
+
+
+def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
+    """What the native engine alone obeys: tuned products, loader processes, rollbacks, and an end by the loss where
+    the engine does not know that either (`has_target`).
+    """
+    if run.gemm_tuning is not None:
+        yield Unsupported(key="gemm_tuning", reason="tuned products are the native engine's: leave it out")
+    evaluate, faults = run.train.evaluate, run.train.faults
+    for key, workers in (
+        ("data.workers", run.data.workers),
+        ("train.evaluate.workers", evaluate and evaluate.workers),
+    ):
+        if workers is not None:
+            yield Unsupported(key=key, reason="the engine reads ahead in its own way: leave it out")
+    if faults.not_finite is not FaultAction.STOP:
+        yield Unsupported(
+            key="train.faults.not_finite", reason="a loss that is no number ends the training: must be stop"
+        )
+    if faults.spike is not FaultAction.IGNORE:
+        yield Unsupported(key="train.faults.spike", reason="spikes are not looked for: must be ignore")
+    if not has_target and evaluate is not None and evaluate.target_loss is not None:
+        yield Unsupported(key="train.evaluate.target_loss", reason="training ends after its steps only")
+
+
+def offload(plan: Plan) -> Iterator[Unsupported]:
+    """States or activations that are kept on the host."""
+    if plan.offload is not Offload.NONE:
+        yield Unsupported(key="parallel.offload", reason="is not done by this engine: must be none")
+
+
+def some_layers_recomputed(plan: Plan) -> Iterator[Unsupported]:
+    """Full recomputation of some layers only."""
+    if plan.recompute is Recompute.FULL and plan.recompute_layers is not None:
+        yield Unsupported(
+            key="parallel.recompute.layers", reason="all layers are recomputed or none: leave it out"
+        )

@@ -1,0 +1,64 @@
+"""What the planner knows of torchtitan 0.3.0."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.tables import RECOMPUTES, Array, PlanTable
+from meshwright.engines.torchtitan import VERSION
+from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting
+from meshwright.planner.rules import has_schedule, num_micro_batches
+from meshwright.specs.plan import Recompute, Schedule, Sharding
+
+
+def _rounds(s: Setting, plan: PlanTable) -> Array:
+    """torch.distributed.pipelining runs interleaved micro-batches in max(1, m // p) rounds of equal size."""
+    m = num_micro_batches(s, plan)
+    rounds = np.maximum(m // np.maximum(plan.pipeline, 1), 1)
+    return ~has_schedule(plan, Schedule.INTERLEAVED) | (plan.pipeline == 1) | (m % rounds == 0)
+
+
+RULES = (
+    Rule(
+        name="expert tensor width",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: p.expert_tensor == 1,
+        says=lambda s, p: f"expert_tensor {p.expert_tensor}: torchtitan {VERSION} keeps every expert whole",
+        after="expert folding",
+    ),
+    Rule(
+        name="micro-batch rounds",
+        scope=Scope.BATCH,
+        holds=_rounds,
+        says=lambda s, p: (
+            f"{int(num_micro_batches(s, p))} micro-batches do not divide into the "
+            f"{max(1, int(num_micro_batches(s, p)) // int(p.pipeline))} rounds of torch's interleaving"
+        ),
+        after="micro-batches",
+    ),
+    Rule(
+        name="recomputation under zero bubble",
+        scope=Scope.CHOICE,
+        holds=lambda _, p: ~has_schedule(p, Schedule.ZBV) | (p.recompute == RECOMPUTES.index(Recompute.NONE)),
+        says=lambda _, p: f"torchtitan {VERSION} runs its zero-bubble schedules only without recomputation",
+    ),
+)
+
+FACTS = EngineFacts(
+    title=f"torchtitan {VERSION}",
+    stack="torchtitan",
+    # Its zero-bubble schedules are interleaved or V-shaped, its DualPipe is V-shaped.
+    schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZBV),
+    shardings=(Sharding.NONE, Sharding.GRADIENTS, Sharding.PARAMETERS),
+    recomputes=tuple(Recompute),
+    selective=(("alternate_matmuls",),),  # its policy by operation keeps every second product
+    dense_activation=True,
+    uneven_layers=True,
+    any_vocabulary=True,  # shared unevenly
+    whole_sequences=True,
+    short_interleaving=True,
+    context_block=128,
+    rules=RULES,
+    configurations=(".toml", ".py", ".json", ":"),
+    source="torchtitan 0.3.0: config/configs.py, distributed/*.py",
+)

@@ -1,0 +1,85 @@
+"""The engine of docs/guides/writing-an-engine.md, installed as a package of somebody else: nothing here names it."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "writing-an-engine.md"
+BLOCK = re.compile(r'<!--- skip: next "(?P<name>[^"]+)" -->\n```(?P<kind>\w+)\n(?P<text>.*?)```', re.DOTALL)
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = [match.groupdict() for match in BLOCK.finditer(TEXT)]
+FILES = {block["name"]: block["text"] for block in BLOCKS if block["kind"] != "console"}
+(PROJECT,) = (tomllib.loads(text)["project"] for text in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL))
+(CONSOLE,) = (block["text"] for block in BLOCKS if block["kind"] == "console")
+
+RUN = """
+model: {name: toy, hidden: 32, num_layers: 2, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}
+data: {source: synthetic, sequence_length: 16}
+batch: {global_sequences: 4, micro: 2}
+optimizer: {learning_rate: 1.0e-2, warmup_steps: 2, gradient_clip: 0.5}
+precision: fp32
+cluster: here
+train: {steps: 6}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run file, and the package beside its metadata, as `pip install` lays them down."""
+    folder = tmp_path_factory.mktemp("plain")
+    site = folder / "site"
+    for name, text in FILES.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    (site / "plainloop" / "__init__.py").touch()
+    metadata = site / f"{PROJECT['name']}-{PROJECT['version']}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {PROJECT['name']}\nVersion: {PROJECT['version']}\n"
+    )
+    points = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+        for group, points in PROJECT["entry-points"].items()
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(points))
+    (folder / "run.yaml").write_text(RUN)
+    return folder
+
+
+def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    path = [str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "COLUMNS": "110", "NO_COLOR": "1"}
+    words = command.replace("meshwright", f"{sys.executable} -m meshwright", 1)
+    return subprocess.run(
+        ["bash", "-c", words], cwd=folder, env=environment, text=True, capture_output=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("block", re.split(r"^\$ ", CONSOLE, flags=re.MULTILINE)[1:])
+def test_the_page_shows_what_is_printed(folder, block):
+    command, _, expected = block.partition("\n")
+    done = run(folder, command)
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.OutputChecker().check_output(expected, done.stdout + done.stderr, options), (
+        done.stdout + done.stderr
+    )
+
+
+@pytest.mark.slow
+def test_its_losses_are_the_native_engines(folder):
+    def losses(engine: str) -> list[float]:
+        done = run(folder, f"meshwright train run.yaml --only-steps --set engine={engine} --out {engine}")
+        assert done.returncode == 0, done.stderr
+        lines = (folder / engine / "steps.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss"] for line in lines]
+
+    assert losses("plain") == pytest.approx(losses("native"), rel=1e-6)

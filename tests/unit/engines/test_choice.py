@@ -1,0 +1,56 @@
+"""The plan that a run gets is the best one that its engine runs, whatever the planner's first is."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright import runfile
+from meshwright.engines import choice
+from meshwright.engines.base import find_engine
+from meshwright.engines.choice import planned
+from meshwright.planner.choice import best_plans
+
+LORA = """
+model: llama3-8b
+task: lora
+data: {sequence_length: 2048}
+batch: {global_sequences: 8}
+cluster: h100-8x1
+train: {steps: 10}
+"""
+
+
+def test_a_pinned_plan_stays(small_run):
+    run = small_run("native", "plan: tensor: 2")
+    assert planned(run) is run
+
+
+@pytest.mark.parametrize("engine", ["native", "torchtitan"])
+def test_the_plan_is_one_that_the_engine_runs(engine):
+    run = planned(runfile.loads(LORA, overrides=[f"engine={engine}"]))
+    assert run.plan is not None
+    assert find_engine(engine).check(run) == ()
+
+
+def test_a_quantised_base_is_planned_as_one_of_16_bits_and_stays_quantised():
+    overrides = ["lora.base_format=nf4", "weights=base"]
+    run = planned(runfile.loads(LORA, overrides=overrides))
+    assert run.plan is not None
+    assert run.lora.base_format == "nf4"
+    assert find_engine("native").check(run) == ()
+
+
+def test_what_is_refused_under_every_plan_does_not_choose_the_plan(monkeypatch):
+    """Nor are all plans ranked for it: the first fifty do."""
+    ranked = []
+
+    def best(request, *, goal, top):
+        ranked.append(top)
+        return best_plans(request, goal=goal, top=top)
+
+    monkeypatch.setattr(choice, "best_plans", best)
+    whole = planned(runfile.loads(LORA))
+    endless = planned(runfile.loads(LORA, overrides=["train.steps=null"]))
+    assert find_engine("native").check(endless)[0].key == "train"
+    assert endless.plan == whole.plan
+    assert ranked == [50, 50]

@@ -1,0 +1,64 @@
+"""What several engines cannot do is refused by each of them, with the same key and the same reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.engines.base import find_engine
+from meshwright.errors import InputError
+
+OTHERS = ("torchtitan", "megatron", "maxtext")
+ALL = ("native", *OTHERS)
+EVALUATED = ["data.validation=v.txt"]
+
+
+@pytest.mark.parametrize(
+    ("engines", "problem", "overrides"),
+    [
+        (ALL, "train: says neither steps nor tokens", ["train.steps=null"]),
+        (ALL, "precision: nvfp4", ["precision=nvfp4"]),
+        (ALL, "parallel.offload", ["plan: offload: optimizer"]),
+        (ALL, "train.balance_bias_rate", ["train.balance_bias_rate=0.1"]),
+        (ALL, "train.evaluate: random", ["train.evaluate={}"]),
+        (OTHERS, "train.z_loss", ["train.z_loss=0.001"]),
+        (OTHERS, "train.balance_loss", ["mixture", "train.balance_loss=0.01"]),
+        (OTHERS, "train.faults.spike", ["train.faults.spike=stop"]),
+        (OTHERS, "train.faults.not_finite", ["train.faults.not_finite=skip"]),
+        (
+            ("torchtitan", "megatron"),
+            "train.evaluate.target_loss",
+            ["train.evaluate={target_loss: 2.0}", *EVALUATED],
+        ),
+        (OTHERS, "train.evaluate.workers", ["train.evaluate={workers: 2}", *EVALUATED]),
+        (OTHERS, "data.workers", ["data.workers=2"]),
+        (OTHERS, "gemm_tuning", ["gemm_tuning=tuned.csv"]),
+        (("torchtitan", "maxtext"), "parallel.recompute.layers", ["plan: recompute: {layers: 2}"]),
+    ],
+)
+def test_is_refused_with_the_key(small_run, engines, problem, overrides):
+    for engine in engines:
+        found = [str(one) for one in find_engine(engine).check(small_run(engine, *overrides))]
+        assert any(one.startswith(problem) for one in found), (engine, found)
+
+
+@pytest.mark.parametrize("engine", ALL)
+def test_a_plain_run_is_accepted(small_run, engine):
+    assert find_engine(engine).check(small_run(engine)) == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "overrides"),
+    [
+        ("native", ["train.steps=null", "plan: tensor: 1"]),
+        ("torchtitan", ["parallel={data_shard: 2}"]),
+        ("megatron", ["data.workers=2"]),
+        ("maxtext", ["parallel={data_shard: 2, sharding: gradients}"]),
+    ],
+)
+def test_what_is_refused_is_not_lowered(small_run, engine, overrides):
+    run = small_run(engine, *overrides)
+    key = find_engine(engine).check(run)[0].key
+    with pytest.raises(InputError, match=f"the {engine} engine cannot do this run: {key}"):
+        find_engine(engine).lower(run, folder=Path("out"))
