@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -12,9 +12,7 @@ from meshwright.cli.options import json_option, verb
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from meshwright.engines.base import ExportingEngine
     from meshwright.engines.native.checkpoint import Saved
-    from meshwright.specs.model import Lora
     from meshwright.specs.run import Run
 
 Document = dict[str, Any]
@@ -48,7 +46,7 @@ def command(
     where: Path,
     weights: Path | None,
     step: int | None,
-    dtype: str | None,
+    dtype: Literal["bf16", "fp32"] | None,
     merge: bool,
     as_json: bool,
 ) -> None:
@@ -69,24 +67,20 @@ def command(
     run = _run_at(where) if where.suffix in RUN_SUFFIXES else None
     folder = where if run is None else _folder_of(run)
     require_torch("a checkpoint")
-    if kind == "to-hf" and run is not None and (engine := _exporting(run)) is not None:
-        assert weights is not None
-        document = _exported(engine, run, weights, step=step, dtype=dtype, merge=merge)
-    elif kind == "show":
+    if kind == "show":
         document = _show(_chosen(folder, step), run=run, folder=folder)
     elif kind == "verify":
         document = _verify(_chosen(folder, step), folder=folder)
+    elif kind == "to-hf":
+        assert weights is not None
+        document = _to_hf(run, folder, weights, step=step, dtype=dtype, merge=merge)
+    elif run is None:
+        raise InputError(
+            "from-hf needs the run file, which says the model", got=str(where), allowed="RUN.yaml"
+        )
     else:
         assert weights is not None
-        if kind == "to-hf":
-            saved = _chosen(folder, step)[-1]
-            document = _to_hf(run, saved, weights, dtype=dtype, merge=merge, where=where)
-        elif run is None:
-            raise InputError(
-                "from-hf needs the run file, which says the model", got=str(where), allowed="RUN.yaml"
-            )
-        else:
-            document = _from_hf(run, folder, weights)
+        document = _from_hf(run, folder, weights)
     if as_json:
         emit_json(document)
     else:
@@ -191,98 +185,22 @@ def _verify(found: list[Saved], *, folder: Path) -> Document:
 
 
 def _to_hf(
-    run: Run | None, saved: Saved, out: Path, *, dtype: str | None, merge: bool, where: Path
+    run: Run | None,
+    folder: Path,
+    weights: Path,
+    *,
+    step: int | None,
+    dtype: Literal["bf16", "fp32"] | None,
+    merge: bool,
 ) -> Document:
-    from meshwright.engines.megatron import convert
-    from meshwright.engines.native import checkpoint, exchange
+    from dataclasses import asdict
 
-    _require_whole(saved)
-    manifest = checkpoint.read_manifest(saved.path)
-    held = checkpoint.content_of(manifest)
-    held = held or (run and checkpoint.content(run, weights=None))
-    if held is None:
-        raise InputError(
-            "this checkpoint does not say its model's shapes: to-hf needs the run file", got=str(where),
-            allowed="RUN.yaml",
-        )  # fmt: skip
-    kind = _kind(held.lora, merge=merge, where=str(saved.path))
-    dtype = dtype or _usual_dtype(kind)
-    if manifest.get("engine") == "megatron":
-        convert.export_weights(saved, held, out, dtype=dtype)
-    elif held.lora is None:
-        exchange.export_weights(saved, held, out, dtype=dtype)
-    elif merge:
-        exchange.export_merged(saved, held, out, dtype=dtype, base=run and run.weights)
-    else:
-        exchange.export_adapters(saved, held, out, dtype=dtype)
-    return {
-        "checkpoint": saved.path,
-        "step": saved.step,
-        "weights": out,
-        "kind": kind,
-        "dtype": dtype,
-        "model": held.shapes.name,
-    }
+    from meshwright.engines import exporting
 
-
-def _exporting(run: Run) -> ExportingEngine | None:
-    """The engine of `run`, where its checkpoints are its own; None: they are as the native engine's."""
-    from meshwright.engines.base import find_engine
-
-    engine = find_engine(run.engine)
-    return cast("ExportingEngine", engine) if hasattr(engine, "export_weights") else None
-
-
-def _exported(
-    engine: ExportingEngine, run: Run, out: Path, *, step: int | None, dtype: str | None, merge: bool
-) -> Document:
-    kind = _kind(run.lora, merge=merge, where=run.source)
-    dtype = dtype or _usual_dtype(kind)
-    if merge:
-        checkpoint = _merged(engine, run, out, step=step, dtype=dtype)
-    else:
-        checkpoint = engine.export_weights(run, step=step, folder=out, dtype=dtype)
-    return {
-        "checkpoint": checkpoint,
-        "step": int(checkpoint.name.rpartition("-")[2]),
-        "weights": out,
-        "kind": kind,
-        "dtype": dtype,
-        "model": run.model.name,
-    }
-
-
-def _merged(engine: ExportingEngine, run: Run, out: Path, *, step: int | None, dtype: str) -> Path:
-    from tempfile import TemporaryDirectory
-
-    from meshwright.engines.native.exchange import export_merged_folder
-
-    with TemporaryDirectory() as scratch:
-        adapters = Path(scratch) / "adapter"
-        checkpoint = engine.export_weights(run, step=step, folder=adapters, dtype="fp32")
-        export_merged_folder(run, adapters, out, dtype=dtype)
-    return checkpoint
-
-
-def _kind(lora: Lora | None, *, merge: bool, where: str) -> str:
-    """What is written. Raises InputError where whole weights are to be merged."""
-    if merge and lora is None:
-        raise InputError("--merge is about adapters; this checkpoint holds whole weights", got=where)
-    return "weights" if lora is None else "merged weights" if merge else "adapter"
-
-
-def _usual_dtype(kind: str) -> str:
-    return "fp32" if kind == "adapter" else "bf16"
-
-
-def _require_whole(saved: Saved) -> None:
-    from meshwright.engines.native.checkpoint import damage_of
-
-    if damage := damage_of(saved.path):
-        raise InputError(
-            f"checkpoint {saved.path} is damaged: {damage}",
-            hint="`meshwright checkpoint verify` names the last good one; choose it with --step",
-        )
+    if run is not None and exporting.has_own_checkpoints(run.engine):
+        return asdict(exporting.export_own(run, weights, step=step, dtype=dtype, merge=merge))
+    saved = _chosen(folder, step)[-1]
+    return asdict(exporting.export_saved(saved, weights, run=run, dtype=dtype, merge=merge))
 
 
 def _from_hf(run: Run, folder: Path, weights: Path) -> Document:
