@@ -157,9 +157,9 @@ def _parts(request: Request, device: torch.device, recorder: Recorder, outcome: 
     on_host = device.type == "cpu"
     before = frozenset(recorder.done)  # by a session that this one goes on from
     kernels = [
-        _Part(share=SHARES[family], measure=partial(_measure_family, family, *what))
-        for family in Family
-        if family in request.families and family in SHARES and family is not Family.TRAINING
+        _Part(share=share, measure=partial(_measure_family, family, *what))
+        for family, share in sorted(SHARES.items(), key=lambda item: item[1])  # short ones wait for nobody
+        if family in request.families and family is not Family.TRAINING
     ]
     apart: list[list[_Part]] = []
     if Family.TRAINING in request.families:
@@ -210,9 +210,9 @@ def _measure_family(
     until_s, point_s = time.perf_counter() + budget_s, min(LONGEST_POINT_S, budget_s / POINTS_A_FAMILY)
     most_bytes = MEMORY_SHARE * devices.memory_bytes(device)
     largest, s_per_work, num_skipped = 0.0, 0.0, 0
-    for point in left:
-        left_s, work = until_s - time.perf_counter(), max(1.0, point.flops + point.bytes)
-        if left_s <= 0:
+    for i, point in enumerate(left):
+        left_s, work = max(0.0, until_s - time.perf_counter()), max(1.0, point.flops + point.bytes)
+        if not left_s and i > 0:  # a busy machine leaves no family without a point
             break
         if footprint_bytes(point) > most_bytes or CAUTION * work * s_per_work > left_s:
             num_skipped += 1

@@ -115,7 +115,7 @@ def test_merging_keeps_the_logits_and_leaves_plain_layers(model, targets):
     before = built(tokens())
     merge_adapters(built)
     assert not list(adapted(built))
-    torch.testing.assert_close(built(tokens()), before, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(built(tokens()), before, rtol=0, atol=1e-4)  # of logits up to 4
     assert [n for n, _ in built.named_parameters()] == [n for n, _ in build_model(model).named_parameters()]
 
 

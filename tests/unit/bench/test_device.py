@@ -46,6 +46,11 @@ def run(folder: Path, *families: Family, resume: bool = False, **changes: Any):
     return measure_device(request, device=CPU, recorder=out), read(folder)
 
 
+def test_a_budget_that_others_spent_leaves_no_family_without_a_point(tmp_path):
+    _, records = run(tmp_path, Family.GEMM, Family.MEMORY, budget_s=0.0)
+    assert {row.point.family for row in records.measured} == {Family.GEMM, Family.MEMORY}
+
+
 APART = (Family.TRAINING, Family.COLLECTIVES)  # in processes of their own
 START_S = 12.0  # enough for one of them to start and to take some steps
 
