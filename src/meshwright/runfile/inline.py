@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
+from meshwright import catalog
+from meshwright.errors import MeshwrightError
 from meshwright.runfile import schema
 from meshwright.runfile.problems import BelowError
 from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling
@@ -76,3 +80,13 @@ def _inline_experts(given: schema.InlineExperts) -> Experts:
 
 def _given(section: schema.Section, kind: type, *but: str) -> dict[str, Any]:
     return {f.name: getattr(section, f.name) for f in fields(kind) if f.name not in but}
+
+
+def catalogue_name(section: dict[str, Any]) -> str | None:
+    """The catalogue's name of the model that a run file's section describes; None: it is no such model, or wrong."""
+    try:
+        model = inline_model(schema.InlineModel.model_validate(section))
+    except (ValidationError, MeshwrightError):  # which the run file says better, with its key
+        return None
+    known = ((name, catalog.model(name)) for name in catalog.model_names())
+    return next((name for name, one in known if replace(one, name=model.name, family=model.family) == model), None)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import math
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.models import LLAMA_31
 from meshwright.errors import InputError
+from meshwright.runfile.inline import catalogue_name
 
 BLOCKS = {
     "llama2": "LlamaForCausalLM",
@@ -20,51 +27,101 @@ WITHOUT_NORMS = {"qwen3": "LlamaForCausalLM", "qwen3_moe": "MixtralForCausalLM"}
 """What the blocks of Qwen3 are where queries and keys are not normalised."""
 
 MEANS_NOTHING_HERE = (
-    "adamw_mask", "attention", "attn_logits_soft_cap", "base_config", "data_shuffle_seed", "debug_sharding",
-    "enable_data_shuffling", "enable_dropout", "enable_goodput_recording", "enable_tensorboard", "eod_mask_loss",
-    "float32_logits", "gcs_metrics", "grad_dtype", "grain_file_type", "grain_worker_count",
-    "hardware", "log_config", "log_period", "logits_dot_in_fp32", "matmul_precision", "max_segments_per_seq",
-    "megablox", "metrics_file", "mmap_eod_id", "model_name", "monitor_goodput", "normalize_embedding_logits",
-    "num_slices", "override_model_config", "packing", "profiler", "profiler_steps", "reset_attention_mask",
-    "reuse_example_batch", "run_name", "sa_block_kv", "sa_block_kv_compute", "sa_block_kv_dkv",
-    "sa_block_kv_dkv_compute", "sa_block_kv_dq", "sa_block_q", "sa_block_q_dkv", "sa_block_q_dq",
+    "attention", "base_config", "data_shuffle_seed", "debug_sharding", "enable_data_shuffling", "enable_dropout",
+    "enable_goodput_recording", "enable_tensorboard", "eod_mask_loss", "gcs_metrics", "grain_file_type",
+    "grain_worker_count", "hardware", "log_config", "log_period", "max_segments_per_seq", "megablox", "metrics_file",
+    "mmap_eod_id", "model_name", "monitor_goodput", "num_slices", "override_model_config", "packing", "profiler",
+    "profiler_steps", "reset_attention_mask", "reuse_example_batch", "run_name", "sa_block_kv", "sa_block_kv_compute",
+    "sa_block_kv_dkv", "sa_block_kv_dkv_compute", "sa_block_kv_dq", "sa_block_q", "sa_block_q_dkv", "sa_block_q_dq",
     "save_checkpoint_on_completion", "save_checkpoint_on_start", "save_config_to_gcs", "scan_layers",
-    "skip_first_n_steps_for_profiler", "skip_jax_distributed_system", "source_checkpoint_layout", "sparse_matmul",
+    "skip_first_n_steps_for_profiler", "skip_jax_distributed_system", "source_checkpoint_layout",
     "tokenize_train_data", "tokenizer_type", "train_data_columns", "use_chat_template", "use_iota_embed",
     "vertex_tensorboard_project",
 )  # fmt: skip
 """Keys about kernels, files and logs, not about what is trained."""
 
+ALSO_USUAL = {
+    "logical_axis_rules": [["norm", "fsdp"]],  # of its own models
+    "adamw_mask": ["scale"],  # of our exports: vectors do not decay
+}
+OLDER = {"cosine_learning_rate_final_fraction": "learning_rate_final_fraction"}
+"""Names of earlier versions."""
+
+KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", dict: "mapping"}
+
+
+@cache
+def known_keys() -> dict[str, Any]:
+    """Keys that MaxText has, with the defaults of its base.yml."""
+    path = Path(__file__).with_name("maxtext_keys.json")
+    return json.loads(path.read_text(encoding="utf-8"))["keys"]
+
 
 class Settings:
-    """Keys of a configuration; what nobody takes becomes notes."""
+    """Keys of a configuration; what nobody takes becomes notes. Raises InputError for a key that MaxText lacks."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self.values, self.said = dict(values), []
+        self.values, self.said = {OLDER.get(key, key): value for key, value in values.items()}, []
+        for key in self.values:
+            if key not in known_keys():
+                near = difflib.get_close_matches(str(key), known_keys(), n=1)
+                hint = f"did you mean {near[0]}?" if near else None
+                raise InputError(f"MaxText {VERSION} has no such key", got=key, hint=hint)
 
     def take(self, key: str, default: Any) -> Any:
-        """The value of `key`, which is not left any more."""
-        return self.values.pop(key, default)
+        """The value of `key`, which is not left any more. Raises InputError where it is of another kind."""
+        return _like(default, self.values.pop(key, default), key=key)
 
     def peek(self, key: str, default: Any) -> Any:
         """The value of `key`, which stays."""
-        return self.values.get(key, default)
+        return _like(default, self.values.get(key, default), key=key)
+
+    def count(self, key: str, default: int, *, filled_up: bool = False) -> int:
+        """A whole number above 0, or -1 where MaxText fills that up."""
+        number = self.take(key, default)
+        if number < 1 and not (filled_up and number == -1):
+            raise InputError(f"{key} is no count", got=number, allowed=f"> 0{', or -1' * filled_up}")
+        return number
 
     def note(self, words: str) -> None:
         """Say something about what is not carried."""
         self.said.append(words)
 
     def notes(self) -> list[str]:
-        """What was said, and the keys that are left."""
-        left = {k: v for k, v in self.values.items() if k not in MEANS_NOTHING_HERE and k not in MODEL_KEYS}
+        """What was said, and the keys that are left and not at their defaults."""
+        left = {
+            key: value
+            for key, value in self.values.items()
+            if key not in MEANS_NOTHING_HERE
+            and key not in MODEL_KEYS
+            and value not in (None, known_keys()[key], ALSO_USUAL.get(key))
+        }
         return [*self.said, *(f"{key} = {value!r} is not carried over" for key, value in left.items())]
+
+
+def _like(default: Any, value: Any, *, key: str) -> Any:
+    """`value`, of the kind of `default`, which stands for a key without a value. A default of None is of any kind."""
+    kind = type(default)
+    if value is None or default is None or (type(value) is kind and kind is not float):
+        return default if value is None else value
+    if kind in (int, float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isfinite(number) and (kind is float or number == int(number)):
+            return kind(number)
+    raise InputError(f"{key} is no {KINDS[kind]}", got=value)
 
 
 MODEL_KEYS = frozenset(("base_num_decoder_layers", "num_experts"))  # others look at them too
 
 
-def model_section(settings: Settings, *, name: str) -> dict[str, Any]:
-    """The model by its shapes. Raises InputError for a block that run files cannot describe."""
+def model_section(settings: Settings, *, name: str) -> dict[str, Any] | str:
+    """The catalogue's name of a model with the same shapes, or those.
+
+    Raises InputError for a block that run files cannot describe.
+    """
     take = settings.take
     block, qk_norm = take("decoder_block", "llama2"), take("use_qk_norm", False)
     if block not in BLOCKS:
@@ -91,6 +148,8 @@ def model_section(settings: Settings, *, name: str) -> dict[str, Any]:
         "rope": _rope(settings, name=name),
     }
     _refuse_others(settings)
+    if take("normalize_embedding_logits", True) and model["tied_embeddings"]:
+        settings.note("normalize_embedding_logits = True of tied embeddings is not carried over")
     if num_experts > 1:
         normalised = take("norm_topk_prob", False)
         model["experts"] = {
@@ -102,7 +161,7 @@ def model_section(settings: Settings, *, name: str) -> dict[str, Any]:
             settings.note("norm_topk_prob = False is not carried over: MaxText's scores add up to 1 anyway")
     else:
         model["ffn_hidden"] = width
-    return model
+    return catalogue_name(model) or model
 
 
 def _rope(settings: Settings, *, name: str) -> dict[str, Any]:
@@ -129,6 +188,8 @@ def _refuse_others(settings: Settings) -> None:
         "mtp_num_layers": (0,),
         "mlp_bias": (False,),
         "use_multimodal": (False,),
+        "attn_logits_soft_cap": (0.0,),
+        "final_logits_soft_cap": (0.0,),
     }
     for key, allowed in usual.items():
         if (value := settings.take(key, allowed[0])) not in allowed:

@@ -47,13 +47,13 @@ def import_run(source: str, *, cluster: str) -> Imported:
         given[key] = _value(value, what=word)
     settings = Settings(_with_model(given))
     settings.take("base_config", None)
-    accumulated = settings.peek("gradient_accumulation_steps", 1)
+    accumulated = settings.count("gradient_accumulation_steps", 1)
     train, optimizer = _steps(settings)
     tuning = _adapters(settings)
     content = {
         "model": model_section(settings, name=str(given.get("model_name", path.stem))),
         "data": _data(settings),
-        **_devices(settings, num_devices=num_devices),
+        **_devices(settings, num_devices=num_devices, accumulated=accumulated),
         "optimizer": optimizer,
         "precision": _precision(settings, is_frozen=bool(tuning)),
         "cluster": cluster,
@@ -64,8 +64,8 @@ def import_run(source: str, *, cluster: str) -> Imported:
     return Imported(content=content, notes=tuple(settings.notes()))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A YAML file over those that it names as `base_config`, but for MaxText's own."""
+def _read(path: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A YAML file over those that it names as `base_config`, but for MaxText's own; `above` name it."""
     from ruamel.yaml import YAML, YAMLError
 
     try:
@@ -77,7 +77,11 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(f"{path} is no configuration of MaxText", hint="it has keys and values")
     base = path.parent / str(values.get("base_config", "base.yml"))
-    return (_read(base) | values) if "base_config" in values and base.is_file() and base != path else values
+    if "base_config" not in values or not base.is_file() or base == path:
+        return values
+    if base in above:
+        raise InputError("configurations stand on each other", got=f"{path}: base_config {base.name}")
+    return _read(base, above=(*above, path)) | values
 
 
 def _value(text: str, *, what: str) -> Any:
@@ -121,13 +125,13 @@ def _data(settings: Settings) -> dict[str, Any]:
 
 def _degree(settings: Settings, axis: str) -> int:
     """The whole degree of an axis: within slices and across them; 0 where MaxText fills it up."""
-    within = settings.take(f"ici_{axis}_parallelism", -1 if axis == "fsdp" else 1)
-    across = settings.take(f"dcn_{axis}_parallelism", 1)
+    within = settings.count(f"ici_{axis}_parallelism", -1 if axis == "fsdp" else 1, filled_up=True)
+    across = settings.count(f"dcn_{axis}_parallelism", 1, filled_up=True)
     across = 1 if axis == "data" and across == -1 else across  # filled up: one slice
     return 0 if -1 in (within, across) else within * across
 
 
-def _devices(settings: Settings, *, num_devices: int) -> dict[str, Any]:
+def _devices(settings: Settings, *, num_devices: int, accumulated: int) -> dict[str, Any]:
     """The plan and the batch."""
     axes = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
     degrees = {axis: _degree(settings, axis) for axis in axes}
@@ -150,7 +154,6 @@ def _devices(settings: Settings, *, num_devices: int) -> dict[str, Any]:
     if tensor > 1:
         plan["sequence_parallel"] = degrees["tensor_sequence"] > 1
         plan |= {"expert_tensor": tensor} if settings.peek("num_experts", 1) > 1 else {}
-    accumulated = settings.take("gradient_accumulation_steps", 1)
     per_pass = settings.take("per_device_batch_size", 12.0) * num_devices
     micro = per_pass / (shard * replicas)
     if degrees["pipeline"] > 1:
@@ -183,15 +186,15 @@ def _pipeline(settings: Settings, plan: dict[str, Any], *, per_pass: float) -> f
     """Schedule and virtual stages; the micro-batch."""
     stages = plan["pipeline"]
     layers = settings.peek("base_num_decoder_layers", 16)
-    per_stage = settings.take("num_layers_per_pipeline_stage", 1)
-    repeats = settings.take("num_pipeline_repeats", -1)
+    per_stage = settings.count("num_layers_per_pipeline_stage", 1)
+    repeats = settings.count("num_pipeline_repeats", -1, filled_up=True)
     repeats = layers // (stages * per_stage) if repeats == -1 else repeats
     if stages * repeats * per_stage != layers:
         raise InputError(
             f"{stages} stages x {repeats} repeats x {per_stage} layers are not the model's {layers} layers"
         )
     plan |= {"schedule": "interleaved", "virtual_pipeline": repeats} if repeats > 1 else {"schedule": "gpipe"}
-    micro_batches = settings.take("num_pipeline_microbatches", -1)
+    micro_batches = settings.count("num_pipeline_microbatches", -1, filled_up=True)
     return per_pass / (stages if micro_batches == -1 else micro_batches)
 
 
@@ -215,6 +218,8 @@ def _precision(settings: Settings, *, is_frozen: bool) -> str:
     dtype, weights = settings.take("dtype", "bfloat16"), settings.take("weight_dtype", "float32")
     if weights != "float32" and not is_frozen:
         settings.note(f"weight_dtype = {weights!r} is not carried over: weights are trained in fp32")
+    if settings.peek("matmul_precision", "default") == "highest" and dtype == "float32":
+        settings.take("matmul_precision", "default")  # what fp32 means here
     if quantization in ("fp8", "nanoo_fp8", "fp8_full", "te_fp8_delayedscaling", "te_fp8_currentscaling"):
         return "fp8"
     if quantization:
@@ -261,8 +266,11 @@ def _steps(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     """How long to train, and the optimizer."""
     take = settings.take
     ours = take("checkpoint_conversion_fn", "none") == COUNTED_FROM_ONE
-    steps, scheduled = take("steps", 150_001), take("learning_rate_schedule_steps", -1)
+    steps = settings.count("steps", 150_001, filled_up=True)
+    scheduled = settings.count("learning_rate_schedule_steps", -1, filled_up=True)
     steps = scheduled if steps == -1 else steps
+    if steps == -1:
+        raise InputError("neither steps nor learning_rate_schedule_steps says how long to train")
     scheduled = steps if scheduled == -1 else scheduled
     if scheduled != steps:
         settings.note(
@@ -284,9 +292,11 @@ def _steps(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
         "final_ratio": take("learning_rate_final_fraction", 0.1),
         **schedule,
     }
-    seed = take("init_weights_seed", 0)
+    seed, z_loss = take("init_weights_seed", 0), take("z_loss_multiplier", 0.0)
     train: dict[str, Any] = {"steps": steps - 1 if ours else steps, "seed": seed}
-    return train | _checkpoint(settings), optimizer
+    if not take("enable_dropout", True):
+        take("dropout_rate", 0.0)
+    return train | ({"z_loss": z_loss} if z_loss else {}) | _checkpoint(settings), optimizer
 
 
 def _schedule(settings: Settings, *, whole: int, warm: int, ours: bool) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from meshwright import catalog
 from meshwright.engines.megatron.options import Options
 from meshwright.engines.megatron.sums import evaluated
-from meshwright.errors import InputError, MeshwrightError
-from meshwright.specs.model import Model
+from meshwright.errors import InputError
+from meshwright.runfile.inline import catalogue_name
 
 GPT2_VOCABULARY = 50_257
 LLAMA3 = {
@@ -48,7 +46,7 @@ def model_section(options: Options, *, name: str) -> dict[str, Any] | str:
         section["experts"] = _experts(options, section)
         if not section["experts"]["num_dense_layers"]:
             del section["ffn_hidden"]
-    return _known(section) or section
+    return catalogue_name(section) or section
 
 
 def _shapes(options: Options) -> dict[str, Any]:
@@ -195,20 +193,3 @@ def _dense_layers(options: Options, num_layers: int) -> int:
     if pattern != [0] * dense + [1] * (num_layers - dense):
         raise InputError("a model that run files cannot say: dense layers behind mixtures", got=text)
     return dense
-
-
-def _known(section: dict[str, Any]) -> str | None:
-    from pydantic import ValidationError
-
-    from meshwright.runfile import schema
-    from meshwright.runfile.inline import inline_model
-
-    try:
-        model = inline_model(schema.InlineModel.model_validate(section))
-    except (ValidationError, MeshwrightError):  # which the run file says better, with its key
-        return None
-    return next((name for name in catalog.model_names() if _same(catalog.model(name), model)), None)
-
-
-def _same(known: Model, model: Model) -> bool:
-    return replace(known, name=model.name, family=model.family) == model

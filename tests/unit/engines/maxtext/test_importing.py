@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 from meshwright import catalog, runfile
 from meshwright.engines.maxtext import contract, environment
+from meshwright.engines.maxtext.described import known_keys
 from meshwright.engines.maxtext.lower import configuration
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.run import Run
@@ -206,3 +207,68 @@ def test_files_that_are_none(tmp_path):
         imported(str(tmp_path / "list.yml"))
     with pytest.raises(InputError, match="key=value"):
         imported(f"{written(tmp_path, {'steps': 3})} steps")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"setps": 3}, "MaxText 0.2.5 has no such key: got 'setps'"),
+        ({"steps": "many"}, "steps is no whole number: got 'many'"),
+        ({"steps": 10.5}, "steps is no whole number: got 10.5"),
+        ({"learning_rate": True}, "learning_rate is no number: got True"),
+        ({"shard_optimizer_over_data": "yes"}, "shard_optimizer_over_data is no true or false: got 'yes'"),
+        ({"ici_fsdp_parallelism": 0}, "ici_fsdp_parallelism is no count: got 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is no count: got 0"),
+        ({"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 0}, "num_pipeline_microbatches is no count"),
+        ({"steps": -1}, "neither steps nor learning_rate_schedule_steps"),
+        ({"final_logits_soft_cap": 30.0}, "a model that is not read: final_logits_soft_cap"),
+    ],
+)  # fmt: skip
+def test_what_maxtext_would_not_take_is_refused_with_its_key(values, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        imported(written(tmp_path, values))
+
+
+def test_configurations_that_stand_on_each_other(tmp_path):
+    written(tmp_path, {"base_config": "second.yml"}, "first.yml")
+    with pytest.raises(InputError, match="configurations stand on each other"):
+        imported(written(tmp_path, {"base_config": "first.yml"}, "second.yml"))
+
+
+def test_only_what_differs_from_its_defaults_is_noted(tmp_path):
+    usual = {
+        "capacity_factor": -1,
+        "cast_logits_to_fp32": True,
+        "quantization": None,
+        "enable_dropout": False,
+        "dropout_rate": 0.1,
+    }
+    assert imported(written(tmp_path, usual | {"steps": 1.0e2}))[1] == ()
+    others = {
+        "capacity_factor": 1.25,
+        "sparse_matmul": False,
+        "adamw_mask": ["bias"],
+        "grad_dtype": "bfloat16",
+    }
+    assert [note.partition(" ")[0] for note in imported(written(tmp_path, others))[1]] == list(others)
+
+
+def test_names_of_the_catalogue_older_keys_and_the_z_loss(tmp_path):
+    values = PUBLISHED["llama3.1-70b"] | {
+        "cosine_learning_rate_final_fraction": 0.25,
+        "z_loss_multiplier": 1e-4,
+    }
+    found = contract.import_run(written(tmp_path, values, "llama3.1-70b.yml"), cluster="h100-8x1")
+    assert found.content["model"] == "llama3.1-70b"
+    assert found.content["optimizer"]["final_ratio"] == 0.25
+    assert found.content["train"]["z_loss"] == 1e-4
+
+
+def test_its_keys_are_those_of_its_environment():
+    python = environment.find()
+    if python is None:
+        pytest.skip(f"the environment of MaxText was not made: {environment.COMMAND}")
+    (path,) = python.parent.parent.glob("lib/python*/site-packages/maxtext/configs/base.yml")
+    known = known_keys()
+    for key, value in YAML(typ="safe").load(path.read_text()).items():
+        assert known[key] == value or isinstance(value, float), key
