@@ -19,10 +19,13 @@ OUT = Path(__file__).resolve().parent.parent / "src/meshwright/engines/maxtext/m
 
 
 def main() -> None:
+    """Write the file."""
     base = yaml.safe_load(Path(types.__file__).with_name("base.yml").read_text(encoding="utf-8"))
     names = sorted({*types.MaxTextConfig.model_fields, *base})
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(base.get(name))}" for name in names)
-    source = "https://pypi.org/project/maxtext, maxtext/configs: fields of MaxTextConfig, defaults of base.yml"
+    source = (
+        "https://pypi.org/project/maxtext, maxtext/configs: fields of MaxTextConfig, defaults of base.yml"
+    )
     head = f' "source": {json.dumps(source)},\n "version": {json.dumps(version("maxtext"))},\n'
     OUT.write_text(f'{{\n{head} "keys": {{\n{lines}\n }}\n}}\n', encoding="utf-8")
 

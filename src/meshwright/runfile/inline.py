@@ -89,4 +89,6 @@ def catalogue_name(section: dict[str, Any]) -> str | None:
     except (ValidationError, MeshwrightError):  # which the run file says better, with its key
         return None
     known = ((name, catalog.model(name)) for name in catalog.model_names())
-    return next((name for name, one in known if replace(one, name=model.name, family=model.family) == model), None)
+    return next(
+        (name for name, one in known if replace(one, name=model.name, family=model.family) == model), None
+    )

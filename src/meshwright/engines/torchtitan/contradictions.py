@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.torchtitan.model_trees import DescribedModel
+from meshwright.engines.torchtitan.stages import layers_on_stages
 
 SWITCHES = {
     "checkpoint.enable": ("async_mode", "folder", "initial_load_path", "interval", "keep_latest_k"),
@@ -41,11 +43,12 @@ def _degrees(values: Mapping[str, Any], given: Set[str], model: DescribedModel) 
         idle = sorted(path for path in given if path.startswith("parallelism.pipeline_parallel_"))
         if idle:
             yield f"{', '.join(idle)} does nothing: there is one stage"
-    elif not (
-        values["parallelism.module_fqns_per_model_part"]
-        or values["parallelism.pipeline_parallel_layers_per_stage"]
-    ):
-        yield "torchtitan leaves its first and last stage a layer shorter: parallel.layers_per_stage would say so"
+    elif not values["parallelism.module_fqns_per_model_part"]:
+        num_layers = model.model.num_layers
+        stages = layers_on_stages(values, num_layers=num_layers)
+        if stages != layers_per_stage(num_layers, len(stages)):
+            counts = ", ".join(map(str, stages))
+            yield f"torchtitan's stages have {counts} layers: parallel.layers_per_stage would say so"
     if degree("expert") > 1 and model.model.experts is None:
         yield f"parallelism.expert_parallel_degree = {degree('expert')} does nothing: the model has no experts"
     if degree("tensor") == 1 and values["compile.enable_async_tensor_parallel"]:

@@ -1,18 +1,29 @@
 """Torchtitan's TOML files (up to 0.2) as run files. Imports no torch.
 
 Every key is carried, known to mean nothing here, or named in a note: nothing is dropped without a word. What the file
-does not say takes torchtitan's defaults, not Meshwright's.
+does not say takes torchtitan's defaults, not Meshwright's. Most keys are those of later versions, which `trees` reads.
 """
 
 from __future__ import annotations
 
+import difflib
+import json
+import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from meshwright import catalog
 from meshwright.engines.base import Imported
+from meshwright.engines.torchtitan import trees
+from meshwright.engines.torchtitan.contradictions import contradictions
+from meshwright.engines.torchtitan.model_trees import DescribedModel
 from meshwright.errors import InputError
+from meshwright.specs.model import Router
+from meshwright.specs.run import BIAS_RATE
 
 MODELS = {
     ("llama3", "8B"): "llama3.1-8b",
@@ -28,48 +39,85 @@ MODELS = {
 }
 """Torchtitan's presets by the catalogue's names."""
 
-SCHEDULES = {
-    "1f1b": "1f1b",
-    "gpipe": "gpipe",
-    "interleaved1f1b": "interleaved",
-    "zbvzerobubble": "zbv",
-    "dualpipev": "dualpipe",
+OLDER = {
+    "checkpoint.enable_checkpoint": "checkpoint.enable",
+    "checkpoint.model_weights_only": "checkpoint.last_save_model_only",
+    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
+    "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
+    "lr_scheduler.lr_min": "lr_scheduler.min_lr_factor",
+    "training.batch_size": "training.local_batch_size",
+    "training.compile": "compile.enable",
+    "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
+    "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
+    "training.seed": "debug.seed",
+    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
+    "training.warmup_steps": "lr_scheduler.warmup_steps",
+    "validation.enabled": "validation.enable",
 }
-MEANS_NOTHING_HERE = (
-    "job",
-    "profiling",
-    "comm",
-    "debug",
-    "experimental",
-    "fault_tolerance",
-    "memory_estimation",
-)
-"""Sections about the program that ran the file, not about what was trained."""
+LATER = {
+    "job.dump_folder": "dump_folder",
+    "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
+    "validation.dataset": "validator.dataloader.dataset",
+    "validation.enable": "validator.enable",
+    "validation.freq": "validator.freq",
+    "validation.steps": "validator.steps",
+}
+"""What `trees` calls keys that were called otherwise."""
+
+FILTERED = {"output", "router.gate", "moe.router.gate", "auto_filter_small_kn"}
+"""What stays in 16 bits everywhere, as in a run file."""
+
+RECIPES = {"rowwise": "fp8_rowwise", "rowwise_with_gw_hp": "fp8_rowwise", "mx": "mxfp8"}
 
 
-class _Settings:
-    """The keys of a TOML file, each taken once; what is left over becomes notes."""
+class _Settings(trees.Settings):
+    """The keys of a TOML file over torchtitan's defaults."""
+
+    means_nothing_here = (
+        *trees.Settings.means_nothing_here, "activation_checkpoint.", "experimental.", "fault_tolerance.", "job.",
+        "memory_estimation.", "model.", "profiling.", "training.dataloader.",
+    )  # fmt: skip
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self.values = {f"{section}.{key}": value for section, key, value in _flat(values)}
+        known = known_keys()
+        self.values = {LATER.get(key, key): value for key, value in known.items()}
+        self.values |= {"parallelism.enable_sequence_parallel": True, "activation_checkpoint": None}
+        self.given = set()
+        for old, value in _flat(values):
+            key = OLDER.get(old, old)
+            if key not in known:
+                near = difflib.get_close_matches(old, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else None
+                raise InputError("torchtitan up to 0.2 has no such key", got=old, hint=hint)
+            usual, key = known[key], LATER.get(key, key)
+            self.values[key] = _like(usual, value, key=old)
+            if self.values[key] != usual:
+                self.given.add(key)
 
-    def take(self, key: str, default: Any = None, *, also: str | None = None) -> Any:
-        """The value of `key`, or of `also`, its older name; `default` where neither is there."""
-        older = self.values.pop(also, default) if also else default
-        return self.values.pop(key, older)
 
-    def left(self) -> list[str]:
-        """Keys that nobody took, with their values."""
-        kept = {k: v for k, v in self.values.items() if k.partition(".")[0] not in MEANS_NOTHING_HERE}
-        return [f"{key} = {value!r} is not carried over" for key, value in kept.items()]
+@cache
+def known_keys() -> dict[str, Any]:
+    """Keys of torchtitan's TOML files with their defaults."""
+    path = Path(__file__).with_name("toml_keys.json")
+    return json.loads(path.read_text(encoding="utf-8"))["keys"]
 
 
-def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, str, Any]]:
+def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{above}.{name}" if above else name)
+            yield from _flat(value, f"{above}{name}.")
         else:
-            yield above, name, value
+            yield f"{above}{name}", value
+
+
+def _like(usual: Any, value: Any, *, key: str) -> Any:
+    """`value`, of the kind of torchtitan's default; a whole number is a number too."""
+    kinds = (float, int) if type(usual) is float else (type(usual),)
+    if usual is None or key == "activation_checkpoint.selective_ac_option" or type(value) in kinds:
+        return value
+    raise InputError(f"{key} is of another kind than its default, {usual!r}", got=value)
 
 
 def import_toml(path: Path, *, cluster: str) -> Imported:
@@ -84,27 +132,43 @@ def import_toml(path: Path, *, cluster: str) -> Imported:
         raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no TOML: {error}") from None
-    if "training" not in values or "model" not in values:
+    if not isinstance(values.get("model"), dict):
         raise InputError(f"{path} is no configuration of torchtitan", hint="it has [model] and [training]")
-    settings = _Settings(values)
-    parallel, pipeline = _parallel(settings)
-    content = {
-        "model": _model(settings),
+    settings, notes = _Settings(values), []
+    name = _model(settings)
+    recipe = _recipe(settings, notes)
+    model = replace(catalog.model(name), num_mtp_layers=0)  # torchtitan's have no prediction modules
+    is_biased = model.experts is not None and model.experts.router is Router.SIGMOID
+    described = DescribedModel(
+        model=model, lora=None, recipe=recipe, balance_rate=BIAS_RATE if is_biased else None,
+        longest=sys.maxsize, notes=(),
+    )  # fmt: skip
+    notes += contradictions(settings.values, given=settings.given, model=described)
+    parallel = trees.parallel_section(settings, num_layers=model.num_layers)
+    parallel |= _expert_tensor(settings, parallel)
+    parallel["recompute"] = _recompute(settings, layers=model.num_layers // parallel["pipeline"])
+    width = trees.data_width(parallel, cluster=cluster)
+    content: dict[str, Any] = {
+        "model": name if model == catalog.model(name) else described.content,
+        **trees.weights_section(settings, None, notes),
         "data": _data(settings),
-        "batch": _batch(settings, parallel, pipeline=pipeline, cluster=cluster),
-        "optimizer": _optimizer(settings),
-        "precision": _precision(settings),
+        "batch": trees.batch_section(settings, parallel, notes, width=width),
+        "optimizer": _optimizer(settings, notes),
+        "precision": trees.precision(settings, described),
         "cluster": cluster,
         "parallel": parallel,
         "engine": "torchtitan",
-        "train": _train(settings),
+        "train": trees.train_section(settings, described, notes),
     }
-    return Imported(content=content, notes=tuple(settings.left()))
+    content["train"] |= trees.evaluation(settings, content, None, notes, width=width)
+    notes += settings.left()
+    for old, later in LATER.items():
+        notes = [note.replace(later, old) for note in notes]
+    return Imported(content=content, notes=tuple(notes))
 
 
 def _model(settings: _Settings) -> str:
     asked = (settings.take("model.name"), settings.take("model.flavor"))
-    settings.take("model.hf_assets_path", also="model.tokenizer_path")
     if asked not in MODELS:
         known = ", ".join(" ".join(names) for names in MODELS)
         raise InputError(
@@ -114,113 +178,73 @@ def _model(settings: _Settings) -> str:
 
 
 def _data(settings: _Settings) -> dict[str, Any]:
-    source = settings.take("training.dataset_path") or settings.take("training.dataset", "c4_test")
-    settings.take("training.dataset")
-    return {"source": source, "sequence_length": settings.take("training.seq_len", 2048)}
+    path, name = settings.take("training.dataset_path"), settings.take("training.dataset")
+    return {"source": path or name, "sequence_length": settings.take("training.seq_len")}
 
 
-def _parallel(settings: _Settings) -> tuple[dict[str, Any], int]:
-    """The plan, and its pipeline's micro-batch; what of the devices is not said is sharded over."""
+def _expert_tensor(settings: _Settings, parallel: dict[str, Any]) -> dict[str, int]:
+    """Experts are divided as the rest is, or not at all."""
+    degree = settings.take("parallelism.expert_tensor_parallel_degree")
+    return {"expert_tensor": degree} if parallel["expert"] > 1 and degree > 1 else {}
+
+
+def _recompute(settings: _Settings, *, layers: int) -> Any:
+    """What is recomputed of a rank's `layers`. Its default recomputes every second layer, whole."""
+    mode = settings.take("activation_checkpoint.mode")
+    option = str(settings.take("activation_checkpoint.selective_ac_option"))
+    if mode in ("none", "full"):
+        return mode
+    if mode == "selective" and option == "op":
+        return {"modules": ["alternate_matmuls"]}
+    if mode == "selective" and option.isdigit() and int(option):
+        return {"layers": layers // int(option)} if int(option) > 1 else "full"
+    raise InputError(
+        "recomputation that run files do not know", got=f"{mode}, selective_ac_option = {option!r}",
+        allowed="none, full, selective with 'op' or every n-th layer",
+    )  # fmt: skip
+
+
+def _optimizer(settings: _Settings, notes: list[str]) -> dict[str, Any]:
     take = settings.take
-    shard = take("parallelism.data_parallel_shard_degree", -1)
-    reshards = take("parallelism.fsdp_reshard_after_forward", "default")
-    pipeline = take("parallelism.pipeline_parallel_degree", 1)
-    always = reshards == "always" or (reshards == "default" and pipeline == 1)
-    plan: dict[str, Any] = {
-        "data_replicate": take("parallelism.data_parallel_replicate_degree", 1),
-        "tensor": take("parallelism.tensor_parallel_degree", 1),
-        "context": take("parallelism.context_parallel_degree", 1),
-        "pipeline": pipeline,
-        "expert": take("parallelism.expert_parallel_degree", 1),
-        "sharding": "parameters" if always else "gradients",
-        "recompute": _recompute(settings),
-    }
-    if shard > 0:
-        plan["data_shard"] = shard
-    if shard == 1 and plan["data_replicate"] > 1:  # replicas alone: nothing is sharded
-        plan |= {"data_shard": plan["data_replicate"], "data_replicate": 1, "sharding": "none"}
-    schedule = take("parallelism.pipeline_parallel_schedule", "1F1B")
-    micro = take("parallelism.pipeline_parallel_microbatch_size", 1)
-    if pipeline > 1:
-        if schedule.lower() not in SCHEDULES:
-            raise InputError(
-                "a schedule that run files do not know", got=schedule, allowed=", ".join(SCHEDULES)
-            )
-        plan["schedule"] = SCHEDULES[schedule.lower()]
-        if plan["schedule"] in ("interleaved", "zbv"):
-            plan["virtual_pipeline"] = 2  # torchtitan's default
-    return plan, micro
-
-
-def _recompute(settings: _Settings) -> Any:
-    mode = settings.take("activation_checkpoint.mode", "selective")
-    option = settings.take("activation_checkpoint.selective_ac_option", "op")
-    if mode == "selective" and option != "op":
-        raise InputError("recomputing every n-th layer", got=option, allowed="selective_ac_option = 'op'")
-    return {"modules": ["alternate_matmuls"]} if mode == "selective" else mode
-
-
-def _batch(settings: _Settings, parallel: dict[str, Any], *, pipeline: int, cluster: str) -> dict[str, Any]:
-    from meshwright import catalog
-
-    local = settings.take("training.local_batch_size", 8, also="training.batch_size")
-    given = settings.take("training.global_batch_size", -1)
-    others = parallel["tensor"] * parallel["context"] * parallel["pipeline"]
-    num_devices = catalog.cluster(cluster).num_devices
-    if num_devices % others:
-        raise InputError(f"degrees of {others} do not divide the {num_devices} devices of {cluster}")
-    whole = given if given > 0 else local * (num_devices // others)
-    return {"global_sequences": whole, "micro": pipeline if parallel["pipeline"] > 1 else local}
-
-
-def _optimizer(settings: _Settings) -> dict[str, Any]:
-    take = settings.take
-    name = take("optimizer.name", "AdamW")
+    name = take("optimizer.name")
     if name != "AdamW":
         raise InputError("an optimizer that run files do not know", got=name, allowed="AdamW")
     take("optimizer.implementation")
-    decay, kind = take("lr_scheduler.decay_ratio"), take("lr_scheduler.decay_type", "linear")
-    if kind not in ("linear", "cosine") or (decay is not None and kind != "linear"):
-        raise InputError(
-            "a learning-rate schedule that run files do not know", got=f"{kind}, decay_ratio {decay}"
-        )
-    schedule = {"schedule": kind} if decay is None else {"schedule": "wsd", "decay_ratio": decay}
     return {
-        "learning_rate": take("optimizer.lr", 8e-4),
-        "betas": [take("optimizer.beta1", 0.9), take("optimizer.beta2", 0.95)],
-        "epsilon": take("optimizer.eps", 1e-8),
-        "weight_decay": take("optimizer.weight_decay", 0.1),
-        "gradient_clip": float(take("training.max_norm", 1.0)),
-        "warmup_steps": take("lr_scheduler.warmup_steps", 200),
-        "final_ratio": take("lr_scheduler.min_lr_factor", 0.0),
-        **schedule,
+        "learning_rate": take("optimizer.lr"),
+        "betas": [take("optimizer.beta1"), take("optimizer.beta2")],
+        "epsilon": take("optimizer.eps"),
+        "weight_decay": take("optimizer.weight_decay"),
+        "gradient_clip": float(take("training.max_norm")),
+        **trees.learning_rates(settings, notes),
     }
 
 
-def _precision(settings: _Settings) -> str:
-    converters = settings.take("model.converters", [])
-    recipe = settings.take("quantize.linear.float8.recipe_name", also="float8.recipe_name")
-    if "float8" in converters or "quantize.linear.float8" in converters:
-        return "fp8_rowwise" if recipe == "rowwise" else "fp8"
-    param = settings.take("training.mixed_precision_param", "bfloat16")
-    return "fp32" if param == "float32" else "bf16"
-
-
-def _train(settings: _Settings) -> dict[str, Any]:
+def _recipe(settings: _Settings, notes: list[str]) -> str | None:
+    """What the matrices of the layers are multiplied in, by the converters; None: not quantised."""
     take = settings.take
-    train: dict[str, Any] = {
-        "steps": take("training.steps", 10_000),
-        "seed": take("training.seed", 0) or 0,
-        "compile": take("compile.enable", False, also="training.compile"),
-    }
-    take("compile.components")
-    folder, interval = take("checkpoint.folder", "checkpoint"), take("checkpoint.interval", 500)
-    mode, keep = take("checkpoint.async_mode", "disabled"), take("checkpoint.keep_latest_k", 10)
-    if take("checkpoint.enable", False, also="checkpoint.enable_checkpoint"):
-        saves = {"folder": folder, "every_steps": interval, "asynchronous": mode != "disabled"}
-        train["checkpoint"] = saves | ({"keep": keep} if keep else {})
-    if take("metrics.enable_tensorboard", False):
-        train["trackers"] = ["tensorboard"]
-    for key in ("log_freq", "save_tb_folder", "disable_color_printing"):
-        take(f"metrics.{key}")
-    return train
+    for key in [key for key in settings.given if key.endswith(".filter_fqns")]:
+        if {*settings.values[key]} <= FILTERED:
+            take(key)
+    names = [name.removeprefix("quantize.") for name in take("model.converters")]
+    if take("float8.enable_float8_linear") or take("training.enable_float8_linear"):
+        names.append("linear.float8")
+    if unknown := {*names} - {
+        "float8",
+        "mx",
+        "linear.float8",
+        "linear.mx",
+        "grouped_mm.float8",
+        "grouped_mm.mx",
+    }:
+        raise InputError("a converter that run files do not know", got=", ".join(sorted(unknown)))
+    wanted = {name.rpartition(".")[2] for name in names if not name.startswith("grouped_mm.")}
+    if len(wanted) > 1:
+        raise InputError("several number formats in one model", got=", ".join(sorted(wanted)))
+    if not wanted:
+        notes += [f"model.converters: {name} of experts alone is not carried over" for name in names]
+        return None
+    asked = take("quantize.linear.float8.recipe_name") or take("float8.recipe_name")
+    if asked == "rowwise_with_gw_hp":
+        notes.append("gradients of weights are multiplied in 16 bits, which is not carried over")
+    return RECIPES["mx"] if "mx" in wanted else RECIPES.get(asked, "fp8")

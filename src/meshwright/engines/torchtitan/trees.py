@@ -16,14 +16,11 @@ from meshwright.engines.base import Imported
 from meshwright.engines.torchtitan import lower
 from meshwright.engines.torchtitan.contradictions import contradictions
 from meshwright.engines.torchtitan.model_trees import DescribedModel, Node, read_model
+from meshwright.engines.torchtitan.stages import layers_on_stages, schedule_of
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.model import Router
 from meshwright.specs.run import BIAS_RATE, Run
 
-SCHEDULES = {name.lower(): schedule.value for schedule, name in lower.SCHEDULES.items()} | {
-    "dualpipev": "dualpipe"
-}
-TWO_CHUNKS = ("interleaved", "zbv", "dualpipe")  # virtual stages where nothing says how many
 RECOMPUTE = {"FullAC": "full", "SelectiveAC": {"modules": ["alternate_matmuls"]}}
 DATA = "Batches"  # our own loader: it names the run file that it reads
 TEXT = "HuggingFaceTextDataLoader"
@@ -38,6 +35,8 @@ MEANS_NOTHING_HERE = (
 
 class Settings:
     """A `Trainer.Config` as `section.key` -> value, each taken once; given ones that are left over become notes."""
+
+    means_nothing_here = MEANS_NOTHING_HERE
 
     def __init__(self, tree: Node) -> None:
         self.values: dict[str, Any] = {}
@@ -62,7 +61,9 @@ class Settings:
 
     def left(self) -> list[str]:
         """Given settings that nobody took."""
-        kept = sorted(p for p in self.given if not p.startswith(MEANS_NOTHING_HERE) and p != "model_spec")
+        kept = sorted(
+            p for p in self.given if not p.startswith(self.means_nothing_here) and p != "model_spec"
+        )
         return [f"{path} = {self.values[path]!r} is not carried over" for path in kept]
 
 
@@ -72,22 +73,22 @@ def import_tree(tree: Node, *, cluster: str) -> Imported:
     model = read_model(settings.values["model_spec"])
     own = _own_run(settings)
     notes = [*model.notes, *contradictions(settings.values, given=settings.given, model=model)]
-    parallel = _parallel(settings, num_layers=model.model.num_layers)
-    width = _data_width(parallel, cluster=cluster)
+    parallel = parallel_section(settings, num_layers=model.model.num_layers)
+    width = data_width(parallel, cluster=cluster)
     content: dict[str, Any] = {
         "model": model.content,
-        **_weights(settings, own),
+        **weights_section(settings, own, notes),
         **({"task": "lora", "lora": model.lora} if model.lora else {}),
         "data": _data(settings, own, notes),
-        "batch": _batch(settings, parallel, width=width),
+        "batch": batch_section(settings, parallel, notes, width=width),
         "optimizer": _optimizer(settings, notes, adapts=model.lora is not None),
-        "precision": _precision(settings, model),
+        "precision": precision(settings, model),
         "cluster": cluster,
         "parallel": parallel,
         "engine": "torchtitan",
-        "train": _train(settings, model, notes),
+        "train": train_section(settings, model, notes),
     }
-    content["train"] |= _evaluate(settings, content, own, notes, width=width)
+    content["train"] |= evaluation(settings, content, own, notes, width=width)
     return Imported(content=content, notes=(*notes, *settings.left()))
 
 
@@ -110,10 +111,14 @@ def _data(settings: Settings, own: Run | None, notes: list[str]) -> dict[str, An
     return {"source": source or "synthetic", "sequence_length": length}
 
 
-def _weights(settings: Settings, own: Run | None) -> dict[str, str]:
+def weights_section(settings: Settings, own: Run | None, notes: list[str]) -> dict[str, str]:
     """Where training starts, by the name that the run file beside the module has for it."""
     path = settings.take("checkpoint.initial_load_path")
     if not path or not settings.take("checkpoint.initial_load_in_hf"):
+        if path:
+            notes.append(
+                f"checkpoint.initial_load_path = {path!r} is no Hugging Face weights: not carried over"
+            )
         return {}
     name = None if own is None else own.weights
     return {"weights": name if name and _is_place(name, path) else path}
@@ -128,7 +133,7 @@ def _is_place(name: str, path: str) -> bool:
         return False
 
 
-def _parallel(settings: Settings, *, num_layers: int) -> dict[str, Any]:
+def parallel_section(settings: Settings, *, num_layers: int) -> dict[str, Any]:
     """The plan; what of the devices is not said is sharded over."""
 
     def take(name: str) -> Any:
@@ -155,30 +160,21 @@ def _parallel(settings: Settings, *, num_layers: int) -> dict[str, Any]:
         raise InputError(
             "parameters in host memory cannot be said in a run file", got="training.enable_cpu_offload"
         )
-    schedule = take("pipeline_parallel_schedule")
-    stages = _layers_per_stage(settings, num_layers=num_layers)
+    for name in (
+        "pipeline_parallel_schedule",
+        "module_fqns_per_model_part",
+        "pipeline_parallel_layers_per_stage",
+        "pipeline_parallel_microbatch_size",
+    ):
+        take(name)
     if pipeline > 1:
-        if schedule.lower() not in SCHEDULES:
-            raise InputError(
-                "a schedule that run files do not know", got=schedule, allowed=", ".join(SCHEDULES)
-            )
-        plan["schedule"] = SCHEDULES[schedule.lower()]
-        chunks = 2 if plan["schedule"] in TWO_CHUNKS else 1
-        plan["virtual_pipeline"] = len(stages) // pipeline if stages else chunks
-        if stages and tuple(stages) != tuple(layers_per_stage(num_layers, len(stages))):
-            plan["layers_per_stage"] = stages
+        plan["schedule"] = schedule_of(settings.values)
+        stages = layers_on_stages(settings.values, num_layers=num_layers)
+        plan["virtual_pipeline"] = len(stages) // pipeline
+        is_said = settings.values["parallelism.module_fqns_per_model_part"]
+        if is_said and stages != layers_per_stage(num_layers, len(stages)):
+            plan["layers_per_stage"] = list(stages)
     return plan
-
-
-def _layers_per_stage(settings: Settings, *, num_layers: int) -> list[int]:
-    """Layers on each stage where the configuration says it; else nothing."""
-    modules = settings.take("parallelism.module_fqns_per_model_part")
-    count = settings.take("parallelism.pipeline_parallel_layers_per_stage")
-    if modules:
-        return [sum(name.startswith("layers.") for name in stage) for stage in modules]
-    if not count:
-        return []
-    return [min(count, num_layers - first) for first in range(0, num_layers, count)]
 
 
 def _recompute(settings: Settings) -> Any:
@@ -191,7 +187,7 @@ def _recompute(settings: Settings) -> Any:
     return RECOMPUTE[kind]
 
 
-def _data_width(parallel: dict[str, Any], *, cluster: str) -> int:
+def data_width(parallel: dict[str, Any], *, cluster: str) -> int:
     """Data-parallel ranks: as said, or what the other degrees leave of the cluster."""
     if "data_shard" in parallel:
         return parallel["data_shard"] * parallel["data_replicate"]
@@ -202,13 +198,26 @@ def _data_width(parallel: dict[str, Any], *, cluster: str) -> int:
     return num_devices // others
 
 
-def _batch(settings: Settings, parallel: dict[str, Any], *, width: int) -> dict[str, Any]:
+def batch_section(
+    settings: Settings, parallel: dict[str, Any], notes: list[str], *, width: int
+) -> dict[str, Any]:
+    """The batch. Torchtitan empties a pipeline after every local batch, a run file's after the whole one."""
     local, given = settings.take("training.local_batch_size"), settings.take("training.global_batch_size")
     micro = settings.take("parallelism.pipeline_parallel_microbatch_size")
-    return {
-        "global_sequences": given if given > 0 else local * width,
-        "micro": micro if parallel["pipeline"] > 1 else local,
-    }
+    whole = given if given > 0 else local * width
+    is_staged = parallel["pipeline"] > 1
+    if is_staged and local % micro:
+        raise InputError(
+            "micro-batches do not divide the local batch", got=f"training.local_batch_size = {local}",
+            allowed=f"multiples of {micro}",
+        )  # fmt: skip
+    if is_staged and whole > local * width:
+        notes.append(
+            f"the pipeline is emptied after {local // micro} micro-batches there, {whole // (local * width)} times a "
+            f"step; here once, so that the bubble is estimated too small: training.local_batch_size = {whole // width}"
+            " would be like it"
+        )
+    return {"global_sequences": whole, "micro": micro if is_staged else local}
 
 
 def _optimizer(settings: Settings, notes: list[str], *, adapts: bool) -> dict[str, Any]:
@@ -234,11 +243,13 @@ def _optimizer(settings: Settings, notes: list[str], *, adapts: bool) -> dict[st
         "weight_decay": kwargs.get("weight_decay", 0.01),
         "gradient_clip": None if clip == float("inf") else clip,
         **({"states": "bf16"} if bf16 else {}),
-        **_learning_rates(settings, notes),
+        **learning_rates(settings, notes),
     }
 
 
-def _learning_rates(settings: Settings, notes: list[str]) -> dict[str, Any]:
+def learning_rates(settings: Settings, notes: list[str]) -> dict[str, Any]:
+    """The schedule; shapes of the fall that run files do not know become straight ones."""
+
     def take(name: str) -> Any:
         return settings.take(f"lr_scheduler.{name}")
 
@@ -262,14 +273,16 @@ def _learning_rates(settings: Settings, notes: list[str]) -> dict[str, Any]:
     return rates | ({"schedule": kind} if ratio is None else {"schedule": "wsd", "decay_ratio": ratio})
 
 
-def _precision(settings: Settings, model: DescribedModel) -> str:
+def precision(settings: Settings, model: DescribedModel) -> str:
+    """The recipe: of the model's matrices, or of what is multiplied elsewhere."""
     if model.recipe is not None:
         return model.recipe
     in_fp32 = settings.take("training.mixed_precision_param") == "float32"
     return "fp32" if in_fp32 and settings.values["training.dtype"] == "float32" else "bf16"
 
 
-def _train(settings: Settings, model: DescribedModel, notes: list[str]) -> dict[str, Any]:
+def train_section(settings: Settings, model: DescribedModel, notes: list[str]) -> dict[str, Any]:
+    """How long to train, and what on the way."""
     components = settings.take("compile.components") or []
     train: dict[str, Any] = {
         "steps": settings.take("training.steps"),
@@ -301,7 +314,7 @@ def _checkpoint(settings: Settings) -> dict[str, Any] | None:
     return saves | ({"keep": keep} if keep else {})
 
 
-def _evaluate(
+def evaluation(
     settings: Settings, content: dict[str, Any], own: Run | None, notes: list[str], *, width: int
 ) -> dict[str, Any]:
     """`train.evaluate`, and in `content` the data that it takes. Torchtitan counts local batches, a run file global."""
