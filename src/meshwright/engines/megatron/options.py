@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.arguments import known_names
-from meshwright.engines.megatron.shell import Word, words_of
+from meshwright.engines.megatron.shell import Word, called, words_of
 from meshwright.errors import InputError
 
 YAML_ENDINGS, SCRIPT_ENDINGS = (".yaml", ".yml"), (".sh", ".bash", ".slurm", ".sbatch", ".sub")
@@ -175,7 +175,7 @@ def _plain_words(text: str, *, path: Path) -> list[Word]:
         except ValueError as error:
             raise InputError(f"{path}:{number}: {error}") from None
         words += [Word(text=piece, line=number) for piece in pieces]
-    return words
+    return called(words) or words  # a whole command, too
 
 
 def _yaml_words(text: str, *, path: Path) -> list[Word]:

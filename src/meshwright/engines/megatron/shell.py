@@ -1,9 +1,9 @@
 """Shell scripts that call Megatron-LM, read without running them: which words reach `pretrain_gpt.py`.
 
-Read are assignments, arrays, `+=`, quotes, continued lines, `${NAME:-word}`, sums in `$((...))`, and `if` on words.
-A name that nobody has set stands for itself, `$NAME`: who needs its value refuses it, and a condition takes it to be
-empty, as the shell does. Sourced files are not read. Loops, functions and `case` are refused: what they set would be
-lost silently.
+Read are assignments, arrays, `+=`, quotes, continued lines, `${NAME:-word}` and its kin, sums in `$((...))`, and `if`,
+`case`, `&&` and `||` on words. A name that nobody has set stands for itself, `$NAME`: who needs its value refuses it,
+and a condition takes it to be empty, as the shell does. Sourced files are not read. Loops and functions that set
+names or call the program are refused: what they do would be lost silently.
 """
 
 from __future__ import annotations
@@ -13,19 +13,27 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from meshwright.engines.megatron.shell_blocks import without_blocks
 from meshwright.engines.megatron.sums import whole
 from meshwright.errors import InputError
 
 PROGRAM = re.compile(r"(^|/)(pretrain|train|finetune|posttrain)\w*\.py$")
-NOT_READ = ("for", "while", "until", "case", "function", "select", "[", "[[", "test")
+LOOPS = ("for", "while", "until", "select")
+TESTS = {"[[": "]]", "[": " ]", "((": "))"}
+COMPARED = re.compile(r"(.+?)(<=|>=|==|!=|<|>)(.+)")
+INSTEAD = (
+    "or put echo before torchrun in a copy, run that, and import what it prints, in a file called NAME.args"
+)
 BEFORE = ("export", "local", "readonly", "declare", "typeset", "exec", "time", "srun", "eval")
 ON_FILES = re.compile(r"[\s\[!]*-[bcdefghkprsuwxLS]\s")
 ORDERS = {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-lt": (-1,), "-ge": (0, 1), "-le": (-1, 0)}
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 REFERENCE = re.compile(
-    r"\$(?:\{(?P<braced>\w+)(?:\[(?P<all>[@*])\])?(?P<rest>(?:[^{}]|\{[^{}]*\})*)\}|(?P<plain>\w+)|(?P<every>[@*]))"
+    r"\$(?:\{(?P<braced>\w+|[@*])(?:\[(?P<all>[@*])\])?(?P<rest>(?:[^{}]|\{[^{}]*\})*)\}"
+    r"|(?P<plain>[A-Za-z_]\w*|\d)|(?P<every>[@*#]))"
 )
 NAME_IN_SUM = re.compile(r"(?<![\w$}])\$?\{?([A-Za-z_]\w*)\}?")
 REDIRECTION = re.compile(r"\d*[<>]")
@@ -55,6 +63,7 @@ class Statement:
 
     words: tuple[Word, ...]
     line: int
+    then: str = ""  # `&&` or `||` behind it
 
 
 @dataclass(kw_only=True)
@@ -62,6 +71,19 @@ class Names:
     """What is set while a script is read: text, or an array's words."""
 
     values: dict[str, list[Word] | str] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)  # their bodies
+
+    @property
+    def positional(self) -> list[str]:
+        """What stands in `$@`."""
+        return [str(self.values[str(k)]) for k in range(1, len(self.values) + 1) if str(k) in self.values]
+
+    def shift(self) -> None:
+        """Every positional argument takes the place of the one before it."""
+        kept = self.positional[1:]
+        for k in range(len(kept) + 1):
+            self.values.pop(str(k + 1), None)
+        self.values |= {str(k): value for k, value in enumerate(kept, start=1)}
 
 
 def words_of(text: str, *, path: Path, given: Iterable[str] = ()) -> list[Word]:
@@ -75,12 +97,16 @@ def words_of(text: str, *, path: Path, given: Iterable[str] = ()) -> list[Word]:
         name, equals, value = word.partition("=")
         position += not equals
         names.values[name if equals else str(position)] = value if equals else word
-    called = _run(statements(text, path=path), names, path=path)
-    if called is None:
+    try:
+        text, names.functions = without_blocks(text)
+        words = _run(statements(text, path=path), names, path=path)
+    except InputError as error:
+        raise InputError(error.message, hint=error.hint or INSTEAD) from None
+    if words is None:
         raise InputError(
             f"{path} calls no pretrain_gpt.py", hint="files of arguments alone are called NAME.args"
         )
-    return called
+    return words
 
 
 def statements(text: str, *, path: Path) -> list[Statement]:
@@ -93,7 +119,8 @@ def statements(text: str, *, path: Path) -> list[Statement]:
     def end() -> None:
         nonlocal words
         if words:
-            found.append(Statement(words=tuple(words), line=words[0].line))
+            then = text[at : at + 2] if text[at : at + 2] in ("&&", "||") else ""
+            found.append(Statement(words=tuple(words), line=words[0].line, then=then))
         words = []
 
     while at < len(text):
@@ -107,7 +134,8 @@ def statements(text: str, *, path: Path) -> list[Statement]:
             stop = min(k for k in (text.find("\n", at), text.find("\v", at), len(text)) if k >= 0)
             at = stop
         else:
-            stop = _end_of_word(text, at, line=line, path=path)
+            stop = _end_of_test(text, at) if not words else 0
+            stop = stop or _end_of_word(text, at, line=line, path=path)
             words.append(Word(text=text[at:stop], line=line))
             line += sum(text.count(mark, at, stop) for mark in "\n\v")
             at = stop
@@ -126,6 +154,15 @@ def _condition(text: str, at: int, words: list[Word], line: int) -> int:
         return at
     words.append(Word(text=found.group(1).replace("\v", " "), line=line))
     return found.end(1)
+
+
+def _end_of_test(text: str, at: int) -> int:
+    """Where the test ends that begins at `at` as a command: `[ ... ]`, `[[ ... ]]`, `((...))`; 0: there is none."""
+    for opening, closing in TESTS.items():
+        begins = text.startswith(opening, at) and (opening == "((" or text[at + len(opening)].isspace())
+        if begins and (stop := text.find(closing, at + len(opening))) >= 0:
+            return stop + len(closing)
+    return 0
 
 
 def _end_of_word(text: str, at: int, *, line: int, path: Path) -> int:
@@ -171,32 +208,47 @@ def _closing(text: str, at: int, closing: str, *, line: int, path: Path) -> int:
 def _run(script: list[Statement], names: Names, *, path: Path) -> list[Word] | None:
     """Takes the assignments; returns the words behind the training program where one is called."""
     branches: list[Branch] = []  # of every `if` around
+    before: Statement | None = None
+    held: bool | None = True  # whether the statement before it succeeded; None: that is not known
+    loops = 0
     for statement in script:
         first = statement.words[0].text
+        loops += (first in LOOPS) - (first == "done")
+        is_skipped = before is not None and bool(before.then) and held is not (before.then == "&&")
+        before = statement
         if first in ("if", "elif", "else", "fi", "then"):
             _branch(first, statement, branches, names, path=path)
             continue
+        is_unknown = Branch.UNKNOWN in branches or (is_skipped and held is None)
         words = list(statement.words)
         while words and (
             words[0].text in BEFORE or (len(words) < len(statement.words) and words[0].text[0] == "-")
         ):
             words.pop(0)
-        sets = bool(words) and ASSIGNMENT.match(words[0].text)
-        if Branch.UNKNOWN in branches and sets:
+        if words and ASSIGNMENT.match(words[0].text) and is_unknown:
             raise InputError(f"{path}:{statement.line}: is set by what files there are", got=words[0].text)
-        if any(branch is not Branch.RUNS for branch in branches):
+        if is_skipped or any(branch is not Branch.RUNS for branch in branches):
             continue
-        if first in NOT_READ:
-            what = "loops, cases, functions and conditions but those of `if` are not read"
-            raise InputError(f"{path}:{statement.line}: {what}", got=first)
+        if first.startswith(tuple(TESTS)):
+            held = _truth(first, names, line=statement.line, path=path)
+            continue
+        held = True
+        if loops or first in names.functions:
+            inside = names.functions.get(first) or " ".join(word.text for word in words)
+            if ASSIGNMENT.search(inside) or ".py" in inside:
+                what = "loops and functions that set names or call the program are not read"
+                raise InputError(f"{path}:{statement.line}: {what}", got=first)
+            continue
+        if first == "shift":
+            names.shift()
         while words and (found := ASSIGNMENT.match(words[0].text)):
             _assign(found, words.pop(0), names, path=path)
-        if called := _called([w for word in words for w in expand(word, names, path=path)]):
-            return called
+        if words := called([w for word in words for w in expand(word, names, path=path)]):
+            return words
     return None
 
 
-def _called(words: list[Word]) -> list[Word] | None:
+def called(words: list[Word]) -> list[Word] | None:
     """What stands behind the training program, also where the whole command is one word of `sh -c`."""
     pieces = [
         Word(text=piece, line=word.line)
@@ -228,17 +280,42 @@ def _branch(kind: str, statement: Statement, branches: list[Branch], names: Name
 
 
 def _condition_of(statement: Statement, names: Names, *, path: Path) -> Branch:
-    """What becomes of the branch below a condition on words; one on files is not known."""
+    """What becomes of the branch below a condition on words; one on files or programs is not known."""
+    held = _truth(statement.words[-1].text, names, line=statement.line, path=path)
+    return Branch.UNKNOWN if held is None else Branch.RUNS if held else Branch.WAITS
+
+
+def _truth(text: str, names: Names, *, line: int, path: Path) -> bool | None:
+    """Whether a condition holds; None: it asks for files or runs a program."""
+    if found := re.match(r"case (\S+) in (.*)", text):
+        value = _known(found[1].strip("\"'"), names, line=line, path=path)
+        return any(fnmatchcase(value, pattern.strip(" \"'")) for pattern in found[2].split("|"))
     result, joined = False, "||"
-    for part in re.split(r"(\|\||&&)", statement.words[-1].text):
+    for part in re.split(
+        r"(\|\||&&)", re.sub(r"\s-([ao])\s", lambda f: " && " if f[1] == "a" else " || ", text)
+    ):
         if part in ("||", "&&"):
             joined = part
             continue
-        if ON_FILES.match(part):
-            return Branch.UNKNOWN
-        held = _test(part.strip(), names, line=statement.line, path=path)
+        if ON_FILES.match(part) or not (
+            text.startswith(tuple(TESTS)) or part.lstrip("! ").startswith(tuple(TESTS))
+        ):
+            return None
+        test = _compared if text.startswith("((") else _test
+        held = test(part.strip(), names, line=line, path=path)
         result = (result or held) if joined == "||" else (result and held)
-    return Branch.RUNS if result else Branch.WAITS
+    return result
+
+
+def _compared(text: str, names: Names, *, line: int, path: Path) -> bool:
+    """A comparison of sums, or whether one is not 0; what nobody has set is 0."""
+    filled = NAME_IN_SUM.sub(lambda name: str(names.values.get(name[1]) or 0), text.strip("() "))
+    found, what = COMPARED.fullmatch(filled), f"{path}:{line}"
+    if found is None:
+        return whole(filled, what=what) != 0
+    left, right = whole(found[1], what=what), whole(found[3], what=what)
+    order = (left > right) - (left < right)
+    return order in {"<": (-1,), ">": (1,), "<=": (-1, 0), ">=": (0, 1), "==": (0,), "!=": (-1, 1)}[found[2]]
 
 
 def _test(text: str, names: Names, *, line: int, path: Path) -> bool:
@@ -255,7 +332,7 @@ def _test(text: str, names: Names, *, line: int, path: Path) -> bool:
     if len(pieces) == 3:
         left, right = (_known(pieces[k], names, line=line, path=path) for k in (0, 2))
         if pieces[1] in ("=", "==", "!="):
-            return ((left == right) == (pieces[1] != "!=")) != negated
+            return (fnmatchcase(left, right) == (pieces[1] != "!=")) != negated
         if pieces[1] in ORDERS and left.isdigit() and right.isdigit():
             order = (int(left) > int(right)) - (int(left) < int(right))
             return (order in ORDERS[pieces[1]]) != negated
@@ -297,6 +374,8 @@ def _list(text: str, line: int, *, path: Path) -> list[Word]:
 def expand(word: Word, names: Names, *, path: Path, begin: int = 0, split: bool = True) -> list[Word]:
     """The words that one becomes. Unquoted text is divided at blanks, and `"${ARRAY[@]}"` into its elements."""
     text = word.text[begin:]
+    if text in ('"$@"', '"${@}"'):
+        return [Word(text=one, line=word.line) for one in names.positional]
     array = re.fullmatch(r'"\$\{(\w+)\[@\]\}"', text)
     if array and isinstance(found := names.values.get(array.group(1)), list):
         return found
@@ -343,16 +422,24 @@ def _unescaped(text: str) -> str:
 
 def _filled(text: str, names: Names, *, word: Word, path: Path) -> str:
     def reference(found: re.Match[str]) -> str:
-        name = found["braced"] or found["plain"] or ""
-        value = names.values.get(name)
-        rest = found["rest"] or ""
-        if value is None or (value == "" and rest.startswith(":-")):
-            if rest.startswith((":-", "-")):
-                default = rest.removeprefix(":").removeprefix("-")
-                return _filled(default.strip("\"'"), names, word=word, path=path)
-            return found.group()
-        if rest and not rest.startswith((":-", "-")):
-            raise InputError(f"{path}:{word.line}: cannot be expanded", got=found.group())
+        name = found["braced"] or found["plain"] or found["every"]
+        value, rest = names.values.get(name), found["rest"] or ""
+        if name in ("@", "*", "#"):
+            value = str(len(names.positional)) if name == "#" else " ".join(names.positional)
+        kind = next(
+            (kind for kind in (":-", ":=", ":+", ":?", "-", "=", "+", "?") if rest.startswith(kind)), ""
+        )
+        other = rest.removeprefix(kind).strip("\"'")
+        is_set = value is not None and not (kind.startswith(":") and value in ("", []))
+        if kind.endswith("+"):
+            return _filled(other, names, word=word, path=path) if is_set else ""
+        if not is_set and kind.endswith(("-", "=")):
+            filled = _filled(other, names, word=word, path=path)
+            if kind.endswith("="):
+                names.values[name] = filled
+            return filled
+        if value is None or (rest and not kind):
+            return found.group()  # who needs its value refuses it
         if isinstance(value, list):
             return " ".join(w.text for w in (value if found["all"] else value[:1]))
         return value
