@@ -125,11 +125,35 @@ def _steps(options: Options, *, global_batch: int) -> tuple[dict[str, Any], dict
         "gradient_clip": options.number("clip-grad", 1.0) or None,
         "warmup_steps": _warmup(options, steps_of("lr-warmup"), scheduled=scheduled, steps=steps),
         "final_ratio": float(f"{ratio:.{DIGITS}g}"),
+        **_states(options),
         **_falling(options, falling=steps_of("lr-wsd-decay"), steps=scheduled),
     }
     _refuse_other_rates(options)
     train = {"steps": steps} if steps else {}
     return train | {"seed": options.whole("seed", 1234)} | _checkpoint(options), optimizer
+
+
+def _states(options: Options) -> dict[str, str]:
+    """How the two moments are kept. Others than fp32 are the precision-aware optimizer's alone."""
+
+    def kind_of(name: str) -> str:
+        word = options.word(name, "fp32").rpartition(".")[2]
+        return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(word, word)
+
+    kinds = {name: kind_of(name) for name in ("exp-avg-dtype", "exp-avg-sq-dtype")}
+    is_aware = options.flag("use-precision-aware-optimizer")
+    for name in ("main-grads-dtype", "main-params-dtype"):
+        if (kind := kind_of(name)) != "fp32":
+            options.note(f"--{name} {kind} is not carried over: it is fp32")
+    if {*kinds.values()} == {"fp32"}:
+        return {}
+    if not is_aware:
+        options.note("--exp-avg-dtype without --use-precision-aware-optimizer: it is refused there")
+    elif {*kinds.values()} == {"bf16"}:
+        return {"states": "bf16"}
+    words = " ".join(f"--{name} {kind}" for name, kind in kinds.items())
+    options.note(f"{words} are not carried over: moments are fp32")
+    return {}
 
 
 def _warmup(options: Options, counted: int, *, scheduled: int, steps: int) -> int:

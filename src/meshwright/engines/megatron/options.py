@@ -27,7 +27,7 @@ NAMES = """
     cross-entropy-loss-fusion data-cache-path dataloader-type ddp-average-in-collective ddp-bucket-size ddp-num-buckets
     ddp-pad-buckets-for-high-nccl-busbw defer-embedding-wgrad-compute deterministic-mode disable-straggler-on-startup
     dist-ckpt-optim-fully-reshardable distributed-backend empty-unused-memory-level enable-experimental
-    exit-interval exit-signal-handler fake-process-group fp8-amax-compute-algo fp8-amax-history-len fp8-interval
+    exit-signal-handler fake-process-group fp8-amax-compute-algo fp8-amax-history-len fp8-interval
     fp8-margin fp8-recipe full-validation high-priority-stream-groups legacy-tokenizer local-rank
     make-vocab-size-divisible-by manual-gc manual-gc-interval merge-file mid-level-dataset-surplus
     moe-grouped-gemm moe-pad-expert-input-to-capacity moe-per-layer-logging moe-permute-fusion moe-router-dtype
@@ -36,7 +36,7 @@ NAMES = """
     pipeline-model-parallel-comm-backend profile profile-ranks profile-step-end profile-step-start rerun-mode
     split te-rng-tracker timing-log-level timing-log-option transformer-impl trust-remote-code use-cpu-initialization
     use-flash-attn use-mcore-models use-nccl-ub use-persistent-ckpt-worker use-pytorch-profiler use-ring-exchange-p2p
-    use-sharp use-tp-pp-dp-mapping vocab-file moe-deepep-num-sms moe-enable-deepep moe-flex-dispatcher-backend
+    use-sharp vocab-file moe-deepep-num-sms moe-enable-deepep moe-flex-dispatcher-backend
     delay-wgrad-compute overlap-p2p-communication-warmup-flush microbatch-group-size-per-virtual-pipeline-stage
     no-data-sharding no-overlap-p2p-communication no-barrier-with-level-1-timing no-one-logger
     no-create-attention-mask-in-dataloader no-mmap-bin-files no-check-for-nan-in-loss-and-grad
@@ -48,7 +48,8 @@ PREFIXES = (
     "one-logger-",
     "overlap-", "straggler-", "tensorboard-", "tiktoken-", "tokenizer-", "tp-comm-", "wandb-", "logging-level",
     "no-load-", "no-save-", "non-persistent-", "inference-", "cuda-graph-", "memory-snapshot-", "use-checkpoint-",
-    "disable-tp-comm-", "no-tp-comm-", "use-dist-ckpt", "exit-",
+    "disable-tp-comm-", "no-tp-comm-", "use-dist-ckpt", "exit-duration-",
+    "exit-on-", "exit-signal-",
 )  # fmt: skip
 FUSION = "-fusion"
 """Options about kernels, files and logs, not about what is trained."""

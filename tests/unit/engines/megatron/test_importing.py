@@ -273,6 +273,13 @@ def test_a_configuration_of_its_tests_and_defaults(tmp_path):
     assert "--rampup-batch-size 8 8 100" in notes
 
 
+def test_moments_in_bf16_are_carried(tmp_path):
+    kinds = dict.fromkeys(("exp_avg_dtype", "exp_avg_sq_dtype"), "bf16")
+    run, notes = imported(model_arguments(tmp_path, use_precision_aware_optimizer=True, **kinds))
+    assert run.optimizer.states.value == "bf16"
+    assert "moments" not in notes
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -286,6 +293,17 @@ def test_a_configuration_of_its_tests_and_defaults(tmp_path):
         ({"num_query_groups": 2}, "says nothing without --group-query-attention"),
         ({"lr_warmup_iters": 20}, "longer than the training"),
         ({"max_position_embeddings": 64}, "is more than --max-position-embeddings"),
+        ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, "without --use-precision-aware-optimizer"),
+        (
+            {"exp_avg_dtype": "bf16", "use_precision_aware_optimizer": True},
+            "--exp-avg-dtype bf16 --exp-avg-sq-dtype fp32 are not carried over",
+        ),
+        (
+            {"main_grads_dtype": "bf16", "use_precision_aware_optimizer": True},
+            "--main-grads-dtype bf16 is not",
+        ),
+        ({"exit_interval": 10}, "not carried over: --exit-interval 10"),
+        ({"use_tp_pp_dp_mapping": True}, "not carried over: --use-tp-pp-dp-mapping"),
         ({"init_method_std": 0.1, "finetune": True}, "not carried over: .*--init-method-std 0.1, --finetune"),
     ],
 )
