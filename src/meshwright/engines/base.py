@@ -279,5 +279,5 @@ def refuse(engine: str, problems: Iterable[Unsupported]) -> None:
     if not problems:
         return
     words = "; ".join(str(p) for p in problems)
-    hint = next((p.hint for p in problems if p.hint), None)
-    raise InputError(f"the {engine} engine cannot do this run: {words}", hint=hint)
+    hints = "; ".join(dict.fromkeys(p.hint for p in problems if p.hint))
+    raise InputError(f"the {engine} engine cannot do this run: {words}", hint=hints or None)

@@ -36,7 +36,22 @@ def by_planner_rules(
     )
     for violation in judged:
         if violation.severity is Severity.REFUSED:
-            yield Unsupported(key="parallel", reason=violation.message)
+            yield Unsupported(
+                key="parallel", reason=violation.message, hint=_instead(violation.rule, run, engine)
+            )
+
+
+def _instead(rule: str, run: Run, engine: str) -> str | None:
+    """What of a plan `engine` would take in place of what breaks `rule`; None: other degrees, which are many."""
+    facts = engine_facts(engine)
+    if rule == "schedule":
+        return " or ".join(f"--set parallel.schedule={schedule.value}" for schedule in facts.schedules)
+    if rule not in ("recomputation", "recomputed modules"):
+        return None
+    whole = [kind.value for kind in facts.recomputes if kind is not Recompute.SELECTIVE]
+    absent = "moe" if run.model.experts is None else "mlp" if not run.model.num_dense_layers else ""
+    lists = [f"{{modules: [{', '.join(names)}]}}" for names in facts.selective or () if absent not in names]
+    return " or ".join(f"--set 'parallel.recompute={kind}'" for kind in (*whole, *lists))
 
 
 def endless(run: Run) -> Iterator[Unsupported]:

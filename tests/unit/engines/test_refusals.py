@@ -62,3 +62,23 @@ def test_what_is_refused_is_not_lowered(small_run, engine, overrides):
     key = find_engine(engine).check(run)[0].key
     with pytest.raises(InputError, match=f"the {engine} engine cannot do this run: {key}"):
         find_engine(engine).lower(run, folder=Path("out"))
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "maxtext"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "parallel={data_shard: 4, pipeline: 2, schedule: zero_bubble, sharding: parameters, recompute: full}",
+        "parallel={data_shard: 8, sharding: parameters, recompute: {modules: [mlp]}}",
+        "parallel={data_shard: 8, sharding: parameters, recompute: selective}",
+    ],
+)
+def test_hints_work_when_they_are_followed(small_run, engine, plan):
+    contract = find_engine(engine)
+    refused = contract.check(small_run(engine, plan))
+    offered = [hint for problem in refused if problem.key == "parallel" for hint in [problem.hint] if hint]
+    assert offered
+    for hint in offered:
+        for one in hint.split(" or "):
+            again = contract.check(small_run(engine, plan, one.removeprefix("--set ").strip("'")))
+            assert hint not in [problem.hint for problem in again], one

@@ -89,20 +89,20 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="parallel.sharding",
             reason="MaxText shards weights over its context and expert axes too",
-            hint="sharding: parameters",
+            hint="--set parallel.sharding=parameters",
         )
     if run.model.experts is not None and plan.tensor > 1 and plan.sequence_parallel:
         yield Unsupported(
             key="parallel.sequence_parallel",
             reason="with experts MaxText's `tensor_sequence` axis gives other losses than one device: must be false",
-            hint="parallel.sequence_parallel: false",
+            hint="--set parallel.sequence_parallel=false",
         )
     is_accumulated = run.lora is None and num_accumulated(run, plan) > 1
     if plan.sharding is Sharding.OPTIMIZER and is_accumulated and run.precision.name == "fp32":
         yield Unsupported(
             key="parallel.sharding",
             reason="MaxText rounds weights to bf16 when it accumulates gradients under a sharded optimizer",
-            hint="batch.micro as large as the batch of a device, or sharding: parameters",
+            hint="--set parallel.sharding=parameters, or batch.micro as large as the batch of a device",
         )
 
 
