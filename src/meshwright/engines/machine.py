@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from meshwright.errors import MissingDependencyError
+from meshwright.errors import MeshwrightError, MissingDependencyError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +49,12 @@ def require_version(package: str, version: str, *, hint: str) -> None:
         raise MissingDependencyError(
             f"this version of Meshwright works with {package} {version}, and {found} is installed", hint=hint
         )
+
+
+def main_or_refuse(main: Callable[[Path], int | None]) -> None:
+    """Run a worker's `main` on the path behind its name; what is refused is one line and its own exit code."""
+    try:
+        sys.exit(main(Path(sys.argv[1])))
+    except MeshwrightError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -51,7 +51,9 @@ def lower(run: Run, *, folder: Path) -> Launch:
             RUN_FILE: pinned_text(run, plan),
             PARAMETERS: parameters_text(run, plan),
         },
-        num_processes=plan.num_devices,
+        num_processes=1
+        if run.cluster is not None and run.cluster.accelerator.name == "cpu"
+        else plan.num_devices,
     )
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import __version__, runfile
-from meshwright.engines.maxtext import adapters, data, environment
+from meshwright.engines.machine import main_or_refuse
+from meshwright.engines.maxtext import adapters, data, environment, meeting
 from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE
 from meshwright.engines.maxtext.reading import (
     LOSS,
@@ -51,7 +52,7 @@ def main(folder: Path) -> int:
     (output / ENDING).unlink(missing_ok=True)  # of a training that is resumed
     child = subprocess.Popen(
         [str(python), str(INSIDE / "meshwright_train.py"), str(output), _on_a_cpu(run), ours, *arguments],
-        env=os.environ | _environment(folder, num_devices=run.plan.num_devices // world),
+        env=os.environ | meeting.place() | _environment(folder, num_devices=run.plan.num_devices // world),
     )
     log = _Log(output, rank=rank, is_exact=bool(ours))
     try:
@@ -195,8 +196,4 @@ def _append(path: Path, entries: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(Path(sys.argv[1])))
-    except MeshwrightError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    main_or_refuse(main)

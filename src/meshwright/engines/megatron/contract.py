@@ -6,13 +6,12 @@ from pathlib import Path
 
 from meshwright.engines import outcome, workers
 from meshwright.engines.base import Imported, Record, TrainOptions, refuse
-from meshwright.engines.megatron import VERSION, bridge_importing, importing, probe
+from meshwright.engines.megatron import bridge_importing, importing, probe
 from meshwright.engines.megatron.bridge_files import refuse_recipe, says_container
 from meshwright.engines.megatron.check import check, check_plan
 from meshwright.engines.megatron.lower import lower
 from meshwright.engines.megatron.reading import LAYOUT
 from meshwright.engines.workers import WorkersStart, expected
-from meshwright.errors import MissingDependencyError
 from meshwright.specs.run import Run
 
 __all__ = ["check", "expected", "import_run", "launch", "lower", "prepare", "read"]
@@ -33,11 +32,7 @@ def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
     refuse("megatron", check(run))
     workers.refuse_profile(options)
     machine = probe.machine()
-    if not machine.num_devices:
-        raise MissingDependencyError(
-            f"megatron-core {VERSION} needs a CUDA device, and this machine has none: its layers ask CUDA for memory",
-            hint="--set engine=native trains on this machine's CPU",
-        )
+    probe.require_device(machine)
     return workers.start(
         run, options=options, engine="megatron", machine=machine, check_plan=check_plan, layout=LAYOUT
     )

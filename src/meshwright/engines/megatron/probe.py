@@ -23,7 +23,17 @@ def machine() -> Machine:
     return Machine(**ask(command, program="megatron-core does not start here", hint=INSTALL))
 
 
-def _found() -> Machine:
+def require_device(machine: Machine) -> None:
+    """Raises MissingDependencyError where Megatron cannot train."""
+    if not machine.num_devices:
+        raise MissingDependencyError(
+            f"megatron-core {VERSION} needs a CUDA device, and this machine has none: its layers ask CUDA for memory",
+            hint="--set engine=native trains on this machine's CPU",
+        )
+
+
+def found() -> Machine:
+    """What is found in this process."""
     import megatron.core.models.gpt  # noqa: F401  what it needs, it says now
     import torch
 
@@ -36,4 +46,4 @@ def _found() -> Machine:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_found())))
+    print(json.dumps(asdict(found())))

@@ -6,8 +6,9 @@ Light to import: Megatron's checkpoints start a process that imports it again.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
+
+from meshwright.engines.machine import main_or_refuse
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
@@ -16,6 +17,9 @@ def main(path: Path) -> None:
     """Train the run at `path`, one of the processes that a launcher has started."""
     for name, alone in ALONE.items():
         os.environ.setdefault(name, alone)
+    from meshwright.engines.megatron import probe
+
+    probe.require_device(probe.found())
     import torch
     import torch.distributed as dist
 
@@ -28,4 +32,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main_or_refuse(main)

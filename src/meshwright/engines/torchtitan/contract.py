@@ -36,17 +36,7 @@ def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
 
 def _require_device(run: Run, machine: Machine) -> None:
     """What depends on the machine: devices, their formats, and what PyTorch must have."""
-    native = "--set engine=native trains on this machine's CPU"
-    if not machine.num_devices:
-        raise MissingDependencyError(
-            f"torchtitan {VERSION} needs an accelerator, and this machine has none that PyTorch can use: "
-            "its attention has no backward pass on a CPU", hint=native,
-        )  # fmt: skip
-    if machine.lacks:
-        raise MissingDependencyError(
-            f"PyTorch {machine.torch} lacks {', '.join(machine.lacks)}, which torchtitan {VERSION} calls",
-            hint="a nightly build of PyTorch has it",
-        )
+    probe.require_device(machine)
     if machine.device_type == "cpu" and run.precision.matmul == "fp8":
         raise InputError(
             "fp8 needs a GPU of compute capability 8.9 or AMD's gfx942 and newer", hint="precision: bf16"

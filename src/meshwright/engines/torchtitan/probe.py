@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from meshwright.engines import machine as machines
 from meshwright.engines.torchtitan import VERSION
+from meshwright.errors import MissingDependencyError
 
 INSTALL = "pip install 'meshwright[torchtitan]'"
 
@@ -37,7 +38,23 @@ def require_version() -> None:
     machines.require_version("torchtitan", VERSION, hint=INSTALL)
 
 
-def _found() -> Machine:
+def require_device(machine: Machine) -> None:
+    """Raises MissingDependencyError where torchtitan cannot train."""
+    if not machine.num_devices:
+        raise MissingDependencyError(
+            f"torchtitan {VERSION} needs an accelerator, and this machine has none that PyTorch can use: "
+            "its attention has no backward pass on a CPU",
+            hint="--set engine=native trains on this machine's CPU",
+        )
+    if machine.lacks:
+        raise MissingDependencyError(
+            f"PyTorch {machine.torch} lacks {', '.join(machine.lacks)}, which torchtitan {VERSION} calls",
+            hint="a nightly build of PyTorch has it",
+        )
+
+
+def found() -> Machine:
+    """What is found in this process."""
     import torch
     import torch.distributed as dist
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
@@ -62,4 +79,4 @@ def _found() -> Machine:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_found())))
+    print(json.dumps(asdict(found())))

@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from meshwright.engines.machine import main_or_refuse
 from meshwright.engines.torchtitan.lower import FUNCTION
 
 
@@ -25,6 +26,9 @@ def main(path: Path) -> None:
         ("MASTER_ADDR", "127.0.0.1"),
     ):
         os.environ.setdefault(name, alone)
+    from meshwright.engines.torchtitan import probe
+
+    probe.require_device(probe.found())
     from torchtitan.train import main as train
 
     module = importlib.util.module_from_spec(spec)
@@ -35,4 +39,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main_or_refuse(main)
