@@ -3,7 +3,7 @@
     ~/.cache/meshwright/maxtext-0.2.5/bin/python scripts/renew_maxtext_names.py
 
 The environment of `python -m meshwright.engines.maxtext.environment` runs it. Keys are the fields of MaxTextConfig,
-which refuses others; defaults are those of base.yml, null where it does not say the key.
+which refuses others; defaults are those of base.yml, null where it does not say the key or names a place.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ OUT = Path(__file__).resolve().parent.parent / "src/meshwright/engines/maxtext/m
 def main() -> None:
     """Write the file."""
     base = yaml.safe_load(Path(types.__file__).with_name("base.yml").read_text(encoding="utf-8"))
+    base = {key: None if str(value).startswith("/") else value for key, value in base.items()}
     names = sorted({*types.MaxTextConfig.model_fields, *base})
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(base.get(name))}" for name in names)
     source = (

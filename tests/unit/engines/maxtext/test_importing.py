@@ -271,4 +271,4 @@ def test_its_keys_are_those_of_its_environment():
     (path,) = python.parent.parent.glob("lib/python*/site-packages/maxtext/configs/base.yml")
     known = known_keys()
     for key, value in YAML(typ="safe").load(path.read_text()).items():
-        assert known[key] == value or isinstance(value, float), key
+        assert known[key] == (None if str(value).startswith("/") else value), key
