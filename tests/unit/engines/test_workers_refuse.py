@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,11 +13,12 @@ from meshwright.engines.base import find_engine
 from meshwright.engines.local import write_files
 
 
-@pytest.mark.parametrize(("engine", "package"), [("torchtitan", "torchtitan"), ("megatron", "megatron.core")])
+@pytest.mark.parametrize(("engine", "package"), [("torchtitan", "torchtitan"), ("megatron", "megatron")])
 def test_a_worker_without_its_devices_is_refused(engine, package, small_run, tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch")
-    pytest.importorskip(package)
-    if torch.accelerator.is_available():
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    asked = "import torch; print(torch.accelerator.is_available())"
+    if "True" in subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout:
         pytest.skip("here is a device")
     monkeypatch.chdir(tmp_path)
     run = small_run(engine, "plan: data_shard: 1", "model.family=LlamaForCausalLM")

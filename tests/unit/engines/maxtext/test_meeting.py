@@ -8,11 +8,10 @@ import pytest
 
 from meshwright.engines.maxtext import meeting
 
-torch_distributed = pytest.importorskip("torch.distributed")
-
 
 def test_processes_under_torchrun_meet_beside_its_store(monkeypatch):
-    store = torch_distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    distributed = pytest.importorskip("torch.distributed")
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     monkeypatch.setenv("WORLD_SIZE", "2")
