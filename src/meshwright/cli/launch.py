@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from meshwright.errors import InputError
 
 if TYPE_CHECKING:
     from meshwright.engines.base import Launch
+    from meshwright.launch.environment import Variable
     from meshwright.launch.request import Dispatch, Request
     from meshwright.launch.site import Site
     from meshwright.specs.run import Run
@@ -74,7 +76,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     "launch",
     examples=[
         "meshwright launch run.yaml --on local --max-restarts 2",
-        "meshwright launch run.yaml --on local --nodes 2 --rendezvous node1:29500",
+        "meshwright launch run.yaml --on local --nodes 2 --rendezvous node1:29500 --out runs/first",
         "meshwright launch run.yaml --on slurm --dry-run",
         "meshwright launch run.yaml --on slurm --partition gpu --time 1-00:00:00 --exclude-file bad.txt --wait",
         "meshwright launch run.yaml --on kubernetes --kind jobset --site site.yaml --dry-run --json",
@@ -103,6 +105,7 @@ def command(
     Makes what starts it: a torchrun command, an sbatch script or a Kubernetes manifest, with the environment that suits
     the accelerator. A dry run shows all of it, with the reason of every variable, and starts nothing.
     """
+    from meshwright.catalog.device_calibration import HERE
     from meshwright.cli.run_input import run_from
     from meshwright.launch.request import Request, read_hosts, shape
 
@@ -117,9 +120,10 @@ def command(
     local_folder = folder or _free_folder(run.name, resume=resume)
     there = _there(run.name, local_folder, site, given) if place == KUBERNETES else local_folder
     lowered = _lower(run, there)
+    named = None if run.cluster_name == HERE else run.cluster
     nodes, each = shape(
-        lowered.num_processes, cluster_nodes=_cluster_nodes(run), num_nodes=num_nodes,
-        devices_per_node=devices_per_node,
+        lowered.num_processes, cluster_nodes=named and named.num_nodes, num_nodes=num_nodes,
+        devices_per_node=devices_per_node, most_per_node=named and named.devices_per_node,
     )  # fmt: skip
     known = None if run.cluster is None else run.cluster.accelerator
     request = Request(
@@ -130,13 +134,26 @@ def command(
         num_nodes=nodes,
         devices_per_node=each,
         vendor=None if known is None or known.vendor == "generic" else known.vendor,
-        environment=_environment(run, lowered, site, variables, num_nodes=nodes),
+        environment=_environment(
+            run,
+            lowered,
+            site,
+            variables,
+            num_nodes=nodes,
+            devices_per_node=each,
+            is_inherited=place != KUBERNETES,
+        ),
         exclude=exclude,
         max_restarts=max_restarts,
         checkpoints=run.train.checkpoint and run.train.checkpoint.folder,
         resume=resume,
     )
     found = _dispatch(place, request, site, given, here=local_folder)
+    if folder is None and "rendezvous" in given:
+        raise InputError(
+            "hosts that meet need one folder: each would take the next that is free",
+            hint="--out DIR, the same on all",
+        )
     if dry_run:
         if folder is not None:
             from meshwright.launch.start import write
@@ -190,12 +207,6 @@ def _lower(run: Run, folder: Path) -> Launch:
     return find_engine(run.engine).lower(run, folder=folder)
 
 
-def _cluster_nodes(run: Run) -> int | None:
-    from meshwright.catalog.device_calibration import HERE
-
-    return None if run.cluster is None or run.cluster_name == HERE else run.cluster.num_nodes
-
-
 def _there(name: str, folder: Path, site: Site, given: dict[str, Any]) -> Path:
     """Where the results are in the pods."""
     if "results" in given:
@@ -210,7 +221,10 @@ def _free_folder(name: str, *, resume: bool) -> Path:
     return default_folder(name, resume=resume)
 
 
-def _environment(run: Run, lowered: Launch, site: Site, variables: tuple[str, ...], *, num_nodes: int) -> Any:
+def _environment(
+    run: Run, lowered: Launch, site: Site, variables: tuple[str, ...], *, num_nodes: int, devices_per_node: int,
+    is_inherited: bool,
+) -> tuple[Variable, ...]:  # fmt: skip
     from meshwright.launch.environment import environment
 
     said: dict[str, str | None] = {}
@@ -225,8 +239,11 @@ def _environment(run: Run, lowered: Launch, site: Site, variables: tuple[str, ..
         architecture=known and known.architecture,
         engine=run.engine,
         num_nodes=num_nodes,
+        devices_per_node=devices_per_node,
         site=site.model_dump(),
-        layers={"the engine": dict(lowered.env), "the site file": site.environment, "--env": said},
+        layers={"the engine": dict(lowered.env), "the site file": site.environment},
+        inherited=os.environ if is_inherited else None,
+        said=said,
     )
 
 
@@ -310,8 +327,6 @@ def _start(place: str, request: Request, found: Dispatch, *, wait: bool, as_json
     if place != LOCAL:
         require(found.commands[0][0])
     write(found.files)
-    if place == SLURM:  # Slurm opens the logs before the script can make their folder
-        (request.folder / LOGS).mkdir(parents=True, exist_ok=True)
     answers: dict[str, Any] = {}
     code = 0
     if place == LOCAL:
@@ -324,11 +339,11 @@ def _start(place: str, request: Request, found: Dispatch, *, wait: bool, as_json
         if wait:
             code = answers["exit_code"] = _wait(job, request.folder)
         elif not as_json:
-            print_line(f"Submitted to Slurm as {job}; logs: {request.folder}/logs, by rank.")
+            print_line(f"Submitted to Slurm as {job}; logs: {request.folder / LOGS}, by rank.")
     if as_json:
         emit_json(_document(request, found, place=place) | answers)
     elif place == KUBERNETES:
-        print_line(answers["answers"][0])
+        print_line("\n".join(answers["answers"]))
     return code
 
 

@@ -135,7 +135,7 @@ def command(
 
 def default_folder(name: str, *, resume: bool) -> Path:
     """runs/NAME; a new training takes the next free number, a resumed one the newest that is there."""
-    safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
+    safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip(".") or "run"
     candidates = [RESULTS / safe, *(RESULTS / f"{safe}-{i}" for i in range(2, 10_000))]
     first_free = next(i for i, path in enumerate(candidates) if not path.exists())
     return candidates[max(0, first_free - 1) if resume else first_free]

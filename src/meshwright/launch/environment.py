@@ -1,12 +1,13 @@
 """The environment of every process: the table's rows for this accelerator and engine, and what others lay over it.
 
-Later ones win: the table, the engine, the site file, `--env`. Of a variable that holds flags (XLA_FLAGS) each flag is
-one entry, so that one can be changed and the others stay.
+Later ones win: the table, the engine, the site file, the shell that processes inherit, `--env`. Of a variable that
+holds flags (XLA_FLAGS) each flag is one entry, so that one can be changed and the others stay.
 """
 
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -38,8 +39,11 @@ def environment(
     architecture: str | None,
     engine: str,
     num_nodes: int,
+    devices_per_node: int,
     site: Mapping[str, Any],
     layers: Mapping[str, Mapping[str, str | None]],
+    inherited: Mapping[str, str] | None = None,
+    said: Mapping[str, str | None] | None = None,
     user: str | None = None,
 ) -> tuple[Variable, ...]:
     """All variables, by name.
@@ -47,20 +51,24 @@ def environment(
     vendor, architecture   the catalogue's words; None: not known, only rows for every device apply
     site                   the site file's keys that rows may name
     layers                 who says so -> name -> value, laid over the table in their order; None takes one away
+    inherited              what processes get from the shell in which `launch` is given: it wins over what is set so far
+    said                   on the command line: the last word
     user                   in paths; None: who runs this process
 
     Raises InputError for a name or a value that no environment can hold.
     """
     entries: dict[tuple[str, str], Variable] = {}
+    own = {"vendors": vendor, "architectures": architecture, "engines": engine}
+    alone = {"multi_node": num_nodes == 1, "multi_process": devices_per_node == 1}
     for row in rows():
         value = _value(row, site, user=user)
-        if value is not None and _applies(
-            row, vendor=vendor, architecture=architecture, engine=engine, num_nodes=num_nodes
-        ):
+        if value is not None and _applies(row, own, alone=alone):
             entries[row["name"], _flag_of(row["name"], value)] = Variable(
                 name=row["name"], value=value, reason=row["reason"], source=row["source"]
             )
-    for who, layer in layers.items():
+    names = {name for layer in layers.values() for name in layer} | {name for name, _ in entries}
+    shell = {name: value for name, value in (inherited or {}).items() if name in names}
+    for who, layer in {**layers, "this shell": shell, "--env": said or {}}.items():
         for name, value in layer.items():
             _lay(entries, name, value, who=who)
     names = dict.fromkeys(name for name, _ in sorted(entries))
@@ -89,16 +97,22 @@ def _value(row: Mapping[str, Any], site: Mapping[str, Any], *, user: str | None)
         value = site.get(row["site"])
         return None if value is None else str(value)
     value = row.get("flag") or row["value"]
-    return value.replace("{user}", user or getpass.getuser()) if "{user}" in value else value
+    return value.replace("{user}", user or _user()) if "{user}" in value else value
 
 
-def _applies(
-    row: Mapping[str, Any], *, vendor: str | None, architecture: str | None, engine: str, num_nodes: int
-) -> bool:
-    wanted = {"vendors": vendor, "architectures": architecture, "engines": engine}
-    if any(key in row and own not in row[key] for key, own in wanted.items()):
-        return False
-    return num_nodes > 1 or not row.get("multi_node", False)
+def _user() -> str:
+    """Who runs this process; its number where it has no name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _applies(row: Mapping[str, Any], own: Mapping[str, str | None], *, alone: Mapping[str, bool]) -> bool:
+    """own: vendor, architecture and engine, by their key of a row; alone: what there is only one of, likewise."""
+    return all(key not in row or value in row[key] for key, value in own.items()) and not any(
+        row.get(key, False) and is_alone for key, is_alone in alone.items()
+    )
 
 
 def _flag_of(name: str, value: str) -> str:

@@ -16,6 +16,7 @@ POLL_S = 2.0
 STEPS = "steps.jsonl"  # what engines log, a line a step
 ENDED = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL",
+    "PREEMPTED", "REVOKED", "LAUNCH_FAILED",
 }  # fmt: skip
 MOST_FAILED_QUERIES = 30  # a controller that is started again answers nothing for a while
 

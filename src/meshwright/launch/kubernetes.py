@@ -1,4 +1,7 @@
-"""One manifest: a ConfigMap with the run's files, and a PyTorchJob or a JobSet, a pod a node, torchrun in each.
+"""A ConfigMap with the run's files, and a PyTorchJob or a JobSet, a pod a node, torchrun in each.
+
+The job is created, not applied: of one that is there nothing changes, and it is not taken for a new one. The ConfigMap
+is named by its content, so that no later run's files reach pods that start again.
 
 Restarts belong to the controller: a pod that fails starts again (PyTorchJob), or all of them do (JobSet). Pods that
 start again find the checkpoints on a persistent volume. SIGTERM, which comes before a pod is taken away, saves.
@@ -6,6 +9,8 @@ start again find the checkpoints on a persistent volume. SIGTERM, which comes be
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -18,7 +23,7 @@ from meshwright.launch.local import script
 from meshwright.launch.request import RESTARTS, Dispatch, Request
 from meshwright.launch.site import Kind, KubernetesSite
 
-MANIFEST = "manifest.yaml"
+MANIFEST, CONFIG = "manifest.yaml", "run-files.yaml"
 PORT = 29500
 RESOURCES = {
     "NVIDIA": "nvidia.com/gpu",
@@ -56,8 +61,8 @@ def dispatch(request: Request, settings: Settings) -> Dispatch:
     _require_kept("the results", request.folder, site)
     if request.checkpoints is not None:
         _require_kept("checkpoints", Path(workdir(site)) / request.checkpoints, site)
-    path = str(settings.here / MANIFEST)
-    text = "---\n".join(_yaml(document) for document in documents(request, settings))
+    config, job = documents(request, settings)
+    texts = {str(settings.here / CONFIG): _yaml(config), str(settings.here / MANIFEST): _yaml(job)}
     notes = []
     if request.vendor is None:
         notes.append("no devices are asked for: the accelerator is not known, or is a CPU")
@@ -65,8 +70,12 @@ def dispatch(request: Request, settings: Settings) -> Dispatch:
         notes.append(
             "no RDMA device is asked for (kubernetes.rdma_resource): pods exchange over their usual network"
         )
-    apply = ("kubectl", "apply", *(("--namespace", site.namespace) if site.namespace else ()), "-f", path)
-    return Dispatch(files={path: text}, commands=(apply,), notes=tuple(notes))
+    namespace = ("--namespace", site.namespace) if site.namespace else ()
+    commands = tuple(
+        ("kubectl", what, *namespace, "-f", path)
+        for what, path in zip(("apply", "create"), texts, strict=True)
+    )
+    return Dispatch(files=texts, commands=commands, notes=tuple(notes))
 
 
 def workdir(site: KubernetesSite) -> str:
@@ -90,7 +99,8 @@ def documents(request: Request, settings: Settings) -> tuple[Values, Values]:
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(name, settings.site),
+        "metadata": {"name": _files_name(name, request), **_namespace(settings.site)},
+        "immutable": True,
         "data": {_key(path): text for path, text in request.files.items()},
     }
     return config, make(name, request, settings)
@@ -104,6 +114,11 @@ def resource_name(name: str) -> str:
     """
     cleaned = re.sub(r"[^a-z0-9]+", "-", name.lower())[:MAX_NAME].strip("-")
     return cleaned if cleaned[:1].isalpha() else f"run-{cleaned}".strip("-")
+
+
+def _files_name(name: str, request: Request) -> str:
+    content = json.dumps(sorted(request.files.items()))
+    return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 def _pytorchjob(name: str, request: Request, settings: Settings) -> Values:
@@ -167,7 +182,9 @@ def _jobset(name: str, request: Request, settings: Settings) -> Values:
         "spec": {
             "failurePolicy": {
                 "maxRestarts": request.max_restarts,
-                "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+                "rules": [
+                    {"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+                ],
             },
             "network": {"enableDNSHostnames": True, "subdomain": name},
             "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
@@ -198,19 +215,20 @@ def _pod(
                 "image": site.image,
                 "command": _command(request, settings),
                 "workingDir": workdir(site),
-                "env": [{"name": v.name, "value": v.value} for v in request.environment]
+                "env": [{"name": v.name, "value": _literal(v.value)} for v in request.environment]
                 + [{"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(max(1, site.stop_ahead_s - 10))}]
                 + environment,
                 "resources": _resources(request, site),
-                "securityContext": {
-                    "capabilities": {"add": ["IPC_LOCK"]}
-                },  # RDMA locks the memory that it reads
                 "volumeMounts": mounts,
             }
         ],
         "volumes": volumes,
         "terminationGracePeriodSeconds": site.stop_ahead_s,
     }
+    if (
+        site.rdma_resource or site.host_network
+    ):  # RDMA locks the memory that it reads; many namespaces forbid it
+        spec["containers"][0]["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     if site.host_network:
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if site.host_ipc:
@@ -229,10 +247,16 @@ def _pod(
 
 
 def _command(request: Request, settings: Settings) -> list[str]:
-    return [
+    words = (
         settings.python, "-m", "meshwright.engines.torchrun", "--nnodes", str(request.num_nodes),
         "--nproc-per-node", str(request.devices_per_node), *script(request.argv),
-    ]  # fmt: skip
+    )  # fmt: skip
+    return [_literal(word) for word in words]
+
+
+def _literal(words: str) -> str:
+    """Words in which Kubernetes replaces no $(NAME)."""
+    return words.replace("$", "$$")
 
 
 def _storage(name: str, request: Request, site: KubernetesSite) -> tuple[list[Values], list[Values]]:
@@ -241,12 +265,18 @@ def _storage(name: str, request: Request, site: KubernetesSite) -> tuple[list[Va
     volumes: list[Values] = [
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": site.shared_memory}}
     ]
-    for claim in site.claims:
-        mounts.append({"name": claim.name, "mountPath": claim.mount})
-        volumes.append({"name": claim.name, "persistentVolumeClaim": {"claimName": claim.name}})
+    mounts += _claims(site)
+    for i, claim in enumerate(dict.fromkeys(claim.name for claim in site.claims)):
+        volumes.append({"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}})
     if request.files:
-        volumes.append({"name": FILES, "configMap": {"name": name}})
+        volumes.append({"name": FILES, "configMap": {"name": _files_name(name, request)}})
     return mounts, volumes
+
+
+def _claims(site: KubernetesSite) -> list[Values]:
+    """Where claims are mounted. A claim's name may have dots, a volume's may not; a claim is one volume."""
+    names = list(dict.fromkeys(claim.name for claim in site.claims))
+    return [{"name": f"claim-{names.index(claim.name)}", "mountPath": claim.mount} for claim in site.claims]
 
 
 def _copy_files(request: Request, site: KubernetesSite) -> Values:
@@ -257,10 +287,9 @@ def _copy_files(request: Request, site: KubernetesSite) -> Values:
         lines.append(f"mkdir -p {shlex.quote(str((request.folder / path).parent))}")
         lines.append(f'cp {FILES_FOLDER}/{_key(path)} {target}."$HOSTNAME"')
         lines.append(f'mv {target}."$HOSTNAME" {target}')
-    mounts = [{"name": FILES, "mountPath": FILES_FOLDER}]
-    mounts += [{"name": claim.name, "mountPath": claim.mount} for claim in site.claims]
     return {
-        "name": "files", "image": site.image, "command": ["sh", "-c", "\n".join(lines)], "volumeMounts": mounts,
+        "name": "files", "image": site.image, "command": ["sh", "-c", _literal("\n".join(lines))],
+        "volumeMounts": [{"name": FILES, "mountPath": FILES_FOLDER}, *_claims(site)],
     }  # fmt: skip
 
 
@@ -287,12 +316,14 @@ def _field(name: str, path: str) -> Values:
 
 
 def _metadata(name: str, site: KubernetesSite) -> Values:
-    found: Values = {"name": name}
-    if site.namespace:
-        found["namespace"] = site.namespace
+    found: Values = {"name": name, **_namespace(site)}
     if site.queue:
         found["labels"] = {"kueue.x-k8s.io/queue-name": site.queue}
     return found
+
+
+def _namespace(site: KubernetesSite) -> Values:
+    return {"namespace": site.namespace} if site.namespace else {}
 
 
 def _key(path: str) -> str:

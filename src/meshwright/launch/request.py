@@ -52,12 +52,18 @@ class Dispatch:
 
 
 def shape(
-    num_processes: int, *, cluster_nodes: int | None, num_nodes: int | None, devices_per_node: int | None
+    num_processes: int,
+    *,
+    cluster_nodes: int | None,
+    num_nodes: int | None,
+    devices_per_node: int | None,
+    most_per_node: int | None = None,
 ) -> tuple[int, int]:
     """Nodes, and devices on each, for a plan of `num_processes` devices.
 
-    `cluster_nodes` is the cluster's number of nodes, None where it is not known; the other two are what the user
-    asks for. Raises InputError when they do not give the plan's number of devices.
+    `cluster_nodes` is the cluster's number of nodes and `most_per_node` how many devices one of them has, None where
+    it is not known; the other two are what the user asks for. Raises InputError when they do not give the plan's
+    number of devices, or a node has fewer.
     """
     if num_nodes is None and devices_per_node is not None and num_processes % devices_per_node == 0:
         num_nodes = num_processes // devices_per_node
@@ -67,6 +73,11 @@ def shape(
         raise InputError(
             "the plan needs another number of devices", got=f"{nodes} nodes x {each} = {nodes * each}",
             allowed=num_processes, hint="change --nodes and --devices-per-node, or the plan",
+        )  # fmt: skip
+    if most_per_node is not None and each > most_per_node:
+        raise InputError(
+            "a node of the cluster has fewer devices", got=f"{nodes} nodes x {each}", allowed=f"<= {most_per_node}",
+            hint="more --nodes, or another cluster",
         )  # fmt: skip
     return nodes, each
 

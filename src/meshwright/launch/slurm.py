@@ -1,6 +1,6 @@
 """One sbatch script: a task a device, straight under srun.
 
-    the time limit comes near, or Slurm preempts    SIGUSR1 -> every process saves and ends -> the job is queued again
+    the time limit comes near, or Slurm preempts    SIGUSR1, SIGTERM -> every process saves and ends -> queued again
     a process is lost                               all end -> queued again, at most `max_restarts` times
     a node is lost                                  Slurm queues the job again by itself
     bad input, a package is missing                 the job ends: starting again would not help
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.engines.native.signals import STOPPED_EXIT_CODE
 from meshwright.errors import InputError
 from meshwright.launch.request import RESTARTS, Dispatch, Request
 from meshwright.launch.site import Runtime, SlurmSite
@@ -30,9 +31,9 @@ GRACE_S = 120
 FIRST_PORT, NUM_PORTS = 15000, 15000  # below those that Linux gives to anybody
 OWN_OPTIONS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--gpus-per-node", "--requeue", "--no-requeue", "--signal",
-    "--output", "--error", "--open-mode", "--chdir", "--exclude", "--job-name",
+    "--output", "--error", "--open-mode", "--chdir", "--exclude", "--job-name", "--array",
 )  # fmt: skip
-TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
+TIME = re.compile(r"((?P<days>\d+)-)?\d+(:\d\d){0,2}")
 
 RANK_WORDS = """\
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID
@@ -53,8 +54,10 @@ class Settings:
 def dispatch(request: Request, settings: Settings) -> Dispatch:
     """The script, the files beside it, and the command that submits it. Pure.
 
-    Raises InputError for what sbatch would not read as it is meant.
+    Raises InputError for what sbatch would not read as it is meant, and for what would be lost with a container.
     """
+    if settings.site.container is not None and request.checkpoints is not None:
+        _require_mounted(settings, settings.workdir / request.checkpoints)
     path = str(request.folder / SCRIPT)
     files = {str(request.folder / name): text for name, text in request.files.items()}
     notes = []
@@ -79,9 +82,9 @@ def script(request: Request, settings: Settings) -> str:
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in _options(request, settings)),
         "",
+        *settings.site.setup,  # modules and the like read variables that are not set
         "set -uo pipefail",
         *_exports(request),
-        *settings.site.setup,
         "",
         _step(request, settings),
         _ending(request),
@@ -91,7 +94,7 @@ def script(request: Request, settings: Settings) -> str:
 
 def _options(request: Request, settings: Settings) -> Iterator[str]:
     site = settings.site
-    yield f"--job-name={_word('name', request.name)}"
+    yield f"--job-name={_quoted('name', request.name)}"
     yield f"--nodes={request.num_nodes}"
     yield f"--ntasks-per-node={request.devices_per_node}"
     if request.vendor is not None and not _names_devices(site):
@@ -100,17 +103,23 @@ def _options(request: Request, settings: Settings) -> Iterator[str]:
         yield f"--cpus-per-task={site.cpus_per_task}"
     if site.exclusive:
         yield "--exclusive"
+        if not any(d.startswith("--mem") for d in site.directives):
+            yield "--mem=0"  # all of it: --exclusive alone gives as much as was asked for
     for key in ("partition", "account", "qos"):
         if (value := getattr(site, key)) is not None:
-            yield f"--{key}={_word(key, value)}"
+            yield f"--{key}={_quoted(key, value)}"
     if site.time is not None:
-        if not TIME.fullmatch(site.time):
-            raise InputError("time", got=site.time, allowed="minutes, HH:MM:SS or D-HH:MM:SS")
+        if _seconds(site.time) <= site.stop_ahead_s:
+            raise InputError(
+                f"the time limit is over before the request to save, {site.stop_ahead_s} s ahead of it",
+                got=site.time, hint="a longer --time, or a smaller slurm.stop_ahead_s in the site file",
+            )  # fmt: skip
         yield f"--time={site.time}"
     if request.exclude:
         yield f"--exclude={','.join(request.exclude)}"
-    yield f"--chdir={_word('the working folder', str(settings.workdir))}"
-    yield f"--output={_word('the results folder', str(request.folder))}/{LOGS}/slurm-%j.log"
+    yield f"--chdir={_quoted('the working folder', str(settings.workdir))}"
+    # Beside the script: Slurm opens it before the script can make a folder
+    yield f"--output={_quoted('the results folder', _pattern(request.folder) + '/slurm-%j.log')}"
     yield "--open-mode=append"
     yield "--requeue"
     yield f"--signal=B:USR1@{site.stop_ahead_s}"
@@ -137,16 +146,20 @@ def _exports(request: Request) -> Iterator[str]:
 
 def _step(request: Request, settings: Settings) -> str:
     """One task a device. Each takes its place from Slurm, in a shell of its own that becomes the process."""
-    site, folder = settings.site, shlex.quote(str(request.folder))
+    site = settings.site
     srun = [
-        "srun", "--kill-on-bad-exit=0", f"--wait={GRACE_S}", "--cpu-bind=none",
-        f"--output={folder}/{LOGS}/rank-%5t.log", "--open-mode=append",
+        # What sbatch was told of the environment, or a user's shell of the order of ranks, does not hold here.
+        "srun", "--export=ALL", "--distribution=block", "--kill-on-bad-exit=0", f"--wait={GRACE_S}",
+        "--cpu-bind=none", shlex.quote(f"--output={_pattern(request.folder)}/{LOGS}/rank-%5t.log"),
+        "--open-mode=append",
     ]  # fmt: skip
     if site.cpus_per_task is not None:
         srun.append(f"--cpus-per-task={site.cpus_per_task}")
     inner = [settings.python if word == "python" else word for word in request.argv]
     if site.container is not None:
-        mounts = [f"{settings.workdir}:{settings.workdir}", *site.mounts]
+        # An image's own variables win over those of the host
+        inner = ["env", *(f"{v.name}={v.value}" for v in request.environment), *inner]
+        mounts = _mounts(request, settings)
         if site.runtime is Runtime.PYXIS:
             srun += [
                 shlex.quote(f"--container-image={site.container}"),
@@ -160,10 +173,28 @@ def _step(request: Request, settings: Settings) -> str:
             ]  # fmt: skip
     body = "; ".join(RANK_WORDS.strip().splitlines())
     return "\n".join([
-        f"mkdir -p {folder}/{LOGS}",
+        f"mkdir -p {shlex.quote(str(request.folder / LOGS))}",
         "# shellcheck disable=SC2016 # each task has its own values",
         f"{' '.join(srun)} \\\n  bash -c '{body}' rank \\\n  {shlex.join(inner)} &",
     ])  # fmt: skip
+
+
+def _mounts(request: Request, settings: Settings) -> list[str]:
+    """What a container sees of the host: the working folder, the results, and what the site says."""
+    folders = [settings.workdir]
+    if not (settings.workdir / request.folder).is_relative_to(settings.workdir):
+        folders.append(request.folder)
+    return [*(f"{folder}:{folder}" for folder in folders), *settings.site.mounts]
+
+
+def _require_mounted(settings: Settings, folder: Path) -> None:
+    targets = [str(settings.workdir), *(m.split(":")[1] for m in settings.site.mounts if ":" in m)]
+    if not any(folder.is_relative_to(target) for target in targets):
+        raise InputError(
+            "checkpoints would be lost with the container: nothing is mounted there", got=str(folder),
+            allowed=", ".join(f"below {target}" for target in targets),
+            hint="slurm.mounts: [SOURCE:TARGET] in the site file",
+        )  # fmt: skip
 
 
 def _devices_of(vendor: str | None) -> tuple[str, ...]:
@@ -175,13 +206,7 @@ def _ending(request: Request) -> str:
     failures = shlex.quote(str(request.folder / FAILURES))
     return f"""\
 step=$!
-is_asked=no
-# shellcheck disable=SC2317 # the trap calls it
-save() {{ # the time limit comes near, or the job is preempted
-  is_asked=yes
-  kill -USR1 "$step" # srun passes it on to every process
-}}
-trap save USR1
+trap 'kill -USR1 "$step"' USR1 # the time limit comes near: srun passes it on to every process
 
 code=0
 wait "$step" || code=$?
@@ -203,9 +228,7 @@ if [[ ${{SLURM_RESTART_COUNT:-0}} -eq 0 ]]; then rm -f {failures}; fi # of an ea
 failures=$(cat {failures} 2>/dev/null || echo 0)
 if [[ $code -eq 0 ]]; then
   echo "done"
-elif [[ $is_asked == yes ]]; then
-  requeue "stopped with a checkpoint"
-elif [[ $code -eq 2 || $code -eq 3 ]]; then
+{_stopped(request)}elif [[ $code -eq 2 || $code -eq 3 ]]; then
   echo "exit code $code: starting again would not help"
 elif [[ $failures -lt {request.max_restarts} ]]; then
   echo $((failures + 1)) >{failures}
@@ -217,10 +240,44 @@ exit "$code"
 """
 
 
-def _word(what: str, value: str) -> str:
-    """A value of an #SBATCH line, which ends at a space."""
-    if not value or not value.isprintable() or any(c in " \"'#\\" for c in value):
+def _stopped(request: Request) -> str:
+    """What follows when the processes were asked to stop: on, if there is something to go on from."""
+    if request.checkpoints is None:
+        return f"""\
+elif [[ $code -eq {STOPPED_EXIT_CODE} ]]; then
+  echo "asked to stop, and the run saves no checkpoints: starting again would begin anew"
+"""
+    return f"""\
+elif [[ $code -eq {STOPPED_EXIT_CODE} ]]; then
+  requeue "stopped with a checkpoint"
+"""
+
+
+def _seconds(time: str) -> int:
+    """A time limit as sbatch reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+
+    >>> _seconds("90"), _seconds("1:30"), _seconds("1-02")
+    (5400, 90, 93600)
+    """
+    if not (found := TIME.fullmatch(time)):
+        raise InputError("time", got=time, allowed="minutes, HH:MM:SS or D-HH:MM:SS")
+    parts = [int(part) for part in time.rpartition("-")[2].split(":")]
+    if found["days"] or len(parts) == 3:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _pattern(path: Path) -> str:
+    """A path in which Slurm replaces nothing."""
+    return str(path).replace("%", "%%")
+
+
+def _quoted(what: str, value: str) -> str:
+    """A value of an #SBATCH line, whose quotes are those of a shell."""
+    if not value or not value.isprintable():
         raise InputError(
-            f"{what} cannot stand in a line of sbatch", got=value, allowed="no spaces, no quotes"
+            f"{what} cannot stand in a line of sbatch", got=value, allowed="printable characters"
         )
-    return value
+    return shlex.quote(value)

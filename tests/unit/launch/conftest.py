@@ -33,6 +33,7 @@ def make_request() -> Callable[..., Request]:
             architecture="CDNA 4",
             engine="native",
             num_nodes=2,
+            devices_per_node=8,
             site=SITE,
             layers={},
             user="ann",

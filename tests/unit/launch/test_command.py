@@ -25,21 +25,23 @@ def _start_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("place", "files", "program"),
+    ("place", "num_nodes", "files", "program"),
     [
-        ("local --rendezvous node1", {"runs/run/run.yaml"}, "env"),
-        ("slurm", {"runs/run/run.yaml", "runs/run/submit.sh"}, "sbatch"),
-        ("kubernetes", {"runs/run/manifest.yaml"}, "kubectl"),
+        ("local --set cluster=mi355x-8x1 --set parallel.data_shard=8", 1, {"runs/run/run.yaml"}, "env"),
+        ("slurm", 4, {"runs/run/run.yaml", "runs/run/submit.sh"}, "sbatch"),
+        ("kubernetes", 4, {"runs/run/run-files.yaml", "runs/run/manifest.yaml"}, "kubectl"),
     ],
 )
-def test_a_dry_run_tells_everything_and_leaves_nothing(place, files, program, meshwright, run_file):
+def test_a_dry_run_tells_everything_and_leaves_nothing(
+    place, num_nodes, files, program, meshwright, run_file
+):
     before = sorted(Path.cwd().iterdir())
     words = ("launch", run_file, "--on", *place.split(), *DRY)
     document = meshwright(*words, "--json").json
     shown = meshwright(*words).stdout
     assert set(document["files"]) == files
     assert document["commands"][0][0] == program
-    assert (document["num_nodes"], document["devices_per_node"]) == (4, 8)
+    assert (document["num_nodes"], document["devices_per_node"]) == (num_nodes, 8)
     for text in document["files"].values():
         assert text in shown
     for variable in document["environment"]:
@@ -88,7 +90,12 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
         ("--on local --wait", "--wait is for --on slurm"),
         ("--on local", "the run needs 4 hosts"),
         ("--on local --rendezvous a:b", "HOST or HOST:PORT"),
-        ("--on local --nodes 1 --devices-per-node 32 --rendezvous a:1", "nobody to meet"),
+        ("--on local --rendezvous a:1", "hosts that meet need one folder"),
+        ("--on slurm --nodes 2 --devices-per-node 16", "a node of the cluster has fewer devices"),
+        (
+            "--on local --set cluster=mi355x-8x1 --set parallel.data_shard=8 --rendezvous a:1",
+            "nobody to meet",
+        ),
         ("--on local --rendezvous a --exclude-file bad.txt", "hosts to leave out are for slurm"),
         ("--on slurm --exclude-file wrong.txt", "no host name"),
         ("--on slurm --env NAME", "NAME=VALUE"),

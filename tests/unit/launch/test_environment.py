@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from meshwright import catalog
@@ -12,14 +14,18 @@ from meshwright.launch.site import Site
 
 ROWS = rows()
 KEYS = {
-    "name", "value", "flag", "site", "vendors", "architectures", "engines", "multi_node", "reason", "source"
+    "name", "value", "flag", "site", "vendors", "architectures", "engines", "multi_node", "multi_process", "reason",
+    "source",
 }  # fmt: skip
 
 
-def of(vendor="AMD", architecture="CDNA 4", engine="native", num_nodes=2, site=None, **layers):
+def of(
+    vendor="AMD", architecture="CDNA 4", engine="native", num_nodes=2, devices_per_node=8, site=None,
+    inherited=None, said=None, **layers,
+):  # fmt: skip
     found = environment(
-        vendor=vendor, architecture=architecture, engine=engine, num_nodes=num_nodes, site=site or {},
-        layers=layers, user="ann",
+        vendor=vendor, architecture=architecture, engine=engine, num_nodes=num_nodes,
+        devices_per_node=devices_per_node, site=site or {}, layers=layers, inherited=inherited, said=said, user="ann",
     )  # fmt: skip
     return {v.name: v for v in found}
 
@@ -74,6 +80,29 @@ def test_an_unknown_device_gets_what_every_device_gets():
     assert set(of(vendor=None, architecture=None)) == {"PYTHONUNBUFFERED", "OMP_NUM_THREADS"}
 
 
+def test_one_process_a_node_keeps_its_threads():
+    assert "OMP_NUM_THREADS" not in of(devices_per_node=1)
+
+
+def test_what_the_shell_exports_wins_over_the_table_and_the_command_line_over_both():
+    shell = {"NCCL_DEBUG": "INFO", "GPU_MAX_HW_QUEUES": "4", "HOME": "/root"}
+    found = of(inherited=shell, said={"GPU_MAX_HW_QUEUES": "8"}, site_file={"NCCL_DEBUG": "TRACE"})
+    assert (found["NCCL_DEBUG"].value, found["NCCL_DEBUG"].source) == ("INFO", "this shell")
+    assert found["GPU_MAX_HW_QUEUES"].value == "8"
+    assert "HOME" not in found  # processes inherit it: nothing would change it
+
+
+def test_a_user_without_a_name_has_a_number(monkeypatch):
+    def fail():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", fail)
+    found = environment(
+        vendor="AMD", architecture="CDNA 4", engine="native", num_nodes=1, devices_per_node=8, site={}, layers={}
+    )  # fmt: skip
+    assert {v.name: v for v in found}["MIOPEN_USER_DB_PATH"].value == f"/var/tmp/miopen-{os.getuid()}"
+
+
 def test_later_layers_win_and_none_takes_away():
     found = of(
         site_file={"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": None}, env={"NCCL_DEBUG": "TRACE", "MINE": "x y"}
@@ -98,7 +127,7 @@ def test_flags_are_joined_and_changed_one_by_one():
 @pytest.mark.parametrize("layer", [{"A-B": "1"}, {"A": "two\nlines"}])
 def test_what_no_environment_can_hold_is_refused(layer):
     with pytest.raises(InputError, match="--env"):
-        of(**{"--env": layer})
+        of(said=layer)
 
 
 def test_the_table_has_a_date():

@@ -11,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from meshwright.errors import InputError
+from meshwright.launch.environment import Variable
 from meshwright.launch.kubernetes import Settings, dispatch, documents, resource_name
 from meshwright.launch.site import Claim, Kind, KubernetesSite
 
@@ -42,8 +43,11 @@ def request_there(make_request):
 @pytest.mark.parametrize("kind", list(Kind))
 def test_the_manifest_is_the_golden_one(kind, request_there, is_golden):
     found = dispatch(request_there(), settings(USUAL, kind))
-    assert found.commands == (("kubectl", "apply", "-f", "runs/first/manifest.yaml"),)
-    is_golden(found.files["runs/first/manifest.yaml"], f"{kind.value}.yaml")
+    assert found.commands == (
+        ("kubectl", "apply", "-f", "runs/first/run-files.yaml"),
+        ("kubectl", "create", "-f", "runs/first/manifest.yaml"),
+    )
+    is_golden("---\n".join(found.files.values()), f"{kind.value}.yaml")
 
 
 @pytest.mark.parametrize("kind", list(Kind))
@@ -57,8 +61,59 @@ def test_documents_are_what_the_resources_allow(kind, site, change, request_ther
 def test_the_text_reads_back_as_the_documents(request_there):
     request = request_there(files={"a/b.yaml": "x: |\n  y\n", "run.yaml": "# none\n\nz: 'é\"'"})
     wanted = documents(request, settings(FULL, Kind.JOBSET))
-    text = dispatch(request, settings(FULL, Kind.JOBSET)).files["runs/first/manifest.yaml"]
+    text = "---\n".join(dispatch(request, settings(FULL, Kind.JOBSET)).files.values())
     assert list(YAML(typ="safe").load_all(text)) == list(wanted)
+
+
+def test_no_later_runs_files_reach_pods_that_start_again(request_there):
+    names = set()
+    for text in ("a: 1\n", "a: 2\n"):
+        config, job = documents(request_there(files={"run.yaml": text}), settings(USUAL, Kind.JOBSET))
+        assert config["immutable"]
+        assert f"'configMap': {{'name': '{config['metadata']['name']}'}}" in str(job)
+        assert job["metadata"]["name"] == "first"
+        names.add(config["metadata"]["name"])
+    assert len(names) == 2
+
+
+def container_of(request, site):
+    """The container of the first pod."""
+    _, job = documents(request, settings(site, Kind.PYTORCHJOB))
+    spec = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    return spec["containers"][0], spec
+
+
+def test_kubernetes_replaces_nothing_in_words_and_values(request_there):
+    """It reads $(NAME) in commands and variables, and $$ as one $."""
+    said = Variable(name="SECRET", value="a$$b$(HOME)", reason="as said", source="--env")
+    request = request_there(argv=("python", "$(HOME)"), environment=(said,))
+    container, spec = container_of(request, USUAL)
+    assert container["env"][0]["value"] == "a$$$$b$$(HOME)"
+    assert container["command"][-1] == "$$(HOME)"
+    assert '"$$HOSTNAME"' in spec["initContainers"][0]["command"][-1]
+
+
+def test_volumes_have_names_of_their_own(request_there):
+    """A claim may be mounted twice, and have a name that no volume can have."""
+    claims = (Claim(name="ann.data", mount="/results"), Claim(name="shared-memory", mount="/a"),
+              Claim(name="ann.data", mount="/b"))  # fmt: skip
+    site = USUAL.model_copy(update={"claims": claims})
+    container, spec = container_of(request_there(), site)
+    names = [volume["name"] for volume in spec["volumes"]]
+    assert len(names) == len(set(names)) == 4
+    assert {m["mountPath"]: m["name"] for m in container["volumeMounts"]} == {
+        "/dev/shm": "shared-memory", "/results": "claim-0", "/a": "claim-1", "/b": "claim-0",
+    }  # fmt: skip
+    for document in documents(request_there(), settings(site, Kind.JOBSET)):
+        jsonschema.validate(document, SCHEMA)
+
+
+def test_memory_is_locked_for_rdma_alone(request_there):
+    """Namespaces under the baseline of Pod Security refuse the capability."""
+    assert "IPC_LOCK" in str(container_of(request_there(), USUAL))
+    assert "IPC_LOCK" not in str(
+        container_of(request_there(), USUAL.model_copy(update={"rdma_resource": None}))
+    )
 
 
 def test_the_schema_is_closed(request_there):

@@ -76,14 +76,102 @@ def test_devices_are_asked_for_once(make_request):
     assert "no devices are asked for" in " ".join(dispatch(make_request(vendor=None), settings(USUAL)).notes)
 
 
+@pytest.mark.parametrize("time", ["3", "2:01", "1:00:00", "1-00", "1-00:30"])
+def test_a_time_limit_with_room_to_save_is_taken(time, make_request):
+    assert f"#SBATCH --time={time}\n" in script(
+        make_request(), settings(USUAL.model_copy(update={"time": time}))
+    )
+
+
+def test_names_and_paths_of_any_kind_are_quoted(make_request):
+    nasty = "it's 100%j of $x"
+    text = script(make_request(name=nasty, folder=Path(nasty)), settings(SlurmSite()))
+    quoted = "'it'\"'\"'s 100%%j of $x/slurm-%j.log'"
+    assert f"#SBATCH --output={quoted}\n" in text
+    assert "100%%j of $x/logs/rank-%5t.log" in text
+    assert "mkdir -p 'it'\"'\"'s 100%j of $x/logs'" in text
+
+
+def test_lines_of_the_site_run_before_unset_variables_are_errors_and_do_not_win_over_what_is_said(
+    make_request, tmp_path
+):
+    """What `module` and `conda activate` do: read what is not set, and set what the run sets too."""
+    setup = ('seen="[$NOT_SET_ANYWHERE]"', "export NCCL_DEBUG=TRACE")
+    text = script(make_request(), settings(SlurmSite(setup=setup)))
+    words = text[: text.index("mkdir -p")] + '\necho "$seen $NCCL_DEBUG"\n'
+    done = subprocess.run(
+        ["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True, env={"SLURM_JOB_ID": "1"}
+    )
+    assert done.stdout == "[] WARN\n", done.stderr
+
+
+@pytest.mark.parametrize("site", [PYXIS, APPTAINER], ids=["pyxis", "apptainer"])
+def test_the_variables_are_set_inside_a_container_whose_own_would_win(site, make_request):
+    text = script(make_request(), settings(site))
+    inside = text[text.index("bash -c") :].partition("python3 -m meshwright")[0]
+    if site is APPTAINER:
+        inside = inside.partition("/images/train.sif")[2]
+    assert "env " in inside
+    assert " NCCL_DEBUG=WARN " in inside
+
+
+def test_results_elsewhere_are_mounted_and_checkpoints_must_be(make_request):
+    text = script(make_request(folder=Path("/scratch/first")), settings(PYXIS))
+    assert "--container-mounts=/shared/ann:/shared/ann,/scratch/first:/scratch/first,/data:/data" in text
+    assert "/scratch" not in script(make_request(folder=Path("/shared/ann/first")), settings(PYXIS))
+    with pytest.raises(InputError, match="checkpoints would be lost with the container"):
+        dispatch(make_request(checkpoints="/scratch/saved"), settings(PYXIS))
+    assert dispatch(make_request(checkpoints="/data/saved"), settings(PYXIS)).files
+    assert dispatch(make_request(checkpoints="/scratch/saved"), settings(USUAL)).files
+
+
+def test_a_whole_node_is_asked_for_with_its_memory(make_request):
+    assert "#SBATCH --mem=0\n" in script(make_request(), settings(USUAL))
+    shared = USUAL.model_copy(update={"exclusive": False})
+    assert "--mem" not in script(make_request(), settings(shared))
+    own = USUAL.model_copy(update={"directives": ("--mem-per-cpu=8G",)})
+    assert "--mem=0" not in script(make_request(), settings(own))
+
+
+STUBS = """
+scontrol() { [[ $1 == requeue ]] && echo requeued; echo JobState=RUNNING; }
+srun() { return %d; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "checkpoints", "is_requeued", "said"),
+    [
+        (0, "saved", False, "done"),
+        (143, "saved", True, "stopped with a checkpoint"),  # asked to: the time limit, or preempted
+        (143, None, False, "saves no checkpoints"),
+        (137, "saved", True, "failure 1 of 3"),
+        (2, "saved", False, "would not help"),
+    ],
+)
+def test_what_follows_from_the_exit_code(
+    code, checkpoints, is_requeued, said, make_request, tmp_path, monkeypatch
+):
+    request = make_request(checkpoints=checkpoints, folder=tmp_path, argv=("true",))
+    text = STUBS % code + script(request, settings(SlurmSite()))
+    environment = {"SLURM_JOB_ID": "1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=environment)
+    assert done.returncode == code, done.stderr
+    assert ("requeued" in done.stdout) == is_requeued
+    assert said in done.stdout
+    assert (tmp_path / "failures").exists() == ("failure" in said)  # being asked to stop is none
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"directives": ("partition=x",)}, "an option of sbatch"),
         ({"directives": ("--requeue\n#SBATCH --uid=0",)}, "an option of sbatch"),
         ({"directives": ("--nodes=3",)}, "follows from the run"),
-        ({"partition": "a b"}, "no spaces"),
+        ({"partition": "a\nb"}, "printable"),
         ({"time": "tomorrow"}, "D-HH:MM:SS"),
+        ({"time": "2"}, "over before the request to save"),
+        ({"time": "1:59"}, "over before the request to save"),
     ],
 )
 def test_what_sbatch_would_misread_is_refused(change, words, make_request):

@@ -4,17 +4,19 @@
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --partition=gpu
 #SBATCH --account=llm
 #SBATCH --time=1-00:00:00
 #SBATCH --exclude=node07,node11
 #SBATCH --chdir=/shared/ann
-#SBATCH --output=runs/first/logs/slurm-%j.log
+#SBATCH --output=runs/first/slurm-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
 #SBATCH --constraint=mi355x
 
+module load rocm
 set -uo pipefail
 export GLOO_SOCKET_IFNAME=ens1f0
 export GPU_MAX_HW_QUEUES=2
@@ -34,21 +36,14 @@ export TORCH_NCCL_HIGH_PRIORITY=1
 export WORLD_SIZE=16
 export MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))
 export MESHWRIGHT_RESTARTS=$((${SLURM_RESTART_COUNT:-0}))
-module load rocm
 
 mkdir -p runs/first/logs
 # shellcheck disable=SC2016 # each task has its own values
-srun --kill-on-bad-exit=0 --wait=120 --cpu-bind=none --output=runs/first/logs/rank-%5t.log --open-mode=append \
+srun --export=ALL --distribution=block --kill-on-bad-exit=0 --wait=120 --cpu-bind=none --output=runs/first/logs/rank-%5t.log --open-mode=append \
   bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID; export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR; exec "$@"' rank \
-  apptainer exec --rocm --bind /shared/ann:/shared/ann --pwd /shared/ann /images/train.sif python3 -m meshwright train runs/first/run.yaml --out runs/first &
+  apptainer exec --rocm --bind /shared/ann:/shared/ann --pwd /shared/ann /images/train.sif env GLOO_SOCKET_IFNAME=ens1f0 GPU_MAX_HW_QUEUES=2 HIP_FORCE_DEV_KERNARG=1 HSA_NO_SCRATCH_RECLAIM=1 MIOPEN_CUSTOM_CACHE_DIR=/var/tmp/miopen-ann MIOPEN_USER_DB_PATH=/var/tmp/miopen-ann NCCL_DEBUG=WARN NCCL_IB_HCA=mlx5_0,mlx5_1 NCCL_SOCKET_IFNAME=ens1f0 OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 RCCL_WARP_SPEED_AUTO=0 TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_HIGH_PRIORITY=1 python3 -m meshwright train runs/first/run.yaml --out runs/first &
 step=$!
-is_asked=no
-# shellcheck disable=SC2317 # the trap calls it
-save() { # the time limit comes near, or the job is preempted
-  is_asked=yes
-  kill -USR1 "$step" # srun passes it on to every process
-}
-trap save USR1
+trap 'kill -USR1 "$step"' USR1 # the time limit comes near: srun passes it on to every process
 
 code=0
 wait "$step" || code=$?
@@ -70,7 +65,7 @@ if [[ ${SLURM_RESTART_COUNT:-0} -eq 0 ]]; then rm -f runs/first/failures; fi # o
 failures=$(cat runs/first/failures 2>/dev/null || echo 0)
 if [[ $code -eq 0 ]]; then
   echo "done"
-elif [[ $is_asked == yes ]]; then
+elif [[ $code -eq 143 ]]; then
   requeue "stopped with a checkpoint"
 elif [[ $code -eq 2 || $code -eq 3 ]]; then
   echo "exit code $code: starting again would not help"
