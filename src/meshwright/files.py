@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -21,6 +24,24 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Whether nobody else holds `folder` while the context is open; the system frees what a killed process held.
+
+    Where the file system keeps no locks, nobody does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        yield True
 
 
 def default_cache() -> Path:

@@ -326,6 +326,11 @@ def _start(place: str, request: Request, found: Dispatch, *, wait: bool, as_json
         note(words)
     if place != LOCAL:
         require(found.commands[0][0])
+    if place == LOCAL and request.num_nodes == 1:
+        from meshwright.cli.train import alone_in
+
+        with alone_in(request.folder):  # else its run file would be replaced
+            pass
     write(found.files)
     answers: dict[str, Any] = {}
     code = 0

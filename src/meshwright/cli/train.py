@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,7 +127,8 @@ def command(
         return
     if _is_reporter():
         _announce(start)
-    engine.launch(start)
+    with alone_in(folder, is_restart=_is_restart()) if _is_reporter() else nullcontext():
+        engine.launch(start)
     record = engine.read(folder)
     if _is_reporter():
         page = None if only_steps else _write_page(folder)
@@ -181,6 +184,27 @@ def _announce(start: Start) -> None:
 def _is_reporter() -> bool:
     """Under a launcher only the first process answers."""
     return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def alone_in(folder: Path, *, is_restart: bool = False) -> Iterator[None]:
+    """Refuse to train where another training writes: their steps and checkpoints would mix.
+
+    A run that starts again goes on in any case: a network file system may hold a lost host's lock for minutes.
+    """
+    from meshwright.files import held
+
+    with held(folder) as is_free:
+        if not is_free and not is_restart:
+            raise InputError(
+                "another training writes there now", got=str(folder), hint="--out another folder"
+            )
+        yield
+
+
+def _is_restart() -> bool:
+    counts = (os.environ.get(name, "0") for name in ("MESHWRIGHT_RESTARTS", "TORCHELASTIC_RESTART_COUNT"))
+    return any(int(count) > 0 for count in counts)
 
 
 def _leave(record: Record, *, folder: Path) -> None:

@@ -249,7 +249,7 @@ elif [[ $code -eq {STOPPED_EXIT_CODE} ]]; then
 """
     return f"""\
 elif [[ $code -eq {STOPPED_EXIT_CODE} ]]; then
-  requeue "stopped with a checkpoint"
+  requeue "asked to stop"
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from types import FrameType
 
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.files import write_atomically
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 INSTALL = {
     "sbatch": "install Slurm's client (Debian: apt-get install slurm-client), or run this where jobs are submitted",
@@ -51,12 +54,19 @@ def submit(command: Sequence[str]) -> str:
     return done.stdout.strip()
 
 
+def _end_with_parent() -> None:
+    """Have the kernel send this process SIGTERM when the one that started it ends. Linux alone has this."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def run_here(command: Sequence[str]) -> int:
     """Run a command to its end and return its exit code; signals that ask to stop are passed on to it.
 
-    What it prints goes to stderr: stdout is for this command's own answer.
+    What it prints goes to stderr: stdout is for this command's own answer. When this process is killed, the command is
+    asked to stop: nothing trains on that nobody waits for.
     """
-    with subprocess.Popen(command, stdout=sys.stderr.fileno()) as process:
+    with subprocess.Popen(command, stdout=sys.stderr.fileno(), preexec_fn=_end_with_parent) as process:
 
         def pass_on(signum: int, frame: FrameType | None) -> None:
             # Ctrl-C reaches the whole group by itself

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,26 @@ def test_a_lost_worker_starts_again_and_the_losses_are_those_of_a_run_that_nobod
     process = start(alone)
     assert process.communicate(timeout=240)
     assert killed.losses() == alone.losses()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a process of its parent's end")
+def test_a_killed_launcher_leaves_nothing_that_trains(tmp_path, tiny_run, wait_for):
+    training = tiny_run(tmp_path, **SECTIONS | {"train": "{steps: 5000, checkpoint: {folder: saved}}"})
+    process = start(training)
+    wait_for(lambda: len(training.steps()) > 1, process)
+    workers = list(workers_of(process.pid).values())
+    assert len(workers) == 2
+    for word in ("launch run.yaml --on local --resume", "train run.yaml"):  # nor does another write between
+        command = [sys.executable, "-m", "meshwright", *word.split(), "--out", "out"]
+        second = subprocess.run(command, cwd=training.folder, capture_output=True, text=True, check=False)
+        assert second.returncode == 2
+        assert "another training writes there now: got 'out'" in second.stderr
+    training.kill(process)
+    deadline_s = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline_s, "they train on"
+        time.sleep(0.1)
+    assert training.checkpoints()  # asked, not killed
 
 
 def test_bad_input_is_exit_code_2_and_is_tried_once(tmp_path, tiny_run):

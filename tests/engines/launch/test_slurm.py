@@ -61,7 +61,7 @@ def process_of(training, rank: int) -> int:
 
 def job_of(training) -> str:
     """The number of the job, which its log is named by."""
-    (log,) = (training.folder / "out" / "logs").glob("slurm-*.log")
+    (log,) = (training.folder / "out").glob("slurm-*.log")
     return log.stem.removeprefix("slurm-")
 
 
@@ -96,6 +96,18 @@ def test_a_request_to_save_before_the_time_limit_costs_no_step(training, cluster
     assert not (training.folder / "out" / "failures").exists()
 
 
+def test_a_preempted_job_goes_on_and_no_failure_is_counted(training, cluster, undisturbed, wait_for):
+    process = launch(training, cluster, "--max-restarts", "0")
+    wait_for(lambda: len(training.steps()) > 24, process)
+    # What Slurm sends to the processes, and not to the script, when the grace time begins.
+    subprocess.run(["scancel", "--signal=TERM", job_of(training)], env=cluster, check=True)
+    code, stderr = end_of(process)
+    assert code == 0, stderr
+    assert "running, restart 1" in stderr
+    assert training.losses() == undisturbed
+    assert not (training.folder / "out" / "failures").exists()
+
+
 def test_a_cancelled_job_stays_cancelled(training, cluster, wait_for):
     process = launch(training, cluster)
     wait_for(lambda: len(training.steps()) > 10, process)
@@ -109,7 +121,7 @@ def test_a_cancelled_job_stays_cancelled(training, cluster, wait_for):
         ["squeue", "--noheader", "--job", job], env=cluster, capture_output=True, text=True
     )
     assert queue.stdout.strip() == ""
-    assert "queued again" not in (training.folder / "out" / "logs" / f"slurm-{job}.log").read_text()
+    assert "queued again" not in (training.folder / "out" / f"slurm-{job}.log").read_text()
 
 
 def test_the_exit_code_of_bad_input_is_the_runs_and_nothing_is_tried_again(training, cluster):
@@ -117,5 +129,5 @@ def test_the_exit_code_of_bad_input_is_the_runs_and_nothing_is_tried_again(train
     (training.folder / "saved" / "step-00000007" / "manifest.json").write_text("{}")
     code, stderr = end_of(launch(training, cluster))
     assert code == 2, stderr
-    log = (training.folder / "out" / "logs" / f"slurm-{job_of(training)}.log").read_text()
+    log = (training.folder / "out" / f"slurm-{job_of(training)}.log").read_text()
     assert "exit code 2: starting again would not help" in log

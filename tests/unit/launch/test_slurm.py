@@ -143,7 +143,7 @@ srun() { return %d; }
     ("code", "checkpoints", "is_requeued", "said"),
     [
         (0, "saved", False, "done"),
-        (143, "saved", True, "stopped with a checkpoint"),  # asked to: the time limit, or preempted
+        (143, "saved", True, "asked to stop"),  # asked to: the time limit, or preempted
         (143, None, False, "saves no checkpoints"),
         (137, "saved", True, "failure 1 of 3"),
         (2, "saved", False, "would not help"),

@@ -66,7 +66,7 @@ failures=$(cat runs/first/failures 2>/dev/null || echo 0)
 if [[ $code -eq 0 ]]; then
   echo "done"
 elif [[ $code -eq 143 ]]; then
-  requeue "stopped with a checkpoint"
+  requeue "asked to stop"
 elif [[ $code -eq 2 || $code -eq 3 ]]; then
   echo "exit code $code: starting again would not help"
 elif [[ $failures -lt 3 ]]; then
