@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from meshwright.engines.base import Launch
+from meshwright.engines.native.signals import STOPPED_EXIT_CODE
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_atomically
 
@@ -89,12 +90,12 @@ def _wait(processes: dict[int, subprocess.Popen[bytes]], *, folder: Path, watch:
         codes = {rank: process.poll() for rank, process in processes.items()}
         watch()
         for rank, code in codes.items():
-            if code:
+            if code and code != STOPPED_EXIT_CODE:  # those end together, with their states saved
                 log = folder / LOGS / f"rank-{rank}.txt"
                 raise ProcessLostError(
                     f"process {rank} ended with {_ended(code)}: {_last_words(log)}", hint=f"see {log}"
                 )
-        if all(code == 0 for code in codes.values()):
+        if all(code is not None for code in codes.values()):
             return
         time.sleep(POLL_S)
 

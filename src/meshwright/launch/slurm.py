@@ -206,7 +206,13 @@ def _ending(request: Request) -> str:
     failures = shlex.quote(str(request.folder / FAILURES))
     return f"""\
 step=$!
-trap 'kill -USR1 "$step"' USR1 # the time limit comes near: srun passes it on to every process
+is_asked=no
+# shellcheck disable=SC2317,SC2329 # the trap calls it
+ask() {{ # the time limit comes near
+  is_asked=yes
+  kill -USR1 "$step" # srun passes it on to every process
+}}
+trap ask USR1
 
 code=0
 wait "$step" || code=$?
@@ -241,15 +247,16 @@ exit "$code"
 
 
 def _stopped(request: Request) -> str:
-    """What follows when the processes were asked to stop: on, if there is something to go on from."""
+    """What follows when the processes were asked to stop: on, if there is something to go on from.
+
+    An engine that takes no such request is killed by it, and goes on from the newest checkpoint that it has written.
+    """
+    follows = 'requeue "asked to stop"'
     if request.checkpoints is None:
-        return f"""\
-elif [[ $code -eq {STOPPED_EXIT_CODE} ]]; then
-  echo "asked to stop, and the run saves no checkpoints: starting again would begin anew"
-"""
+        follows = 'echo "asked to stop, and the run saves no checkpoints: starting again would begin anew"'
     return f"""\
-elif [[ $code -eq {STOPPED_EXIT_CODE} ]]; then
-  requeue "asked to stop"
+elif [[ $code -eq {STOPPED_EXIT_CODE} || ($is_asked == yes && $code -gt 128) ]]; then
+  {follows}
 """
 
 

@@ -135,14 +135,17 @@ def test_a_whole_node_is_asked_for_with_its_memory(make_request):
 
 STUBS = """
 scontrol() { [[ $1 == requeue ]] && echo requeued; echo JobState=RUNNING; }
-srun() { return %d; }
+srun() { %s; return %d; }
 """
+ASK = "trap '' USR1; kill -USR1 $$; sleep 0.2"
 
 
 @pytest.mark.parametrize(
     ("code", "checkpoints", "is_requeued", "said"),
     [
         (0, "saved", False, "done"),
+        (138, "asked", True, "asked to stop"),  # an engine that the request kills
+        (1, "asked", True, "failure 1 of 3"),  # that could not save
         (143, "saved", True, "asked to stop"),  # asked to: the time limit, or preempted
         (143, None, False, "saves no checkpoints"),
         (137, "saved", True, "failure 1 of 3"),
@@ -153,7 +156,7 @@ def test_what_follows_from_the_exit_code(
     code, checkpoints, is_requeued, said, make_request, tmp_path, monkeypatch
 ):
     request = make_request(checkpoints=checkpoints, folder=tmp_path, argv=("true",))
-    text = STUBS % code + script(request, settings(SlurmSite()))
+    text = STUBS % (ASK if checkpoints == "asked" else "true", code) + script(request, settings(SlurmSite()))
     environment = {"SLURM_JOB_ID": "1", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=environment)
     assert done.returncode == code, done.stderr

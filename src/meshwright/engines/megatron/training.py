@@ -38,8 +38,8 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
 
-def train(path: Path) -> None:
-    """Train the run at `path` with the processes that are there."""
+def train(path: Path) -> Ending:
+    """Train the run at `path` with the processes that are there; how it ended."""
     device = torch.empty(0, device="cuda").device
     devices.keep_freed_memory(device)
     run = runfile.load(path)
@@ -48,10 +48,11 @@ def train(path: Path) -> None:
     with stop_on_signals() as request:
         parts = build(run, settings, device=device)
         log = Log(path.parent / OUTPUT, device=device)
-        Loop(run, run.plan, parts=parts, log=log, request=request, device=device).train()
+        ending = Loop(run, run.plan, parts=parts, log=log, request=request, device=device).train()
         log.close()
     dist.barrier()
     parallel_state.destroy_model_parallel()
+    return ending
 
 
 class Loop:
@@ -68,7 +69,7 @@ class Loop:
         self.batches, self.validation = open_batches(run)
         self.weights = None if run.weights is None else find_weights(run.weights)
 
-    def train(self) -> None:
+    def train(self) -> Ending:
         """All steps from the first, or from the newest checkpoint, to the last."""
         done = self._resume()
         ending = Ending.DONE
@@ -86,6 +87,7 @@ class Loop:
                 ending = Ending.STOPPED
                 break
         self.log.ending(ending)
+        return ending
 
     def _read(self, done: int) -> Iterator[Batch]:
         return self.batches.iterate(start=done, stop=self.num_steps)

@@ -13,8 +13,8 @@ from meshwright.engines.machine import main_or_refuse
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
-def main(path: Path) -> None:
-    """Train the run at `path`, one of the processes that a launcher has started."""
+def main(path: Path) -> int:
+    """Train the run at `path`, one of the processes that a launcher has started; return the exit code."""
     for name, alone in ALONE.items():
         os.environ.setdefault(name, alone)
     from meshwright.engines.megatron import probe
@@ -23,12 +23,15 @@ def main(path: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    from meshwright.engines.base import Ending
     from meshwright.engines.megatron.training import train
+    from meshwright.engines.native.signals import STOPPED_EXIT_CODE
 
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()
-    train(path)
+    ending = train(path)
     dist.destroy_process_group()
+    return STOPPED_EXIT_CODE if ending is Ending.STOPPED else 0  # a scheduler must not take it for done
 
 
 if __name__ == "__main__":

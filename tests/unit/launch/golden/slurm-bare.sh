@@ -42,7 +42,13 @@ srun --export=ALL --distribution=block --kill-on-bad-exit=0 --wait=120 --cpu-bin
   bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID; export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR; exec "$@"' rank \
   python3 -m meshwright train runs/first/run.yaml --out runs/first &
 step=$!
-trap 'kill -USR1 "$step"' USR1 # the time limit comes near: srun passes it on to every process
+is_asked=no
+# shellcheck disable=SC2317,SC2329 # the trap calls it
+ask() { # the time limit comes near
+  is_asked=yes
+  kill -USR1 "$step" # srun passes it on to every process
+}
+trap ask USR1
 
 code=0
 wait "$step" || code=$?
@@ -64,7 +70,7 @@ if [[ ${SLURM_RESTART_COUNT:-0} -eq 0 ]]; then rm -f runs/first/failures; fi # o
 failures=$(cat runs/first/failures 2>/dev/null || echo 0)
 if [[ $code -eq 0 ]]; then
   echo "done"
-elif [[ $code -eq 143 ]]; then
+elif [[ $code -eq 143 || ($is_asked == yes && $code -gt 128) ]]; then
   requeue "asked to stop"
 elif [[ $code -eq 2 || $code -eq 3 ]]; then
   echo "exit code $code: starting again would not help"

@@ -43,7 +43,13 @@ srun --export=ALL --distribution=block --kill-on-bad-exit=0 --wait=120 --cpu-bin
   bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID; export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR; exec "$@"' rank \
   env GLOO_SOCKET_IFNAME=ens1f0 GPU_MAX_HW_QUEUES=2 HIP_FORCE_DEV_KERNARG=1 HSA_NO_SCRATCH_RECLAIM=1 MIOPEN_CUSTOM_CACHE_DIR=/var/tmp/miopen-ann MIOPEN_USER_DB_PATH=/var/tmp/miopen-ann NCCL_DEBUG=WARN NCCL_IB_HCA=mlx5_0,mlx5_1 NCCL_SOCKET_IFNAME=ens1f0 OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 RCCL_WARP_SPEED_AUTO=0 TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_HIGH_PRIORITY=1 python3 -m meshwright train runs/first/run.yaml --out runs/first &
 step=$!
-trap 'kill -USR1 "$step"' USR1 # the time limit comes near: srun passes it on to every process
+is_asked=no
+# shellcheck disable=SC2317,SC2329 # the trap calls it
+ask() { # the time limit comes near
+  is_asked=yes
+  kill -USR1 "$step" # srun passes it on to every process
+}
+trap ask USR1
 
 code=0
 wait "$step" || code=$?
@@ -65,7 +71,7 @@ if [[ ${SLURM_RESTART_COUNT:-0} -eq 0 ]]; then rm -f runs/first/failures; fi # o
 failures=$(cat runs/first/failures 2>/dev/null || echo 0)
 if [[ $code -eq 0 ]]; then
   echo "done"
-elif [[ $code -eq 143 ]]; then
+elif [[ $code -eq 143 || ($is_asked == yes && $code -gt 128) ]]; then
   requeue "asked to stop"
 elif [[ $code -eq 2 || $code -eq 3 ]]; then
   echo "exit code $code: starting again would not help"
