@@ -100,6 +100,18 @@ def test_every_model_and_device_that_the_documents_train_is_there():
     assert {same.get(c.model, c.model) for c in trained} - known == set()
 
 
+def test_llama3_70b_has_the_batch_that_was_measured_on_its_device():
+    (measured,) = (
+        c
+        for c in catalog.claims()
+        if (c.model, c.accelerator, c.precision, c.metric)
+        == ("llama3-70b", "MI355X", "bf16", "tokens_per_s_per_gpu")
+    )
+    run = runfile.load("llama3-70b")
+    assert measured.conditions.startswith("TorchTitan; per-GPU batch 8 seq 8192")
+    assert (run.global_batch, run.sequence_length) == (8 * run.cluster.num_devices, 8192)
+
+
 @pytest.fixture(scope="module")
 def renewal():
     spec = importlib.util.spec_from_file_location("renew_golden", SCRIPT)
