@@ -32,11 +32,13 @@ def test_one_that_fails_is_lost(tmp_path, monkeypatch):
 )
 def test_a_scheduler_does_not_take_a_megatron_run_that_stopped_for_done(ending, code, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
-    from meshwright.engines.megatron import worker
+    from meshwright.engines.megatron import probe, worker
 
     monkeypatch.setitem(
         sys.modules, "meshwright.engines.megatron.training", SimpleNamespace(train=lambda path: ending)
     )
+    monkeypatch.setattr(probe, "found", lambda: None)
+    monkeypatch.setattr(probe, "require_device", lambda machine: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda: None)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
