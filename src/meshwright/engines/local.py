@@ -1,12 +1,13 @@
 """The processes of a launch on this machine: one a device, started together, ended together.
 
 They find each other as under torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. What each prints goes to
-FOLDER/logs/rank-N.txt.
+FOLDER/logs/rank-N.txt. Signals that ask this process to stop are passed on to them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,12 +18,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from meshwright.engines.base import Launch
-from meshwright.engines.native.signals import STOPPED_EXIT_CODE
+from meshwright.engines.native.signals import STOPPED_EXIT_CODE, stop_on_signals
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_atomically
 
 LOGS = "logs"
 POLL_S = 0.1
+TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ")  # of tracebacks where there is a process group
 GRACE_S = 20.0  # what the others get to end by themselves after one was lost
 
 
@@ -30,6 +32,7 @@ class ProcessLostError(MeshwrightError):
     """A process of a launch ended too early."""
 
     exit_code = 1
+    was_asked_to_stop = False  # then the others need not start again
 
 
 def write_files(launch: Launch, folder: Path) -> None:
@@ -51,13 +54,13 @@ def run(
     """Start all processes, or this one's under a launcher, and wait; `watch` is called meanwhile.
 
     `divides_cores`: the processes share this machine's CPU, and each gets its part of the threads. Raises
-    ProcessLostError when one fails; the others are ended then.
+    ProcessLostError when one fails, and KeyboardInterrupt at the second Ctrl-C; the others are ended then.
     """
     ranks = [int(os.environ["RANK"])] if under_launcher() else list(range(launch.num_processes))
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
     port = free_port()
     with ExitStack() as stack:
-        processes = {}
+        processes: dict[int, subprocess.Popen[bytes]] = {}
         for rank in ranks:
             log = stack.enter_context((folder / LOGS / f"rank-{rank}.txt").open("a", encoding="utf-8"))
             processes[rank] = subprocess.Popen(
@@ -68,7 +71,11 @@ def run(
                 start_new_session=True,  # Ctrl-C comes to this process, which passes it on
             )
         try:
-            _wait(processes, folder=folder, watch=watch)
+            with stop_on_signals(lambda _: _ask_to_stop(processes)) as request:
+                _wait(processes, folder=folder, watch=watch)
+        except ProcessLostError as error:
+            error.was_asked_to_stop = request.asked
+            raise
         finally:
             _end(processes)
 
@@ -107,27 +114,33 @@ def _ended(code: int) -> str:
 def _last_words(log: Path) -> str:
     """The last line that is not a traceback's frame: the error."""
     with suppress(OSError):
-        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        text = log.read_text(encoding="utf-8", errors="replace")
+        lines = [TORCH_PREFIX.sub("", line).strip() for line in text.splitlines()]
         errors = [line for line in lines if "Error" in line.partition(":")[0]]
         told = errors or [line for line in lines if line]
         return told[-1] if told else "it printed nothing"
     return "it printed nothing"
 
 
+def _ask_to_stop(processes: dict[int, subprocess.Popen[bytes]]) -> None:
+    for process in processes.values():
+        process.terminate()
+
+
 def _end(processes: dict[int, subprocess.Popen[bytes]]) -> None:
-    """SIGTERM to those that still run, SIGKILL to those that do not end."""
-    running = [p for p in processes.values() if p.poll() is None]
-    for process in running:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+    """SIGTERM to those that still run, SIGKILL to those that do not end, and to what any of them has started.
+
+    What a lost process leaves behind must not write on while those that start again do.
+    """
+    _ask_to_stop(processes)
     deadline_s = time.monotonic() + GRACE_S
-    for process in running:
-        try:
+    for process in processes.values():
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    for process in processes.values():
+        with suppress(ProcessLookupError, PermissionError):  # nothing of its group is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def free_port() -> int:

@@ -147,6 +147,7 @@ def _entries(
     for line in measured:
         step, step_s = line["step"], line["step_s"]
         entry = {name: line[name] for name in ("step", "loss", "gradient_norm", "learning_rate", "step_s")}
+        entry |= {name: line[name] for name in ("checkpoint_stall_s",) if name in line}
         entry |= {
             "batch": step - 1,
             "tokens": step * held.tokens_per_step,
@@ -197,7 +198,7 @@ def _statistics(
         "checkpoint": str(saved[-1]) if saved else None,
         "data_workers": {"training": None, "validation": None},
         "num_checkpoints": len(saved),
-        "checkpoint_stall_s": None,
+        "checkpoint_stall_s": ranks[0].get("checkpoint_stall_s"),
     }
 
 

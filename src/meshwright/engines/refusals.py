@@ -80,6 +80,12 @@ def z_loss(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="train.z_loss", reason="the loss is plain cross-entropy: must be 0")
 
 
+def absent_experts(run: Run) -> Iterator[Unsupported]:
+    """A loss of experts that the model does not have."""
+    if run.train.balance_loss and run.model.experts is None:
+        yield Unsupported(key="train.balance_loss", reason=f"{run.model.name} has no experts: must be 0")
+
+
 def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsupported]:
     """A rate at which to move biases that the model does not have."""
     experts = run.model.experts

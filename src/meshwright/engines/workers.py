@@ -173,7 +173,7 @@ def launch(start: WorkersStart, lowered: Launch) -> None:
             )
             break
         except local.ProcessLostError as error:
-            if not left:
+            if not left or error.was_asked_to_stop:
                 raise
             print(f"{error.message}; starting again", file=sys.stderr, flush=True)
     if is_main:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +27,7 @@ import psutil
 from meshwright import runfile
 from meshwright.engines import local
 from meshwright.engines.base import Launch, TrainOptions, find_engine
+from meshwright.engines.native import checkpoint
 
 SHIM = Path(__file__).parent / "shim"
 RUN = """
@@ -56,12 +59,15 @@ attention: {num_heads: 4, num_kv_heads: 2}, experts: {num_experts: 4, top_k: 2, 
 BIASED = """{name: biased, hidden: 64, num_layers: 3, vocab: 258, ffn_hidden: 128,
 attention: {num_heads: 4, num_kv_heads: 2, qk_norm: true}, experts: {num_experts: 8, top_k: 2, ffn_hidden: 32,
 num_dense_layers: 1, num_shared: 1, router: sigmoid, routed_scale: 2.5}}"""
-SAVES = "train.checkpoint={folder: saved, every_steps: 10, asynchronous: false}"
+BALANCED = "train.balance_loss=0.1"
 FEWER = "batch.micro=4"  # two micro-batches a step: every layer of these waits for many exchanges
 
 CASES = {  # name -> model, plan, other settings
     "replicas": (DENSE, "{data_shard: 2, sharding: none}"),
-    "shared optimizer": (DENSE, "{data_shard: 2, sharding: optimizer, recompute: {modules: [core_attention]}}"),
+    "shared optimizer": (
+        DENSE, "{data_shard: 2, sharding: optimizer, recompute: {modules: [core_attention]}}",
+        "train.checkpoint={folder: FOLDER/waited, asynchronous: false}",
+    ),
     "tensor": (DENSE, "{tensor: 2, data_shard: 1, sharding: none, sequence_parallel: false}"),
     "tensor and sequence": (DENSE, "{tensor: 2, data_shard: 1, sharding: optimizer}"),
     "pipeline": (TIED, "{pipeline: 2, data_shard: 1, sharding: none, recompute: full}"),
@@ -71,6 +77,8 @@ CASES = {  # name -> model, plan, other settings
     "uneven stages": (TIED, "{pipeline: 2, data_shard: 1, sharding: none, layers_per_stage: [1, 3]}"),
     "experts": (MIXTURE, "{data_shard: 2, sharding: optimizer}"),
     "divided experts": (MIXTURE, "{data_shard: 2, expert: 2, sharding: optimizer}"),
+    "balanced experts": (MIXTURE, "{data_shard: 2, sharding: optimizer}", BALANCED),
+    "balanced, tensor": (MIXTURE, "{tensor: 2, data_shard: 1, expert: 2, sharding: none}", BALANCED),
     "biased router": (BIASED, "{tensor: 2, data_shard: 1, expert: 2, sharding: none}", FEWER),
     "divided widths": (BIASED, "{tensor: 2, data_shard: 1, expert_tensor: 2, sharding: none}", FEWER),
 }  # fmt: skip
@@ -94,14 +102,22 @@ def folder(tmp_path_factory) -> Path:
 def loaded(folder: Path, *overrides: str, model: str = "") -> runfile.Run:
     given = [*overrides, *([f"model={model}"] if model else [])]
     text = (folder / "run.yaml").read_text().replace("notes.txt", str(folder / "notes.txt"))
-    return runfile.loads(text, overrides=given)
+    return runfile.loads(text, overrides=[words.replace("FOLDER", str(folder)) for words in given])
 
 
 @pytest.fixture(scope="module")
-def native(folder) -> dict[str, list[dict[str, float]]]:
-    """Steps of the native engine in one process, by model."""
-    models = (DENSE, TIED, MIXTURE, BIASED)
-    return {model: alone(folder, f"native-{i}", model=model) for i, model in enumerate(models)}
+def native(folder) -> dict[tuple[str, ...], list[dict[str, float]]]:
+    """Steps of the native engine in one process, by model and what changes its losses."""
+    kinds = {kind_of(name) for name in CASES}
+    return {
+        kind: alone(folder, f"native-{i}", *kind[1:], model=kind[0]) for i, kind in enumerate(sorted(kinds))
+    }
+
+
+def kind_of(case: str) -> tuple[str, ...]:
+    """The model and what changes its losses."""
+    model, _, *others = CASES[case]
+    return (model, BALANCED) if BALANCED in others else (model,)
 
 
 def alone(folder: Path, name: str, *overrides: str, model: str = "") -> list[dict[str, float]]:
@@ -137,38 +153,89 @@ def assert_equal(taken: list[dict[str, float]], native: list[dict[str, float]]) 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_those_of_the_native_engine(two, native, name):
     assert len(two[name]) == 20
-    assert_equal(two[name], native[CASES[name][0]])
+    assert_equal(two[name], native[kind_of(name)])
     assert two[name][-1]["loss"] < two[name][0]["loss"] - 0.5
 
 
 @pytest.mark.distributed
-def test_a_killed_run_goes_on_and_its_weights_start_another_engine(folder, meshwright, monkeypatch):
-    evaluate = "train.evaluate={every_steps: 10, num_batches: 2}"  # its text is not trained on
-    train = [sys.executable, "-m", "meshwright", "train", "run.yaml", "--json", "--out=killed", "--only-steps",
-             "--max-restarts=1", f"--set={SAVES}", "--set=parallel={data_shard: 1, sharding: optimizer}",
-             f"--set={evaluate}"]  # fmt: skip
+def test_the_balance_loss_is_felt(native):
+    plain, balanced = (steps[-1]["gradient_norm"] for steps in (native[MIXTURE,], native[MIXTURE, BALANCED]))
+    assert abs(balanced / plain - 1) > 1e3 * TOLERANCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """`meshwright train` in a process of its own."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+
+    def wait_for(self, name: str) -> None:
+        """Return when there is a folder of that name."""
+        deadline_s = time.monotonic() + 200
+        while not (self.folder / name).is_dir():
+            assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.002)
+
+    def end(self, exit_code: int) -> tuple[str, str]:
+        """Stdout and stderr, when it has ended so."""
+        out, error = self.process.communicate(timeout=200)
+        assert self.process.returncode == exit_code, error
+        return out, error
+
+
+def started(folder: Path, *arguments: str, plan: str, limit_kib: int | None = None) -> Training:
+    """With no file larger than `limit_kib`."""
+    train = [sys.executable, "-m", "meshwright", "train", "run.yaml", "--json", "--only-steps", *arguments,
+             f"--set=parallel={plan}"]  # fmt: skip
+    if limit_kib is not None:
+        train = ["bash", "-c", f'ulimit -f {limit_kib}; exec "$@"', "bash", *train]
     process = subprocess.Popen(
         train, cwd=folder, env=os.environ | ON_CPU, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    deadline_s = time.monotonic() + 200
-    while not (folder / "saved" / "step-00000010").is_dir():
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    for worker in psutil.Process(process.pid).children():
-        worker.kill()
-    out, error = process.communicate(timeout=200)
-    assert process.returncode == 0, error
+    return Training(folder=folder, process=process)
+
+
+@pytest.mark.distributed
+def test_a_run_that_is_stopped_and_killed_while_it_saves_goes_on(folder, meshwright, monkeypatch):
+    evaluate = "train.evaluate={every_steps: 10, num_batches: 2}"  # its text is not trained on
+    arguments = (
+        "--out=killed",
+        f"--set={evaluate}",
+        "--set=train.checkpoint={folder: saved, every_steps: 4}",
+    )
+    plan = "{data_shard: 2, sharding: optimizer}"
+    training = started(folder, *arguments, plan=plan)
+    training.wait_for("saved/.partial-step-00000004")  # its writers hear the signal too, as under Slurm
+    for worker in psutil.Process(training.process.pid).children():
+        os.killpg(worker.pid, signal.SIGTERM)
+    training.end(128 + signal.SIGTERM)
+    (*_, stopped) = checkpoint.checkpoints(folder / "saved")
+    assert stopped.step == len(steps(folder / "killed" / "steps.jsonl")) < 12
+    assert checkpoint.damage_of(stopped.path) is None
+
+    training = started(folder, *arguments, "--resume", "--max-restarts=1", plan=plan)
+    training.wait_for("saved/.partial-step-00000016")
+    first, *_ = psutil.Process(training.process.pid).children()
+    first.kill()
+    out, error = training.end(0)
     assert "starting again" in error
+    lines = (folder / "killed/megatron/steps.jsonl").read_text().splitlines()
+    taken = [json.loads(line)["step"] for line in lines]
+    assert taken.count(12) == 1
+    assert taken.count(13) == 2  # the checkpoint of step 16 never was
     assert_equal(steps(folder / "killed" / "steps.jsonl"), alone(folder, "evaluated", evaluate))
     record = json.loads(out)
     assert record["ending"] == "done"
     assert record["software"]["megatron-core"] == "0.16.1"
-    assert record["statistics"]["num_checkpoints"] == 2
+    assert not list((folder / "saved").glob(".*"))
     theirs = json.loads((folder / "evaluated" / "record.json").read_text())["statistics"]
     mine = record["statistics"]
     assert mine.keys() == theirs.keys()
-    for key in ("model_flops_per_token", "parameters", "trained_parameters", "tokens", "num_devices"):
+    assert mine["num_checkpoints"] == len({*range(4, 21, 4), stopped.step})
+    assert 0 < mine["checkpoint_stall_s"] < mine["elapsed_s"]
+    for key in ("model_flops_per_token", "parameters", "trained_parameters", "tokens"):
         assert mine[key] == theirs[key]
 
     monkeypatch.chdir(folder)
@@ -178,6 +245,23 @@ def test_a_killed_run_goes_on_and_its_weights_start_another_engine(folder, meshw
                       "train.evaluate={every_steps: 1, num_batches: 2}", "optimizer.learning_rate=1.0e-12",
                       "optimizer.warmup_steps=0")  # fmt: skip
     assert onward["validation_loss"] == pytest.approx(mine["validation_loss"], rel=TOLERANCE)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(folder):
+    training = started(
+        folder, "--out=full-out", "--set=train.checkpoint={folder: full, every_steps: 5}",
+        plan="{data_shard: 1, sharding: optimizer}", limit_kib=100,
+    )  # fmt: skip
+    _, error = training.end(1)
+    assert "cannot write a checkpoint below full: process 0: Worker failure" in error
+    assert not checkpoint.checkpoints(folder / "full")
+
+
+@pytest.mark.distributed
+def test_steps_can_wait_for_a_checkpoint(two, folder):
+    (saved,) = checkpoint.checkpoints(folder / "waited")
+    assert saved.step == len(two["shared optimizer"])
+    assert checkpoint.damage_of(saved.path) is None
 
 
 def test_without_an_accelerator_it_is_refused_before_anything_starts(folder, meshwright, monkeypatch):

@@ -23,7 +23,8 @@ EVALUATED = ["data.validation=v.txt"]
         (ALL, "train.balance_bias_rate", ["train.balance_bias_rate=0.1"]),
         (ALL, "train.evaluate: random", ["train.evaluate={}"]),
         (OTHERS, "train.z_loss", ["train.z_loss=0.001"]),
-        (OTHERS, "train.balance_loss", ["mixture", "train.balance_loss=0.01"]),
+        (("torchtitan", "maxtext"), "train.balance_loss", ["mixture", "train.balance_loss=0.01"]),
+        (("native", "megatron"), "train.balance_loss", ["train.balance_loss=0.01"]),
         (OTHERS, "train.faults.spike", ["train.faults.spike=stop"]),
         (OTHERS, "train.faults.not_finite", ["train.faults.not_finite=skip"]),
         (

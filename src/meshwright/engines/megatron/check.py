@@ -79,13 +79,21 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="optimizer.states", reason="narrow states need Transformer Engine: must be fp32"
         )
-    if run.train.balance_loss:
-        yield Unsupported(
-            key="train.balance_loss", reason="is not lowered: must be 0",
-            hint="Megatron's auxiliary losses count micro-batches, not sequences of the global batch",
-        )  # fmt: skip
+    yield from refusals.absent_experts(run)
+    yield from _balance(run)
     yield from refusals.z_loss(run)
     yield from refusals.absent_routing_biases(run)
+
+
+def _balance(run: Run) -> Iterator[Unsupported]:
+    x = run.model.experts
+    if run.train.balance_loss and x is not None and (x.router is Router.SIGMOID or x.num_groups):
+        yield Unsupported(
+            key="train.balance_loss",
+            reason="Megatron counts the experts of the highest scores, not those that routing biases or groups choose: "
+            "must be 0",
+            hint="train.balance_bias_rate balances sigmoid routers" if x.router is Router.SIGMOID else None,
+        )
 
 
 def _training(run: Run) -> Iterator[Unsupported]:
@@ -96,11 +104,6 @@ def _training(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="task", reason="Megatron-Core has no adapters: must be pretrain")
     if run.train.compile:
         yield Unsupported(key="train.compile", reason="is not lowered: must be false")
-    if run.train.checkpoint is not None and run.train.checkpoint.asynchronous:
-        yield Unsupported(
-            key="train.checkpoint.asynchronous", reason="the loop waits for every checkpoint: must be false",
-            hint="--set train.checkpoint.asynchronous=false",
-        )  # fmt: skip
     if run.train.trackers:
         yield Unsupported(key="train.trackers", reason="the step log alone is written: leave it out")
 

@@ -1,7 +1,7 @@
 """What stands in Megatron's layer specifications where Megatron's own part needs Transformer Engine.
 
 Norm        Megatron's plain one refuses sequence parallelism
-Router      Megatron's product of router and tokens calls Transformer Engine
+Router      Megatron's product of router and tokens calls Transformer Engine; its balance loss counts too few tokens
 Attention   PyTorch's fused kernels; Megatron's plain one writes out all scores
 
 S tokens of a sequence, B sequences, H query heads, G key/value heads of this process, K and V widths of a head,
@@ -33,11 +33,23 @@ class Norm(nn.RMSNorm):
 
 
 class Router(TopKRouter):
-    """Megatron's, its scores made by PyTorch in fp32."""
+    """Megatron's, its scores made by PyTorch in fp32, and its balance loss a mean over the tokens of the global batch.
+
+    Megatron divides all gradients by the labels of the global batch, and multiplies this loss by tokens before. Until
+    0.18 by those of one sequence on one tensor rank, however many sequences and ranks have parts of it.
+    """
+
+    labels_per_token = 1.0  # labels that count over tokens, of the global batch; `Passes` sets it
 
     def gating(self, input: Tensor) -> Tensor:
         """Logits of all experts, fp32 [..., E]."""
         return functional.linear(input.float(), self.weight.float())
+
+    def attach_and_log_load_balancing_loss(self, activation: Tensor, *args: Any, **others: Any) -> Tensor:
+        """`activation` [N, E], whose backward pass also adds the gradient of the loss."""
+        tokens = len(activation) * self.tp_cp_group.size()  # the ranks of the group have parts of one loss
+        others["valid_token_count"] = tokens * self.labels_per_token
+        return super().attach_and_log_load_balancing_loss(activation, *args, **others)
 
 
 class Attention(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +60,15 @@ def build(run: Run, settings: dict[str, Settings], *, device: torch.device) -> P
     optimizer = get_megatron_optimizer(OptimizerConfig(**_optimizer(settings["optimizer"])), chunks)
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
-    if len(chunks) == 1:
-        config.no_sync_func = chunks[0].no_sync
+    config.no_sync_func = _by_chunk([chunk.no_sync for chunk in chunks])
+    if ddp.overlap_grad_reduce:  # stages start their exchanges together, as Megatron-LM's do
+        config.grad_sync_func = _by_chunk([chunk.start_grad_sync for chunk in chunks])
     return Parts(config=config, chunks=chunks, plain=plain, optimizer=optimizer)
+
+
+def _by_chunk(functions: list[Callable[..., Any]]) -> Any:
+    """As Megatron's schedules ask for them: a list where there are virtual stages."""
+    return functions if len(functions) > 1 else functions[0]
 
 
 def config_of(settings: Settings) -> TransformerConfig:

@@ -20,6 +20,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from torch import Tensor
 
+from meshwright.engines.megatron.layers import Router
 from meshwright.engines.megatron.model import Parts
 from meshwright.engines.native.data import Batch
 from meshwright.engines.native.models.layout import see
@@ -38,6 +39,8 @@ class Passes:
 
     def loss(self, batch: Batch, *, forward_only: bool = False) -> float:
         """The mean loss of the global batch of which `batch` is this process's part; gradients are added up."""
+        if self.run.train.balance_loss:
+            self._tell_routers(batch)
         micros = list(batch.micro_batches(self.plan.micro_batch))
         chunks = self.parts.chunks
         iterators = [iter(micros) for _ in chunks]
@@ -51,6 +54,14 @@ class Passes:
             forward_only=forward_only,
         )
         return self._mean([kept["loss_and_labels"] for kept in found])
+
+    def _tell_routers(self, batch: Batch) -> None:
+        labels = torch.tensor(batch.num_trained_tokens, device=self.device)
+        dist.all_reduce(labels, group=parallel_state.get_data_parallel_group())
+        for stage in self.parts.plain:
+            for module in stage.modules():
+                if isinstance(module, Router):
+                    module.labels_per_token = labels.item() / self.run.tokens_per_step
 
     def _mean(self, found: list[Tensor]) -> float:
         """The last stage knows the losses of its part; all processes learn the mean of all."""

@@ -124,8 +124,8 @@ def _experts(run: Run) -> Settings:
         "moe_layer_freq": [0] * dense + [1] * (model.num_layers - dense) if dense else 1,
         "moe_token_dispatcher_type": "alltoall",
         "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": 0.0,
+        "moe_router_load_balancing_type": "seq_aux_loss" if run.train.balance_loss else "none",
+        "moe_aux_loss_coeff": run.train.balance_loss,
         "moe_router_score_function": x.router.value,
         # Scores of the chosen experts alone add up to one; of all of them they do where they are not normalised.
         "moe_router_pre_softmax": not sigmoid and not x.normalize_top_k,
@@ -202,10 +202,13 @@ def gpt(run: Run, plan: Plan) -> Settings:
 
 
 def data_parallel(plan: Plan) -> Settings:
-    """Gradients are added up in fp32."""
+    """Gradients are added up in fp32, while the backward pass goes on; parameters are gathered during the next step."""
+    is_shared = plan.sharding is Sharding.OPTIMIZER
     return {
-        "use_distributed_optimizer": plan.sharding is Sharding.OPTIMIZER,
+        "use_distributed_optimizer": is_shared,
         "grad_reduce_in_fp32": True,
+        "overlap_grad_reduce": plan.data_shard > 1,
+        "overlap_param_gather": plan.data_shard > 1 and is_shared,
     }
 
 
@@ -241,6 +244,7 @@ def loop(run: Run, plan: Plan) -> Settings:
         "save": saves.folder if saves is not None else None,
         "load": saves.folder if saves is not None else None,
         "save_interval": saves.every_steps if saves is not None else None,
+        "async_save": (saves is not None and saves.asynchronous) or None,
         "eval_interval": evaluate.every_steps if evaluate is not None else None,
         "eval_iters": evaluate.num_batches if evaluate is not None else 0,
         "lr": o.learning_rate,

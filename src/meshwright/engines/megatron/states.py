@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from meshwright.engines.megatron.model import Parts
 from meshwright.engines.megatron.weights import METADATA
 from meshwright.engines.native import checkpoint
 from meshwright.engines.native.checkpoint import Saved
-from meshwright.engines.native.checkpoint.writing import save_with
 from meshwright.engines.native.weights import Origin
 from meshwright.errors import InputError
 from meshwright.runfile.pinned import section_from_plan
@@ -32,11 +30,9 @@ from meshwright.specs.run import Run
 SHARDING = {"distrib_optim_sharding_type": "dp_reshardable"}
 
 
-def save(parts: Parts, *, run: Run, plan: Plan, weights: Origin | None, step: int) -> Path:
-    """Write a checkpoint after `step`. Every process calls it. Raises InputError where the disk says no."""
-    settings = run.train.checkpoint
-    assert settings is not None
-    about = {
+def about(run: Run, plan: Plan, *, weights: Origin | None) -> dict[str, Any]:
+    """What the manifests of a run's checkpoints say of it."""
+    return {
         "run": run.name,
         "model": run.model.name,
         "plan": plan.describe(),
@@ -44,14 +40,19 @@ def save(parts: Parts, *, run: Run, plan: Plan, weights: Origin | None, step: in
         "parallel": _parallel(plan),
         **checkpoint.as_manifest(checkpoint.content(run, weights=weights)),
     }
-    state = _state(parts, is_loading=False)
 
-    def write(folder: Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dist_checkpointing.save(state, str(folder))
 
-    return save_with(write, folder=Path(settings.folder), step=step, about=about, keep=settings.keep)
+def state_of(parts: Parts, *, is_loading: bool = False) -> dict[str, Any]:
+    """Weights and optimizer states of this process, as Megatron names and shards them."""
+    for module in parts.chunks:
+        if module.ddp_config.overlap_param_gather:  # else the next step's forward pass would do it
+            module.start_param_sync(force_sync=True)
+    modules = {_chunk(i): m.sharded_state_dict(metadata=METADATA) for i, m in enumerate(parts.plain)}
+    weights = modules if len(modules) > 1 else modules[_chunk(0)]
+    optimizer = parts.optimizer.sharded_state_dict(
+        weights, is_loading=is_loading, metadata=METADATA | SHARDING
+    )
+    return modules | {"optimizer": optimizer}
 
 
 def load(parts: Parts, saved: Saved, *, plan: Plan) -> None:
@@ -65,7 +66,7 @@ def load(parts: Parts, saved: Saved, *, plan: Plan) -> None:
             "`meshwright checkpoint to-hf`, and `weights`",
         )  # fmt: skip
     _make_states(parts, step=saved.step)
-    state = _state(parts, is_loading=True)
+    state = state_of(parts, is_loading=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = dist_checkpointing.load(state, str(saved.path))
@@ -90,15 +91,6 @@ def _make_states(parts: Parts, *, step: int) -> None:
     for optimizer in parts.optimizer.chained_optimizers:
         for state in optimizer.optimizer.state.values():
             state["step"].fill_(float(step))
-
-
-def _state(parts: Parts, *, is_loading: bool) -> dict[str, Any]:
-    modules = {_chunk(i): m.sharded_state_dict(metadata=METADATA) for i, m in enumerate(parts.plain)}
-    weights = modules if len(modules) > 1 else modules[_chunk(0)]
-    optimizer = parts.optimizer.sharded_state_dict(
-        weights, is_loading=is_loading, metadata=METADATA | SHARDING
-    )
-    return modules | {"optimizer": optimizer}
 
 
 def _parallel(plan: Plan) -> dict[str, Any]:

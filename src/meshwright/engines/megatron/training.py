@@ -3,7 +3,7 @@
 for each step:   read the batch of this step (a pure function of seed and step)
                  forward and backward by Megatron's schedule          -> gradients, loss
                  Megatron's optimizer at the step's learning rate     -> gradient norm
-                 log; validate and save when it is time; stop where a signal asked for it
+                 log; validate and save when it is time, in the background; stop where a signal asked for it
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from meshwright.engines.megatron import states
 from meshwright.engines.megatron.lower import OUTPUT, SETTINGS
 from meshwright.engines.megatron.model import Parts, build
 from meshwright.engines.megatron.passes import Passes
+from meshwright.engines.megatron.saving import Saver
 from meshwright.engines.native import checkpoint, data, telemetry
 from meshwright.engines.native import device as devices
 from meshwright.engines.native.data import Batch, Batches
@@ -67,7 +68,9 @@ class Loop:
         self.passes = Passes(run=run, plan=plan, parts=parts, device=device)
         self.device = device
         self.batches, self.validation = open_batches(run)
-        self.weights = None if run.weights is None else find_weights(run.weights)
+        weights = None if run.weights is None else find_weights(run.weights)
+        self.about = states.about(run, plan, weights=weights)
+        self.saver = None if run.train.checkpoint is None else Saver(run.train.checkpoint)
 
     def train(self) -> Ending:
         """All steps from the first, or from the newest checkpoint, to the last."""
@@ -75,6 +78,9 @@ class Loop:
         ending = Ending.DONE
         for step, batch in zip(range(done, self.num_steps), self._read(done), strict=False):
             entry = self._step(step, batch)
+            if self.saver is not None:
+                self.saver.look()
+                entry["checkpoint_stall_s"] = self.saver.stalls.new_s()
             self.log.step(entry)
             if not (math.isfinite(entry["loss"]) and math.isfinite(entry["gradient_norm"])):
                 ending = Ending.DIVERGED
@@ -82,10 +88,14 @@ class Loop:
             taken = step + 1
             is_last, is_asked = taken == self.num_steps, self._is_asked_to_stop()
             self._validate(taken, is_last=is_last)
-            self._save(taken, now=is_last or is_asked)
+            if self.saver and (is_last or is_asked or taken % self.saver.settings.every_steps == 0):
+                self.saver.save(states.state_of(self.parts), step=taken, about=self.about)
             if is_asked and not is_last:
                 ending = Ending.STOPPED
                 break
+        if self.saver is not None:
+            self.saver.wait()
+            self.log.stall_s = sum(self.saver.stalls.seconds)
         self.log.ending(ending)
         return ending
 
@@ -130,17 +140,11 @@ class Loop:
         losses = [self.passes.loss(batch, forward_only=True) for batch in read]
         self.log.validation({"step": taken, "validation_loss": sum(losses) / len(losses)})
 
-    def _save(self, taken: int, *, now: bool) -> None:
-        saves = self.run.train.checkpoint
-        if saves is not None and (now or taken % saves.every_steps == 0):
-            states.save(self.parts, run=self.run, plan=self.plan, weights=self.weights, step=taken)
-
     def _resume(self) -> int:
         """Steps that are taken: the command refuses a folder with checkpoints unless it is to be resumed from."""
-        saves = self.run.train.checkpoint
-        if saves is None or not checkpoint.checkpoints(Path(saves.folder)):
+        if self.saver is None or not checkpoint.checkpoints(self.saver.folder):
             return 0
-        saved = checkpoint.newest(Path(saves.folder))
+        saved = checkpoint.newest(self.saver.folder)
         states.load(self.parts, saved, plan=self.plan)
         return saved.step
 
@@ -174,6 +178,7 @@ class Log:
     def __init__(self, folder: Path, *, device: torch.device) -> None:
         self.folder, self.device, self.rank = folder, device, dist.get_rank()
         self.step_s: list[float] = []
+        self.stall_s: float | None = None  # for checkpoints, where any are saved
         folder.mkdir(parents=True, exist_ok=True)
         if self.rank == 0:
             facts = {
@@ -200,7 +205,11 @@ class Log:
 
     def close(self) -> None:
         """What this process alone knows."""
-        mine = {"step_s": self.step_s, "peak_memory_bytes": devices.peak_memory_bytes(self.device)}
+        mine = {
+            "step_s": self.step_s,
+            "peak_memory_bytes": devices.peak_memory_bytes(self.device),
+            "checkpoint_stall_s": self.stall_s,
+        }
         (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(mine), encoding="utf-8")
 
     def _add(self, name: str, entry: dict[str, Any]) -> None:

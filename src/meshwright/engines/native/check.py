@@ -39,7 +39,10 @@ def _settings(run: Run) -> Iterator[Unsupported]:
     yield from refusals.other_precisions(run, allowed=PRECISIONS, reason="is not trained by this version")
     yield from refusals.endless(run)
     yield from refusals.nothing_to_validate_on(run)
-    yield from _balance(run)
+    yield from refusals.absent_experts(run)
+    yield from refusals.absent_routing_biases(
+        run, hint="only sigmoid routers have; others take train.balance_loss"
+    )
     yield from _model(run.model)
     if run.lora is not None:
         yield from _lora(run.lora, run)
@@ -65,15 +68,6 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key=key, reason="there is nothing to quantise: the run names no weights")
     if run.model.experts is not None:
         yield Unsupported(key=key, reason="experts are not quantised: must be full")
-
-
-def _balance(run: Run) -> Iterator[Unsupported]:
-    experts, train = run.model.experts, run.train
-    if train.balance_loss and experts is None:
-        yield Unsupported(key="train.balance_loss", reason=f"{run.model.name} has no experts: must be 0")
-    yield from refusals.absent_routing_biases(
-        run, hint="only sigmoid routers have; others take train.balance_loss"
-    )
 
 
 def _model(model: Model) -> Iterator[Unsupported]:

@@ -82,5 +82,5 @@ def statistics_of(
         "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
         "data_workers": {what: choice and asdict(choice) for what, choice in feed.workers().items()},
         "num_checkpoints": 0 if saver is None else saver.num_saved,
-        "checkpoint_stall_s": None if saver is None else sum(saver.stall_s),
+        "checkpoint_stall_s": None if saver is None else sum(saver.stalls.seconds),
     }

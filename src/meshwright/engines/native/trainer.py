@@ -413,7 +413,7 @@ class _Loop:
         if self.load_ratio:
             entry["expert_load_ratio"] = self.load_ratio
         if self.saver is not None:
-            entry["checkpoint_stall_s"] = self.saver.new_stall_s()
+            entry["checkpoint_stall_s"] = self.saver.stalls.new_s()
         self.log.write(entry)
         if self.trackers is not None:
             self.trackers.step(entry)

@@ -44,7 +44,7 @@ def configuration(*overrides: str) -> dict[str, Any]:
 
 RUNS = [
     [],
-    ["train.checkpoint={folder: c, asynchronous: false}", "optimizer.schedule=wsd", "data.source=a/b.bin"],
+    ["train.checkpoint={folder: c}", "optimizer.schedule=wsd", "data.source=a/b.bin"],
     ["model=llama3.1-8b", "parallel={data_shard: 8, tensor: 2, sharding: none, recompute: {layers: 3}}"],
     ["model=qwen3-0.6b", "parallel={data_shard: 16, sharding: optimizer}", "train.evaluate={}",
      "data.validation=v.txt", "data.source=t.txt", "optimizer.gradient_clip=null"],

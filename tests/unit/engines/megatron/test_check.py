@@ -9,10 +9,12 @@ ENGINE = "megatron"
 
 def test_a_plain_run_is_accepted(refused):
     assert refused() == []
+    assert refused("train.checkpoint={folder: c}") == []
     assert refused("parallel={data_shard: 2, tensor: 2, pipeline: 2, sharding: optimizer}") == []
     assert refused("mixture", "parallel={data_shard: 4, expert: 4, sharding: optimizer}") == []
     for model in ("llama3.1-8b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b"):
         assert refused(f"model={model}") == []
+    assert refused("model=mixtral-8x7b", "train.balance_loss=0.01") == []
 
 
 def test_experts_that_every_tensor_rank_has_are_refused(refused):
@@ -28,8 +30,11 @@ def test_experts_that_every_tensor_rank_has_are_refused(refused):
         ("model: latent attention", ["model=deepseek-v2-lite"]),
         ("model: attention sinks", ["model=gpt-oss-20b"]),
         ("precision: fp8", ["precision=fp8"]),
+        (
+            "train.balance_loss: Megatron counts",
+            ["mixture", "model.experts.router=sigmoid", "train.balance_loss=0.1"],
+        ),
         ("optimizer.states", ["optimizer.states=bf16"]),
-        ("train.checkpoint.asynchronous", ["train.checkpoint={folder: c}"]),
         ("train.trackers", ["train.trackers=[tensorboard]"]),
         ("train.compile", ["train.compile=true"]),
         ("task", ["task=lora"]),

@@ -39,7 +39,7 @@ optimizer: {learning_rate: 3.0e-4, warmup_steps: 3}
 cluster: h100-8x1
 engine: megatron
 parallel: {data_shard: 8, sharding: optimizer, recompute: full}
-train: {steps: 20, seed: 7, checkpoint: {folder: saved, every_steps: 5, asynchronous: false}}
+train: {steps: 20, seed: 7, checkpoint: {folder: saved, every_steps: 5}}
 """
 MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
 
@@ -50,7 +50,8 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
     [
         [],
         ["optimizer.schedule=wsd", "optimizer.betas=[0.8, 0.99]", "precision=fp32", "train.checkpoint=null"],
-        ["optimizer.schedule=linear", "optimizer.final_ratio=0", "optimizer.gradient_clip=null"],
+        ["optimizer.schedule=linear", "optimizer.final_ratio=0", "optimizer.gradient_clip=null",
+         "train.checkpoint.asynchronous=false"],
         ["optimizer.schedule=constant", "data.source=tokens/train.bin"],
         ["model.rope={theta: 500000, scaling: llama3, factor: 8, original_context: 8192}"],
         ["model.tied_embeddings=true", "model.attention.qk_norm=true", "model.attention.head_dim=32"],
@@ -59,7 +60,8 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
         ["parallel={pipeline: 2, data_shard: 4, recompute: {layers: 2}}"],
         ["parallel={pipeline: 2, data_shard: 4, layers_per_stage: [3, 5]}"],
         ["parallel={pipeline: 2, virtual_pipeline: 2, schedule: interleaved, tensor: 2, data_shard: 2}"],
-        [MIXTURE % "", "model.ffn_hidden=0", "parallel={data_shard: 4, tensor: 2, expert: 4, expert_tensor: 1}"],
+        [MIXTURE % "", "model.ffn_hidden=0", "train.balance_loss=0.02",
+         "parallel={data_shard: 4, tensor: 2, expert: 4, expert_tensor: 1}"],
         ["model=qwen3-30b-a3b", "parallel={data_shard: 4, tensor: 2, expert: 2, expert_tensor: 2}"],
         [MIXTURE % ", num_dense_layers: 1, num_shared: 2, router: sigmoid, routed_scale: 2.5",
          "train.balance_bias_rate=0.01", "parallel={data_shard: 8, expert: 8}"],

@@ -64,7 +64,10 @@ def test_a_mixture_under_every_axis():
         "vocab_size": 151936, "max_sequence_length": 4096, "share_embeddings_and_output_weights": False,
         "position_embedding_type": "rope", "rotary_base": 1000000.0,
     }  # fmt: skip
-    assert found["ddp"] == {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True}
+    assert found["ddp"] == {
+        "use_distributed_optimizer": True, "grad_reduce_in_fp32": True, "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+    }  # fmt: skip
     assert found["optimizer"]["use_distributed_optimizer"] is True
 
 
@@ -72,7 +75,7 @@ def test_a_mixture_under_every_axis():
     "overrides",
     [
         [],
-        ["train.checkpoint={folder: c, asynchronous: false}", "optimizer.schedule=wsd", "data.source=a/b.bin"],
+        ["train.checkpoint={folder: c}", "optimizer.schedule=wsd", "data.source=a/b.bin"],
         ["model=llama3.1-8b", "parallel={data_shard: 8, tensor: 2, sharding: none, recompute: {layers: 3}}"],
         ["model=qwen3-0.6b", "parallel={data_shard: 16, sharding: optimizer}", "train.evaluate={}",
          "data.validation=v.txt", "data.source=t.txt", "optimizer.gradient_clip=null"],

@@ -12,6 +12,7 @@ peers     the processes that save together: what one meets, all hear of
 writing   `save`
 reading   `load`
 saver     saving in the background of a training
+stalls    how long its steps stood still for that
 """
 
 from meshwright.engines.native.checkpoint.content import (

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ NAME = re.compile(r"step-(\d{8,})")
 PARTIAL, REMOVED = ".partial-", ".removed-"
 MANIFEST, SEAL = "manifest.json", "manifest_sha256"
 READ_BYTES = 2**22
+
+Digests = dict[str, dict[str, Any]]
+"""Size and SHA-256 by file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,12 @@ def _damage(file: Path, expected: Mapping[str, Any]) -> str | None:
     return None if _sha256(file) == expected["sha256"] else f"{file.name} was altered (its checksum differs)"
 
 
-def digests(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+def names(folder: Path) -> list[str]:
+    """Of the files there, in no order."""
+    return [path.name for path in folder.iterdir()]
+
+
+def digests(folder: Path, names: Iterable[str]) -> Digests:
     """Size and SHA-256 of these files, as a manifest holds them."""
     return {n: {"bytes": (folder / n).stat().st_size, "sha256": _sha256(folder / n)} for n in names}
 

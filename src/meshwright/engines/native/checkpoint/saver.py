@@ -10,7 +10,6 @@ Source: CheckFreq (Mohan et al. 2021), section 4, which calls the two phases sna
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshwright.engines.native.checkpoint.peers import Peers
+from meshwright.engines.native.checkpoint.stalls import Stalls
 from meshwright.engines.native.checkpoint.writing import save
 from meshwright.specs.run import Checkpoint
 
@@ -38,40 +38,32 @@ class Saver:
         self.peers = Peers(group=group)
         self.newest: Path | None = None  # the last one that is whole
         self.num_saved = 0
-        self.stall_s: list[float] = []  # how long each save and wait held up the loop
-        self._reported = 0
+        self.stalls = Stalls()
         self._copies: dict[str, Tensor] = {}
         self._thread: Thread | None = None
         self._error: BaseException | None = None
 
     def save(self, state: dict[str, Tensor], *, step: int, about: Mapping[str, Any]) -> None:
         """Save `state`, in the background if the settings say so. Raises as `wait` and `writing.save` do."""
-        start_s = time.perf_counter()
-        self._join()
-        if self.settings.asynchronous:
-            copied = staged(state, copies=self._copies)
-            self._thread = Thread(target=self._write, args=(copied, step, dict(about)), daemon=True)
-            self._thread.start()
-        else:
-            self._write(state, step, about)
-            self._raise()
-        self.stall_s.append(time.perf_counter() - start_s)
+        with self.stalls.during():
+            self._join()
+            if self.settings.asynchronous:
+                copied = staged(state, copies=self._copies)
+                self._thread = Thread(target=self._write, args=(copied, step, dict(about)), daemon=True)
+                self._thread.start()
+            else:
+                self._write(state, step, about)
+                self._raise()
 
     def wait(self) -> None:
         """Return when no checkpoint is on its way. Raises the InputError of the one that was."""
-        start_s = time.perf_counter()
-        self._join()
-        self.stall_s.append(time.perf_counter() - start_s)
+        with self.stalls.during():
+            self._join()
 
     @property
     def has_failed(self) -> bool:
         """Whether the checkpoint that was on its way could not be written; `wait` says why."""
         return self._error is not None
-
-    def new_stall_s(self) -> float:
-        """Seconds that the loop stood still for checkpoints since this was asked last."""
-        new, self._reported = self.stall_s[self._reported :], len(self.stall_s)
-        return sum(new)
 
     def _write(self, state: dict[str, Tensor], step: int, about: Mapping[str, Any]) -> None:
         folder, keep = Path(self.settings.folder), self.settings.keep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,34 +39,39 @@ def save(
     as before.
     """
     peers = peers or Peers()
-
-    def write(partial: Path) -> None:
+    with disk_errors(folder):
+        partial = begin(folder, step=step, peers=peers)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # DCP says that it assumes one process where there is one
             write_state(state, storage_writer=_Writer(partial, sync_files=True), process_group=peers.group)
+        names = peers.share(files.names(partial))
+        digests = peers.together(lambda: files.digests(partial, names))
+        return end(partial, digests, step=step, about=about, keep=keep, peers=peers)
 
-    return save_with(write, folder=folder, step=step, about=about, keep=keep, peers=peers)
+
+def begin(folder: Path, *, step: int, peers: Peers) -> Path:
+    """An empty folder for the files of the checkpoint after `step`, which nobody takes for one. Raises OSError."""
+    partial = folder / f"{files.PARTIAL}step-{step:08d}"
+    peers.on_first(lambda: _begin(folder, partial))
+    return partial
 
 
-def save_with(
-    write: Callable[[Path], None],
+def end(
+    partial: Path,
+    digests: Sequence[files.Digests],
     *,
-    folder: Path,
     step: int,
     about: Mapping[str, Any],
     keep: int | None,
-    peers: Peers | None = None,
+    peers: Peers,
 ) -> Path:
-    """As `save`, with what `write` puts into the folder that it is given, in every process."""
-    peers = peers or Peers()
-    final = folder / f"step-{step:08d}"
-    partial = folder / f"{files.PARTIAL}{final.name}"
-    with _disk_errors(folder):
-        peers.on_first(lambda: _begin(folder, partial))
-        write(partial)
-        digests = peers.together(lambda: files.digests(partial, peers.share(_names(partial))))
-        manifest = {**about, "step": step, "files": {n: d for part in digests for n, d in part.items()}}
-        peers.on_first(lambda: _end(folder, partial, final, manifest, keep))
+    """Make a checkpoint of `partial`, now that all its files are on the disk; the ones not kept go. Raises OSError.
+
+    `digests`: those of its files, by process.
+    """
+    manifest = {**about, "step": step, "files": {n: d for part in digests for n, d in part.items()}}
+    final = partial.with_name(partial.name.removeprefix(files.PARTIAL))
+    peers.on_first(lambda: _end(partial, final, manifest, keep))
     return final
 
 
@@ -97,28 +102,24 @@ def _unburied() -> Iterator[None]:
         raise OSError(cause.errno, cause.strerror) from error
 
 
-def _names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
-
-
 def _begin(folder: Path, partial: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files.clear(folder)
     partial.mkdir()
 
 
-def _end(folder: Path, partial: Path, final: Path, manifest: Mapping[str, Any], keep: int | None) -> None:
+def _end(partial: Path, final: Path, manifest: Mapping[str, Any], keep: int | None) -> None:
     write_atomically(partial / files.MANIFEST, json.dumps(files.sealed(manifest), indent=2) + "\n")
     files.sync_folder(partial)
     if final.exists():
         files.remove(final)
     partial.rename(final)
-    files.sync_folder(folder)
-    files.prune(folder, keep=keep)
+    files.sync_folder(final.parent)
+    files.prune(final.parent, keep=keep)
 
 
 @contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path) -> Iterator[None]:
     """Turn what the operating system says of a full or unwritable disk into an InputError."""
     try:
         yield
