@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent
 collect_ignore_glob = [
     *(  # belong in Megatron's processes
         f"src/meshwright/engines/megatron/{name}.py"
-        for name in ("layers", "model", "passes", "saving", "states", "training", "weights")
+        for name in ("layers", "model", "passes", "pieces", "saving", "states", "training", "weights")
     ),
     "tests/engines/megatron/shim/*",  # acts when it is imported
     *(  # belong in the environment of MaxText

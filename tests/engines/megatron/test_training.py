@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,7 +67,7 @@ CASES = {  # name -> model, plan, other settings
     "replicas": (DENSE, "{data_shard: 2, sharding: none}"),
     "shared optimizer": (
         DENSE, "{data_shard: 2, sharding: optimizer, recompute: {modules: [core_attention]}}",
-        "train.checkpoint={folder: FOLDER/waited, asynchronous: false}",
+        "train.checkpoint.asynchronous=false",
     ),
     "tensor": (DENSE, "{tensor: 2, data_shard: 1, sharding: none, sequence_parallel: false}"),
     "tensor and sequence": (DENSE, "{tensor: 2, data_shard: 1, sharding: optimizer}"),
@@ -82,6 +83,15 @@ CASES = {  # name -> model, plan, other settings
     "biased router": (BIASED, "{tensor: 2, data_shard: 1, expert: 2, sharding: none}", FEWER),
     "divided widths": (BIASED, "{tensor: 2, data_shard: 1, expert_tensor: 2, sharding: none}", FEWER),
 }  # fmt: skip
+
+
+OTHER_PLANS = {  # case -> a plan that goes on from its checkpoint
+    "interleaved": "{data_shard: 2, sharding: optimizer}",
+    "shared optimizer": "{tensor: 2, data_shard: 1, sharding: none}",
+    "tensor": "{data_shard: 2, sharding: optimizer}",
+    "divided experts": "{tensor: 2, data_shard: 1, expert: 2, sharding: none}",
+    "biased router": "{data_shard: 2, sharding: optimizer}",
+}
 
 
 def steps(path: Path) -> list[dict[str, float]]:
@@ -102,7 +112,7 @@ def folder(tmp_path_factory) -> Path:
 def loaded(folder: Path, *overrides: str, model: str = "") -> runfile.Run:
     given = [*overrides, *([f"model={model}"] if model else [])]
     text = (folder / "run.yaml").read_text().replace("notes.txt", str(folder / "notes.txt"))
-    return runfile.loads(text, overrides=[words.replace("FOLDER", str(folder)) for words in given])
+    return runfile.loads(text, overrides=given)
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +142,38 @@ def alone(folder: Path, name: str, *overrides: str, model: str = "") -> list[dic
 @pytest.fixture(scope="module")
 def two(folder) -> dict[str, list[dict[str, float]]]:
     """Steps of every case, with two processes."""
+    return several(folder, {name: plan for name, (_, plan, *_) in CASES.items()}, kind="two")
+
+
+@pytest.fixture(scope="module")
+def onward(folder, two) -> dict[str, list[dict[str, float]]]:
+    """Steps that other plans take from checkpoints of those."""
+    for name in OTHER_PLANS:
+        saved = Path(saves(folder, name, kind="two"), "step-00000015")
+        shutil.copytree(saved, Path(saves(folder, name, kind="onward"), saved.name))
+    return several(folder, OTHER_PLANS, kind="onward")
+
+
+def several(folder: Path, plans: dict[str, str], *, kind: str) -> dict[str, list[dict[str, float]]]:
+    """Steps of cases in these plans, all in the same two processes."""
     engine, where = find_engine("megatron"), {}
-    for name, (model, plan, *others) in CASES.items():
-        where[name] = folder / name.replace(" ", "-")
+    for name, plan in plans.items():
+        model, _, *others = CASES[name]
+        where[name] = folder / kind / name.replace(" ", "-")
+        if name in OTHER_PLANS:
+            others.insert(
+                0, f"train.checkpoint={{folder: {saves(folder, name, kind=kind)}, every_steps: 15}}"
+            )
         run = loaded(folder, f"parallel={plan}", *others, model=model)
         local.write_files(engine.lower(run, folder=where[name]), where[name])
     argv = ("python", str(Path(__file__).with_name("several.py")), *map(str, where.values()))
-    local.run(Launch(argv=argv, files={}, env=ON_CPU, num_processes=2), folder=folder / "two")
+    local.run(Launch(argv=argv, files={}, env=ON_CPU, num_processes=2), folder=folder / kind)
     return {name: steps(path / "megatron" / "steps.jsonl") for name, path in where.items()}
+
+
+def saves(folder: Path, name: str, *, kind: str) -> str:
+    """Where a case saves."""
+    return str(folder / kind / f"{name.replace(' ', '-')}-saved")
 
 
 def assert_equal(taken: list[dict[str, float]], native: list[dict[str, float]]) -> None:
@@ -155,6 +189,12 @@ def test_losses_are_those_of_the_native_engine(two, native, name):
     assert len(two[name]) == 20
     assert_equal(two[name], native[kind_of(name)])
     assert two[name][-1]["loss"] < two[name][0]["loss"] - 0.5
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", OTHER_PLANS)
+def test_another_plan_goes_on(onward, native, name):
+    assert_equal(onward[name], native[kind_of(name)][15:])
 
 
 @pytest.mark.distributed
@@ -241,10 +281,10 @@ def test_a_run_that_is_stopped_and_killed_while_it_saves_goes_on(folder, meshwri
     monkeypatch.chdir(folder)
     done = meshwright("checkpoint", "to-hf", "saved", "weights", "--dtype=fp32")
     assert done.exit_code == 0, done.stderr
-    (onward,) = alone(folder, "onward", f"weights={folder / 'weights'}", "train.steps=1",
+    (step,) = alone(folder, "onward", f"weights={folder / 'weights'}", "train.steps=1",
                       "train.evaluate={every_steps: 1, num_batches: 2}", "optimizer.learning_rate=1.0e-12",
                       "optimizer.warmup_steps=0")  # fmt: skip
-    assert onward["validation_loss"] == pytest.approx(mine["validation_loss"], rel=TOLERANCE)
+    assert step["validation_loss"] == pytest.approx(mine["validation_loss"], rel=TOLERANCE)
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(folder):
@@ -259,7 +299,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(folder):
 
 @pytest.mark.distributed
 def test_steps_can_wait_for_a_checkpoint(two, folder):
-    (saved,) = checkpoint.checkpoints(folder / "waited")
+    _, saved = checkpoint.checkpoints(Path(saves(folder, "shared optimizer", kind="two")))
     assert saved.step == len(two["shared optimizer"])
     assert checkpoint.damage_of(saved.path) is None
 

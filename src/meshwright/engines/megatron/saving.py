@@ -26,6 +26,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from torch.distributed.checkpoint.api import CheckpointException
 
+from meshwright.engines.megatron.pieces import NAME
 from meshwright.engines.native.checkpoint import files
 from meshwright.engines.native.checkpoint.peers import Peers
 from meshwright.engines.native.checkpoint.stalls import Stalls
@@ -47,11 +48,15 @@ class Saver:
         self.queue = AsyncCallsQueue()
         self.stalls = Stalls()
 
-    def save(self, state: dict[str, Any], *, step: int, about: dict[str, Any]) -> None:
-        """Save Megatron's sharded `state`, in the background if the settings say so. Raises as `wait` does."""
+    def save(self, state: dict[str, Any], *, pieces: str, step: int, about: dict[str, Any]) -> None:
+        """Save Megatron's sharded `state`, in the background if the settings say so. Raises as `wait` does.
+
+        `pieces`: what this process knows of the state's places (`pieces.pieces_text`).
+        """
         self.wait()
         with self.stalls.during(), disk_errors(self.folder):
             folder = begin(self.folder, step=step, peers=self.peers)
+            self.peers.together(lambda: (folder / NAME.format(rank=self.peers.rank)).write_text(pieces))
             with warnings.catch_warnings(), _deaf_children():
                 warnings.simplefilter("ignore")
                 request = dist_checkpointing.save(state, str(folder), async_sharded_save=True)

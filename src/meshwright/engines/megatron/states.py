@@ -3,9 +3,10 @@
     FOLDER/step-00000100/    Megatron's files (torch_dist: weights and optimizer states by name, in shards), and a
                              manifest with step, plan, model, and size and SHA-256 of every file
 
-A plan goes on from its own checkpoints alone. Megatron's forms that another plan could read cannot be read back without
-Transformer Engine or Apex: they leave out the counter of PyTorch's AdamW, and then ask for it. `dp_reshardable` takes
-it from the optimizer that reads, where it is put before.
+The plan that saved goes on by Megatron's own `dp_reshardable`, another one by `pieces`. Megatron's forms that another
+plan could read gather all states on every process that saves, and cannot be read back without Transformer Engine or
+Apex: they leave out the counter of PyTorch's AdamW, and then ask for it. `dp_reshardable` takes it from the optimizer
+that reads, where it is put before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 
+from meshwright.engines.megatron import pieces
 from meshwright.engines.megatron.model import Parts
 from meshwright.engines.megatron.weights import METADATA
 from meshwright.engines.native import checkpoint
@@ -47,7 +49,7 @@ def state_of(parts: Parts, *, is_loading: bool = False) -> dict[str, Any]:
     for module in parts.chunks:
         if module.ddp_config.overlap_param_gather:  # else the next step's forward pass would do it
             module.start_param_sync(force_sync=True)
-    modules = {_chunk(i): m.sharded_state_dict(metadata=METADATA) for i, m in enumerate(parts.plain)}
+    modules = _weights_of(parts)
     weights = modules if len(modules) > 1 else modules[_chunk(0)]
     optimizer = parts.optimizer.sharded_state_dict(
         weights, is_loading=is_loading, metadata=METADATA | SHARDING
@@ -55,25 +57,36 @@ def state_of(parts: Parts, *, is_loading: bool = False) -> dict[str, Any]:
     return modules | {"optimizer": optimizer}
 
 
+def _weights_of(parts: Parts) -> dict[str, Any]:
+    return {
+        _chunk(i): module.sharded_state_dict(metadata=dict(METADATA)) for i, module in enumerate(parts.plain)
+    }  # Megatron adds to what it is given
+
+
 def load(parts: Parts, saved: Saved, *, plan: Plan) -> None:
-    """Go on from `saved`. Every process calls it. Raises InputError for another engine's states or another plan's."""
+    """Go on from `saved`. Every process calls it. Raises InputError for another engine's states."""
     manifest = checkpoint.read_manifest(saved.path)
-    if manifest.get("engine") != "megatron" or manifest.get("parallel") != _parallel(plan):
+    is_same = manifest.get("parallel") == _parallel(plan)
+    if manifest.get("engine") != "megatron" or not (is_same or pieces.has_pieces(saved.path)):
         raise InputError(
-            f"checkpoint {saved.path} was not saved by Megatron with the same plan",
-            got=manifest.get("plan") or "another engine's", allowed=plan.describe(),
-            hint="pin the plan that saved it in `parallel`; or start anew from its weights alone: "
-            "`meshwright checkpoint to-hf`, and `weights`",
-        )  # fmt: skip
+            f"checkpoint {saved.path} was not saved by this release's Megatron engine",
+            got=manifest.get("plan") or "another engine's",
+            hint="start anew from its weights: `meshwright checkpoint to-hf`, and `weights`",
+        )
     _make_states(parts, step=saved.step)
-    state = state_of(parts, is_loading=True)
+    wanted = state_of(parts, is_loading=True) if is_same else _weights_of(parts)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = dist_checkpointing.load(state, str(saved.path))
+        found = dist_checkpointing.load(wanted, str(saved.path))
     for index, module in enumerate(parts.plain):
         module.load_state_dict(
             found[_chunk(index)], strict=False
         )  # layers keep states of fp8 that nobody has
+    if not is_same:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pieces.read_states(parts, saved.path)
+        return
     with torch.no_grad():  # Megatron writes into the main parameters
         parts.optimizer.load_state_dict(found["optimizer"])
     for optimizer in parts.optimizer.chained_optimizers:

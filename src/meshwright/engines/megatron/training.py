@@ -22,7 +22,7 @@ from megatron.core import parallel_state
 
 from meshwright import runfile
 from meshwright.engines.base import Ending
-from meshwright.engines.megatron import states
+from meshwright.engines.megatron import pieces, states
 from meshwright.engines.megatron.lower import OUTPUT, SETTINGS
 from meshwright.engines.megatron.model import Parts, build
 from meshwright.engines.megatron.passes import Passes
@@ -89,7 +89,9 @@ class Loop:
             is_last, is_asked = taken == self.num_steps, self._is_asked_to_stop()
             self._validate(taken, is_last=is_last)
             if self.saver and (is_last or is_asked or taken % self.saver.settings.every_steps == 0):
-                self.saver.save(states.state_of(self.parts), step=taken, about=self.about)
+                state = states.state_of(self.parts)
+                known = pieces.pieces_text(self.parts, state)
+                self.saver.save(state, pieces=known, step=taken, about=self.about)
             if is_asked and not is_last:
                 ending = Ending.STOPPED
                 break

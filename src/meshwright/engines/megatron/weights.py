@@ -64,7 +64,7 @@ def fill(module: nn.Module, model: Model, *, read: Read) -> None:
     places: dict[str, Place] = {}
     for place in shapes_of(model):
         places.setdefault(key_of(place), place)
-    for shard in _shards(module.sharded_state_dict(metadata=METADATA)):
+    for shard in _shards(module.sharded_state_dict(metadata=dict(METADATA))):
         if shard.key not in places:
             raise InputError(f"Megatron has a tensor that no weights are known for: {shard.key}")
         whole = _whole(places[shard.key], model, read=read)
