@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,10 +65,12 @@ def start(
     machine: Machine,
     check_plan: Callable[..., Sequence[Unsupported]],
     layout: Layout,
+    file_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> WorkersStart:
     """All that is left to decide when `engine` has looked at the run and found `machine`.
 
-    `check_plan(plan, run=run)` says what the engine cannot do of a plan. Raises InputError for what it says, for too
+    `check_plan(plan, run=run)` says what the engine cannot do of a plan; `file_shapes` are the tensors that its weights
+    are made of, None: those that the native engine reads. Raises InputError for what it says, for too
     few devices and for checkpoints in the way.
     """
     cluster = run.cluster or cluster_here(run, machine)
@@ -86,7 +88,7 @@ def start(
         device_type=machine.device_type,
         device_name=machine.device_name,
         cluster=cluster,
-        notes=notes_on_weights(run),
+        notes=notes_on_weights(run, file_shapes),
     )
 
 
@@ -132,13 +134,13 @@ def refuse_checkpoints(run: Run, options: TrainOptions, *, newest_step: Callable
         )
 
 
-def notes_on_weights(run: Run) -> tuple[str, ...]:
+def notes_on_weights(run: Run, shapes: Mapping[str, tuple[int, ...]] | None) -> tuple[str, ...]:
     """What the config.json beside the weights says otherwise than the run. Raises InputError for other weights."""
     if run.weights is None:
         return ()
     from meshwright.engines.native.weights import differences, find_weights
 
-    return tuple(differences(find_weights(run.weights).folder, run.model))
+    return tuple(differences(find_weights(run.weights).folder, run.model, shapes=shapes))
 
 
 def expected(start: WorkersStart) -> Prediction:

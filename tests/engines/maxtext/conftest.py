@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import chdir
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from meshwright import runfile
 from meshwright.engines.base import TrainOptions, find_engine
@@ -29,12 +31,41 @@ PLANS = {
     "four": "data_shard: 2, tensor: 2, sharding: parameters",
 }
 
+Reference = Callable[[Path], list[dict[str, float]]]
+"""Takes the steps of `FOLDER/run.yaml`; returns lines of a step log."""
+
+
+REST = """
+weights: start
+data: {source: notes.txt, tokenizer: bytes, sequence_length: 64}
+batch: {global_sequences: 8, micro: 2}
+optimizer: {learning_rate: 2.0e-3, warmup_steps: 4, schedule: cosine}
+precision: fp32
+cluster: here
+engine: maxtext
+parallel: {data_shard: 1, sharding: none, recompute: full}
+train: {steps: 20}
+"""
+"""What a run file says where a test does not."""
+
+
+def whole(text: str) -> str:
+    """The run file of `text`, which is its model and what else is not as in REST."""
+    yaml, stream = YAML(typ="safe"), StringIO()
+    yaml.dump(yaml.load(REST) | yaml.load(text), stream)
+    return stream.getvalue()
+
 
 class Toy:
-    """A run file, its text and the weights that it starts from, in a folder."""
+    """A run file, its text and the weights that it starts from, in a folder; and the steps to hold others against.
 
-    def __init__(self, folder: Path, text: str, environment: dict[str, str]) -> None:
-        self.folder, self.environment = folder, environment
+    `reference` writes those weights, `FOLDER/start`, and takes the steps; None: the native engine does.
+    """
+
+    def __init__(
+        self, folder: Path, text: str, environment: dict[str, str], *, reference: Reference | None = None
+    ) -> None:
+        self.folder, self.environment, text = folder, environment, whole(text)
         folder.mkdir()
         (folder / "run.yaml").write_text(text)
         notes = [
@@ -45,6 +76,9 @@ class Toy:
             {"prompt": f"{i} times {j} is ", "answer": f"{i * j}."} for i in range(40) for j in range(13)
         ]
         (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        if reference is not None:
+            self.native = reference(folder)
+            return
         self._write_start(text)
         self.native = self.train("native", "engine=native")
 
@@ -57,6 +91,9 @@ class Toy:
         model = build_model(runfile.loads(text).model)
         materialize(model, device=torch.device("cpu"))
         init_weights(model, seed=1)
+        biases = [b for name, b in model.named_buffers() if name.endswith("router.bias_E")]
+        for seed, bias_E in enumerate(biases):  # they begin at zero, which would not show that they are read
+            bias_E.uniform_(-0.05, 0.05, generator=torch.Generator().manual_seed(seed))
         save_weights(model, self.folder / "start", dtype=torch.float32)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -122,7 +159,7 @@ def maxtext() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def make_toy(maxtext, tmp_path_factory) -> Callable[[str, str], Toy]:
+def make_toy(maxtext, tmp_path_factory) -> Callable[..., Toy]:
     """Makes a folder of a name with a run file, its data and weights; trains it with the native engine."""
     folder = tmp_path_factory.mktemp("maxtext")
-    return lambda name, text: Toy(folder / name, text, maxtext)
+    return lambda name, text, **options: Toy(folder / name, text, maxtext, **options)

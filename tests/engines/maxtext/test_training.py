@@ -18,15 +18,6 @@ TOLERANCE = 3e-6  # relative; docs/guides/maxtext.md has what was measured
 DENSE = """
 model: {name: toy, family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 258, ffn_hidden: 128,
   attention: {num_heads: 4, num_kv_heads: 2}}
-weights: start
-data: {source: notes.txt, tokenizer: bytes, sequence_length: 64}
-batch: {global_sequences: 8, micro: 2}
-optimizer: {learning_rate: 2.0e-3, warmup_steps: 4, schedule: cosine}
-precision: fp32
-cluster: here
-engine: maxtext
-parallel: {data_shard: 1, sharding: none, recompute: full}
-train: {steps: 20}
 """
 MIXTURE = DENSE.replace(
     "family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 258, ffn_hidden: 128",
@@ -35,6 +26,23 @@ MIXTURE = DENSE.replace(
     "num_kv_heads: 2}}",
     "num_kv_heads: 2, head_dim: 16, qk_norm: true}, experts: {num_experts: 4, top_k: 2, ffn_hidden: 32}}",
 )
+
+ROUTED_BY_SIGMOID = """
+model: {name: toy, family: DeepseekV3ForCausalLM, hidden: 64, num_layers: 3, vocab: 258, ffn_hidden: 96,
+  norm_epsilon: 1.0e-6, rope: {scaling: yarn, factor: 4, original_context: 32, mscale: 1.0, mscale_all_dims: 1.0},
+  attention: {kind: mla, num_heads: 4, head_dim: 24, value_head_dim: 16, query_lora_rank: 24, kv_lora_rank: 16,
+    rope_head_dim: 8},
+  experts: {num_experts: 8, top_k: 3, ffn_hidden: 32, num_shared: 1, num_dense_layers: 1, router: sigmoid,
+    num_groups: 4, groups_per_token: 2, routed_scale: 2.5}}
+train: {steps: 20, balance_bias_rate: 0.02}
+"""
+ROUTED_BY_SOFTMAX = """
+model: {name: toy, family: DeepseekV2ForCausalLM, hidden: 64, num_layers: 3, vocab: 258, ffn_hidden: 96,
+  norm_epsilon: 1.0e-6,
+  attention: {kind: mla, num_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 16, rope_head_dim: 8},
+  experts: {num_experts: 8, top_k: 3, ffn_hidden: 32, num_shared: 2, num_dense_layers: 1, normalize_top_k: false,
+    routed_scale: 1.5}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +53,11 @@ def dense(make_toy):
 @pytest.fixture(scope="module")
 def mixture(make_toy):
     return make_toy("mixture", MIXTURE)
+
+
+@pytest.fixture(scope="module")
+def latents(make_toy):
+    return make_toy("latents", ROUTED_BY_SIGMOID)
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +142,44 @@ def test_weights_are_drawn_where_none_are_given(dense):
     taken = dense.train("drawn", "weights=null", "precision=bf16")
     assert taken[0]["loss"] == pytest.approx(dense.native[0]["loss"], rel=0.01)  # of the same distributions
     assert taken[-1]["loss"] < taken[0]["loss"] - 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["sharded", "experts", "context"])
+def test_latents_with_biases_that_follow_the_load(latents, plan):
+    latents.assert_native(latents.train(plan, plan=plan))
+
+
+@pytest.mark.slow
+def test_latents_with_softmax_scores(make_toy):
+    toy = make_toy("softmax", ROUTED_BY_SOFTMAX)
+    toy.assert_native(toy.train("one"))
+
+
+@pytest.mark.slow
+def test_routing_biases_go_on_and_out(latents):
+    """What is exported after twelve steps is what the native engine has then; the other eight are taken elsewhere."""
+    from safetensors.torch import load_file
+
+    saves = "train.checkpoint={folder: saved, every_steps: 12}"
+    latents.assert_native(latents.train("resumed", saves))
+    latents.train("native-12", "engine=native", saves.replace("saved", "saved-native"))
+    found = {}
+    run_file = "resumed/meshwright_run.yaml"
+    for out, where, dtype in (
+        ("mine", run_file, "fp32"),
+        ("theirs", "saved-native", "fp32"),
+        ("rounded", run_file, "bf16"),
+    ):
+        code, stderr = latents.run("checkpoint", "to-hf", where, out, "--step=12", f"--dtype={dtype}")
+        assert code == 0, stderr
+        found[out] = load_file(latents.folder / out / "model.safetensors")
+    mine, theirs, rounded = found.values()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        is_bias = name.endswith("e_score_correction_bias")
+        assert (mine[name] - tensor).abs().max() < (1e-7 if is_bias else 1e-5), name
+        assert rounded[name].dtype == (tensor.dtype if is_bias else rounded["model.norm.weight"].dtype)
+
+    shutil.rmtree(latents.folder / "saved" / "maxtext" / "checkpoints" / "20")
+    latents.assert_native(latents.train("resumed", saves, plan="sharded", resume=True))

@@ -15,14 +15,7 @@ pytest.importorskip("torch", reason="the native engine needs PyTorch")
 ANSWERS = """
 model: {name: toy, family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 258, ffn_hidden: 128,
   attention: {num_heads: 4, num_kv_heads: 2}}
-weights: start
 data: {source: pairs.jsonl, tokenizer: bytes, sequence_length: 64}
-batch: {global_sequences: 8, micro: 2}
-optimizer: {learning_rate: 2.0e-3, warmup_steps: 4, schedule: cosine}
-precision: fp32
-cluster: here
-engine: maxtext
-parallel: {data_shard: 1, sharding: none, recompute: full}
 train: {steps: 20, evaluate: {every_steps: 8, num_batches: 3}}
 """
 ADAPTERS = f"{ANSWERS}task: lora\nlora: {{rank: 4, alpha: 8, targets: [query, key, value, output, gate, up, down]}}\n"

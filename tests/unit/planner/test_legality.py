@@ -145,6 +145,13 @@ CASES = [
           recompute_modules=("norm", "mlp")), {}),
     ("recomputed norms",
      Plan(tensor=2, data_shard=32, recompute=Recompute.SELECTIVE, recompute_modules=("norm",)), {}),
+    ("latent stages", Plan(pipeline=2, schedule=Schedule.GPIPE, data_shard=32),
+     {"model": "deepseek-v2-lite", "engine": "maxtext"}),
+    ("stages of windows", Plan(pipeline=2, schedule=Schedule.GPIPE, data_shard=32),
+     {"model": "gpt-oss-20b", "engine": "maxtext"}),
+    ("latent recomputation",
+     Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "activation")),
+     {"model": "deepseek-v2-lite", "engine": "maxtext"}),
     ("alternate matrix products",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "alternate_matmuls")), {}),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.maxtext.models import check_model
+from meshwright.engines.maxtext.models import check_model, is_gpt_oss, is_latent
 from meshwright.specs.model import BaseFormat, Lora
 from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.run import Run, StateFormat
@@ -56,6 +56,9 @@ def _training(run: Run) -> Iterator[Unsupported]:
 
 
 def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
+    if is_latent(run.model) or is_gpt_oss(run.model):
+        what = "of latents, and of what is made of them," if is_latent(run.model) else "beside biases"
+        yield Unsupported(key="lora.targets", reason=f"adapters {what} are not lowered")
     if run.model.experts is not None and (dense := set(lora.targets) & {"gate", "up", "down"}):
         yield Unsupported(
             key="lora.targets",
@@ -83,7 +86,11 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
     if plan.layers_per_stage is not None:
         yield Unsupported(key="parallel.layers_per_stage", reason="MaxText's stages are equal: leave it out")
     if run.lora is not None and plan.pipeline > 1:
-        yield Unsupported(key="parallel.pipeline", reason="adapters of stages are not lowered: must be 1")
+        yield Unsupported(
+            key="parallel.pipeline",
+            reason="adapters of stages: MaxText finds the modules that have one by passing one token through the "
+            "model, which its pipeline cannot divide into micro-batches: must be 1",
+        )
     yield from refusals.some_layers_recomputed(plan)
     if plan.sharding is not Sharding.PARAMETERS and plan.context * plan.expert > 1:
         yield Unsupported(

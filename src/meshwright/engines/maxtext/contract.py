@@ -13,6 +13,7 @@ from meshwright.engines.maxtext.exporting import export_weights
 from meshwright.engines.maxtext.importing import import_run
 from meshwright.engines.maxtext.lower import lower
 from meshwright.engines.maxtext.reading import LAYOUT
+from meshwright.engines.maxtext.weights import file_shapes
 from meshwright.engines.workers import WorkersStart, expected
 from meshwright.specs.run import Run
 
@@ -26,8 +27,9 @@ def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
     adapters.refuse_other_base(run)
     machine = probe.machine(environment.require())
     start = workers.start(
-        run, options=options, engine="maxtext", machine=machine, check_plan=check_plan, layout=LAYOUT
-    )
+        run, options=options, engine="maxtext", machine=machine, check_plan=check_plan, layout=LAYOUT,
+        file_shapes=file_shapes(run.model),
+    )  # fmt: skip
     return replace(start, is_one_process=start.device_type == "cpu" and not local.under_launcher())
 
 

@@ -7,11 +7,14 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from meshwright.engines.maxtext import environment
+from meshwright.engines.maxtext.models import CLIPPED_AT, is_gpt_oss
 from meshwright.engines.maxtext.reading import checkpoints
 from meshwright.engines.maxtext.weights import Leaf, all_leaves, as_json
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.specs.model import Model
 from meshwright.specs.run import Run
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -44,9 +47,43 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
         if run.lora is not None:
             write_config(partial, [leaf.name for leaf in leaves], lora=run.lora, base=run.weights)
             return saved
-        config = config_of(run.model, dtype=DTYPES[dtype], max_positions=run.sequence_length)
+        describe = gpt_oss_config if is_gpt_oss(run.model) else config_of
+        config = describe(run.model, dtype=DTYPES[dtype], max_positions=run.sequence_length)
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return saved
+
+
+def gpt_oss_config(model: Model, *, dtype: str, max_positions: int) -> dict[str, Any]:
+    """The `config.json` of a model of the family GPT-OSS, which the native engine has not."""
+    from meshwright.engines.native.weights.config import scaling_of
+
+    a, x = model.attention, model.experts
+    assert x is not None
+    kinds = ("sliding_attention", "full_attention")
+    return {
+        "architectures": [model.family],
+        "model_type": "gpt_oss",
+        "torch_dtype": dtype,
+        "hidden_act": "silu",
+        "hidden_size": model.hidden,
+        "intermediate_size": x.ffn_hidden,
+        "num_hidden_layers": model.num_layers,
+        "vocab_size": model.vocab,
+        "num_attention_heads": a.num_heads,
+        "num_key_value_heads": a.num_kv_heads,
+        "head_dim": a.head_dim,
+        "attention_bias": True,
+        "sliding_window": a.window,
+        "layer_types": [kinds[layer % 2] for layer in range(model.num_layers)],
+        "num_local_experts": x.num_experts,
+        "num_experts_per_tok": x.top_k,
+        "swiglu_limit": CLIPPED_AT,
+        "max_position_embeddings": max(max_positions, int(model.rope.original_context * model.rope.factor)),
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_theta": model.rope.theta,
+        "rope_scaling": scaling_of(model.rope),
+        "tie_word_embeddings": model.tied_embeddings,
+    }
 
 
 def _write(python: Path, leaves: list[Leaf], saved: Path, out: Path, *, dtype: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from meshwright.cost.tables import RECOMPUTES
 from meshwright.engines.maxtext import VERSION
 from meshwright.planner.engines import CHEAP, EngineFacts, Rule, Scope
 from meshwright.planner.rules import divides, has_experts, num_micro_batches
@@ -38,6 +41,32 @@ RULES = (
             f"the hidden width {s.model.hidden}"
         ),
         after="replicas",
+    ),
+    Rule(
+        name="latent stages",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.is_mla == 0) | (np.asarray(p.pipeline) == 1),
+        says=lambda s, p: (
+            f"under latent attention MaxText keeps dense layers out of its pipeline, on all stages: pipeline "
+            f"{p.pipeline} must be 1"
+        ),
+    ),
+    Rule(
+        name="stages of windows",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.num_windowed_layers == 0) | (np.asarray(p.pipeline) == 1),
+        says=lambda s, p: (
+            f"MaxText's blocks of layers with windows are not staged: pipeline {p.pipeline} must be 1"
+        ),
+    ),
+    Rule(
+        name="latent recomputation",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (s.model.is_mla == 0) | np.equal(p.recompute, RECOMPUTES.index(Recompute.FULL)),
+        says=lambda s, p: (
+            "under latent attention MaxText's policies compute latents again too, which no set of modules says: "
+            "recompute must be full"
+        ),
     ),
 )
 

@@ -45,11 +45,13 @@ def import_run(source: str, *, cluster: str) -> Imported:
         if not equals:
             raise InputError("settings behind a configuration are key=value", got=word)
         given[key] = _value(value, what=word)
-    settings = Settings(_with_model(given))
+    settings = Settings(_with_model(given, beside=path.parent))
     settings.take("base_config", None)
     accumulated = settings.count("gradient_accumulation_steps", 1)
     train, optimizer = _steps(settings)
     tuning = _adapters(settings)
+    if settings.peek("routed_score_func", "") == "sigmoid":
+        train["balance_bias_rate"] = settings.take("routed_bias_update_rate", 0.0)
     content = {
         "model": model_section(settings, name=str(given.get("model_name", path.stem))),
         "data": _data(settings),
@@ -93,11 +95,13 @@ def _value(text: str, *, what: str) -> Any:
         raise InputError(f"not a value: {error}", got=what) from None
 
 
-def _with_model(given: dict[str, Any]) -> dict[str, Any]:
-    """`given` over the model that it names."""
+def _with_model(given: dict[str, Any], *, beside: Path) -> dict[str, Any]:
+    """`given` over the model that it names, which MaxText looks for in a folder beside it, and then among its own."""
     name = str(given.get("model_name", "default"))
     if name == "default":
         return given
+    if (own := beside / "models" / f"{name}.yml").is_file():
+        return _read(own) | given
     python = environment.find()
     if python is None:
         raise MissingDependencyError(

@@ -19,7 +19,13 @@ from typing import Any
 from meshwright.engines.base import Launch, pinned, refuse
 from meshwright.engines.maxtext import VERSION, weights
 from meshwright.engines.maxtext.check import check, num_accumulated
-from meshwright.engines.maxtext.models import model_keys
+from meshwright.engines.maxtext.models import (
+    NOT_DECAYED,
+    ROUTED_AS_V3,
+    is_gpt_oss,
+    is_routed_as_v3,
+    model_keys,
+)
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Optimizer, Run
 
@@ -28,6 +34,11 @@ OUTPUT = "maxtext"  # folder of what its processes write, below that of the resu
 NAME = "maxtext"  # MaxText's checkpoints lie in FOLDER/NAME/checkpoints
 DATA, TOKENS, INDEX = "data", "tokens", "index"
 ENDLESS = 10**9  # an interval of checkpoints that are not written
+SHADOW = {
+    f"models/{ROUTED_AS_V3}.yml": "# MaxText reads this in place of its own model of the name: shapes are in "
+    f"{CONFIGURATION}.\n{{}}\n"
+}
+"""Under a `model_name` MaxText looks for its keys beside the configuration first, and takes them before the others."""
 
 REMATERIALISATION = {
     frozenset(("norm", "activation")): "minimal_with_context",
@@ -44,13 +55,14 @@ def lower(run: Run, *, folder: Path) -> Launch:
 
     refuse("maxtext", check(run))
     plan = pinned(run)
+    files = {
+        CONFIGURATION: configuration_text(run, plan, folder=folder),
+        RUN_FILE: pinned_text(run, plan),
+        PARAMETERS: parameters_text(run, plan),
+    }
     return Launch(
         argv=("python", "-m", "meshwright.engines.maxtext.worker", str(folder)),
-        files={
-            CONFIGURATION: configuration_text(run, plan, folder=folder),
-            RUN_FILE: pinned_text(run, plan),
-            PARAMETERS: parameters_text(run, plan),
-        },
+        files=files | (SHADOW if is_routed_as_v3(run.model) else {}),
         num_processes=1
         if run.cluster is not None and run.cluster.accelerator.name == "cpu"
         else plan.num_devices,
@@ -82,7 +94,7 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
     return {
         "base_config": "base.yml",
         "run_name": NAME,
-        **model_keys(run.model),
+        **model_keys(run.model, sequence_length=run.sequence_length),
         **_numbers(run),
         **_adapters(run),
         **_parallelism(plan, run),
@@ -103,9 +115,11 @@ def _numbers(run: Run) -> dict[str, Any]:
         "weight_dtype": "float32" if is_fp32 or run.lora is None else "bfloat16",  # frozen ones need no more
         "grad_dtype": "float32",
         "matmul_precision": "highest" if is_fp32 else "default",
-        "attention": "autoselected",
+        # Of its kernels for GPUs, Transformer Engine's alone knows sinks, and the environment has none of that.
+        "attention": "dot_product" if is_gpt_oss(run.model) else "autoselected",
         "sparse_matmul": True,
         "megablox": False,  # a kernel for TPUs; without it JAX's own ragged product
+        **({"routed_bias_update_rate": run.train.balance_bias_rate} if is_routed_as_v3(run.model) else {}),
     }
 
 
@@ -162,7 +176,7 @@ def _recompute(plan: Plan) -> dict[str, Any]:
 
 
 def _optimizer(run: Run) -> dict[str, Any]:
-    """AdamW. Vectors do not decay, as in the native engine: of them only norms are there."""
+    """AdamW. Vectors do not decay, as in the native engine, biases of experts neither; most models have norms only."""
     o = run.optimizer
     assert run.num_steps is not None
     return {
@@ -172,7 +186,7 @@ def _optimizer(run: Run) -> dict[str, Any]:
         "adam_b2": o.betas[1],
         "adam_eps": o.epsilon,
         "adam_weight_decay": o.weight_decay,
-        "adamw_mask": ["scale"],
+        "adamw_mask": NOT_DECAYED if is_gpt_oss(run.model) else ["scale"],
         "gradient_clipping_threshold": 0.0 if o.gradient_clip is None else o.gradient_clip,
         "steps": run.num_steps + 1,
         "learning_rate_schedule_steps": run.num_steps + 1,

@@ -3,10 +3,15 @@
     block        Hugging Face's names                what it holds
     qwen3        Llama, Mistral, Qwen3               grouped attention, gated feed-forward
     qwen3_moe    Mixtral, Qwen3Moe                   ... with experts that softmax scores choose
+    deepseek     DeepseekV2, DeepseekV3              latent attention, experts beside shared ones after dense layers
+    gpt_oss      GptOss                              biases, sinks, every other layer a window, clipped experts
 
 MaxText's own block for Llama leaves out the scale of attention scores and folds 1 / sqrt(d) into the first query
 weights; under Adam queries then move sqrt(d) times further than they do elsewhere. Its block for Qwen3 scales the
 scores, and is Llama's to the last operation when queries and keys are not normalised. So that one is taken.
+
+Whether experts are routed as in DeepSeek-V3 (sigmoid scores, a bias that follows the load, groups) MaxText asks the
+name of the model, not a key: `ROUTED_AS_V3`.
 """
 
 from __future__ import annotations
@@ -15,20 +20,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.engines.base import Unsupported
-from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
 
-DENSE, MIXTURE = "qwen3", "qwen3_moe"
+DENSE, MIXTURE, LATENT, SINKS = "qwen3", "qwen3_moe", "deepseek", "gpt_oss"
+GPT_OSS = "GptOssForCausalLM"
+NOT_DECAYED = ["scale", "bias", "sinks"]  # parts of names of its parameters that no weight decay moves
+CLIPPED_AT = 7.0  # what enters the activation of gpt-oss, in its code and every config.json of it
 LLAMA_31 = {"factor": 8.0, "original_context": 8192, "low_frequency": 1.0, "high_frequency": 4.0}
 """How MaxText stretches rotary frequencies under `rope_type: llama3.1`; the numbers are in its code."""
+ROUTED_AS_V3 = "deepseek3-671b"
+"""One of MaxText's names that choose the routing; a file of models beside the configuration takes its shapes away."""
+LATENT_EPSILON = 1e-6
+"""Of the norms of latents in DeepSeek's code, whatever the model's is; MaxText's have the model's."""
 
 
 def check_model(model: Model) -> Iterator[Unsupported]:
     """Why MaxText, as it is used here, cannot hold `model`."""
     a = model.attention
     for wrong, what in (
-        (a.kind is AttentionKind.MLA, "latent attention"),
-        (a.num_windowed_layers > 0, "sliding windows"),
-        (a.bias, "biases in attention"),
+        (a.num_windowed_layers > 0 and not is_gpt_oss(model), "sliding windows"),
+        (a.bias and not is_gpt_oss(model), "biases in attention"),
         (model.norm_bias, "norms with a bias"),
         (not model.gated_ffn, "feed-forward blocks without a gate"),
         (model.learned_positions > 0, "learned positions"),
@@ -37,11 +48,71 @@ def check_model(model: Model) -> Iterator[Unsupported]:
         if wrong:
             yield Unsupported(
                 key="model", reason=f"{what} of {model.name} is not lowered",
-                hint="lowered are Llama, Mistral and Mixtral without windows, Qwen3 and Qwen3-MoE",
+                hint="lowered are Llama, Mistral and Mixtral without windows, Qwen3, Qwen3-MoE, DeepSeek, GPT-OSS",
             )  # fmt: skip
-    if model.experts is not None:
+    if is_gpt_oss(model):
+        yield from _check_gpt_oss(model)
+    if is_latent(model):
+        yield from _check_latent(model)
+    elif model.experts is not None:
         yield from _check_experts(model.experts, model.name)
-    yield from _check_rope(model.rope)
+    yield from _check_rope(model.rope, is_latent=is_latent(model))
+
+
+def is_latent(model: Model) -> bool:
+    """Whether keys and values are made of latents; its layers are then those of DeepSeek."""
+    return model.attention.kind is AttentionKind.MLA
+
+
+def is_gpt_oss(model: Model) -> bool:
+    """Whether attention has sinks and experts are clipped, which the family alone says."""
+    return model.family == GPT_OSS
+
+
+def is_routed_as_v3(model: Model) -> bool:
+    """Whether experts are chosen as in DeepSeek-V3."""
+    return model.experts is not None and model.experts.router is Router.SIGMOID
+
+
+def _check_latent(model: Model) -> Iterator[Unsupported]:
+    x, a = model.experts, model.attention
+    if x is None or not x.shared_hidden or not model.num_moe_layers:
+        yield _not_lowered("latent attention without experts and shared ones", model.name)
+        return
+    by_softmax = x.router is Router.SOFTMAX
+    for wrong, what in (
+        (a.qk_norm, "normalised queries and keys beside latents"),
+        (
+            x.shared_hidden != x.num_shared * x.ffn_hidden,
+            "shared experts of another width than the routed ones",
+        ),
+        (by_softmax and x.num_groups > 0, "groups of experts under softmax scores"),
+        (
+            by_softmax and x.normalize_top_k,
+            "softmax scores that are made to add up to 1 beside shared experts",
+        ),
+        (not by_softmax and not x.normalize_top_k, "sigmoid scores that do not add up to 1"),
+        (x.num_groups == x.num_experts, "groups of one expert"),
+    ):
+        if wrong:
+            yield _not_lowered(what, model.name)
+    if model.norm_epsilon != LATENT_EPSILON:
+        yield Unsupported(
+            key="model",
+            reason=f"MaxText normalises latents with the model's norm_epsilon, which must be {LATENT_EPSILON:g}",
+        )
+
+
+def _check_gpt_oss(model: Model) -> Iterator[Unsupported]:
+    a = model.attention
+    for wrong, what in (
+        (model.experts is None, "the family GPT-OSS without experts"),
+        (is_latent(model) or a.qk_norm, "latents or normalised queries and keys under the family GPT-OSS"),
+        (not a.bias, "the family GPT-OSS without biases"),
+        (2 * a.num_windowed_layers != model.num_layers, "windows in other than every second layer"),
+    ):
+        if wrong:
+            yield _not_lowered(what, model.name)
 
 
 def _check_experts(x: Experts, name: str) -> Iterator[Unsupported]:
@@ -54,17 +125,23 @@ def _check_experts(x: Experts, name: str) -> Iterator[Unsupported]:
         (not x.normalize_top_k, "expert weights that do not add up to 1"),
     ):
         if wrong:
-            yield Unsupported(key="model", reason=f"{what} of {name} is not lowered")
+            yield _not_lowered(f"{what} without latent attention", name)
 
 
-def _check_rope(rope: Rope) -> Iterator[Unsupported]:
-    if rope.scaling is RopeScaling.LLAMA3:
+def _not_lowered(what: str, name: str) -> Unsupported:
+    return Unsupported(key="model", reason=f"{what} of {name} is not lowered")
+
+
+def _check_rope(rope: Rope, *, is_latent: bool) -> Iterator[Unsupported]:
+    if rope.scaling is RopeScaling.LLAMA3 and not is_latent:
         given = {name: getattr(rope, name) for name in LLAMA_31}
         if given != LLAMA_31:
             yield Unsupported(
                 key="model",
                 reason=f"rotary frequencies are stretched as Llama 3.1 does, with {LLAMA_31}; here {given}",
             )
+    elif rope.scaling is RopeScaling.YARN:
+        yield from _check_yarn(rope)
     elif rope.scaling is not RopeScaling.NONE:
         yield Unsupported(
             key="model", reason=f"rotary frequencies stretched by {rope.scaling.value} are not lowered"
@@ -73,25 +150,36 @@ def _check_rope(rope: Rope) -> Iterator[Unsupported]:
         yield Unsupported(key="model", reason="the base of the rotary wavelengths must be a whole number")
 
 
-def model_keys(model: Model) -> dict[str, Any]:
-    """The part of a configuration that says what `model` is."""
+def _check_yarn(rope: Rope) -> Iterator[Unsupported]:
+    """MaxText scales what is rotated by the paper's temperature or not at all, and has whole numbers."""
+    for name in ("factor", "beta_fast", "beta_slow"):
+        if (value := getattr(rope, name)) != int(value):
+            yield Unsupported(key="model", reason=f"YARN's {name} must be a whole number, here {value:g}")
+    if rope.mscale and rope.mscale_all_dims and rope.mscale != rope.mscale_all_dims:
+        yield Unsupported(
+            key="model", reason="YARN's mscale and mscale_all_dims must be equal, or one of them 0"
+        )
+
+
+def model_keys(model: Model, *, sequence_length: int) -> dict[str, Any]:
+    """The part of a configuration that says what `model` is, for sequences of `sequence_length` tokens."""
     a, x = model.attention, model.experts
+    is_mixed = is_latent(model) and model.num_dense_layers > 0  # dense layers beside those with experts
     keys: dict[str, Any] = {
-        "decoder_block": DENSE if x is None else MIXTURE,
+        "decoder_block": _block(model),
         "base_emb_dim": model.hidden,
         "base_num_decoder_layers": model.num_layers,
         "base_num_query_heads": a.num_heads,
-        "base_num_kv_heads": a.num_kv_heads,
+        "base_num_kv_heads": a.num_heads if is_latent(model) else a.num_kv_heads,
         "head_dim": a.head_dim,
-        "base_mlp_dim": model.ffn_hidden if x is None else x.ffn_hidden,
+        "base_mlp_dim": model.ffn_hidden if x is None or is_mixed else x.ffn_hidden,
         "vocab_size": model.vocab,
         "mlp_activations": ["silu", "linear"],
         "normalization_layer_epsilon": model.norm_epsilon,
         "use_qk_norm": a.qk_norm,
         "logits_via_embedding": model.tied_embeddings,
         "normalize_embedding_logits": False,
-        "rope_type": "llama3.1" if is_interleaved(model) else "default",
-        "rope_max_timescale": int(model.rope.theta),
+        **_rope_keys(model, sequence_length=sequence_length),
         "enable_dropout": False,
     }
     if x is not None:
@@ -99,9 +187,77 @@ def model_keys(model: Model) -> dict[str, Any]:
             "num_experts": x.num_experts,
             "num_experts_per_tok": x.top_k,
             "base_moe_mlp_dim": x.ffn_hidden,
-            "norm_topk_prob": True,
+            "norm_topk_prob": x.normalize_top_k,
         }
-    return keys
+    if is_gpt_oss(model):
+        keys |= _gpt_oss_keys(a)
+    return keys | (_latent_keys(a, x) if is_latent(model) and x is not None else {})
+
+
+def _block(model: Model) -> str:
+    if is_latent(model):
+        return LATENT
+    return SINKS if is_gpt_oss(model) else DENSE if model.experts is None else MIXTURE
+
+
+def _gpt_oss_keys(a: Attention) -> dict[str, Any]:
+    return {
+        "attention_bias": True,
+        "attention_sink": True,
+        "sliding_window_size": a.window,
+        "inhomogeneous_layer_cycle_interval": 2,
+        "mlp_activations": ["sigmoid", "linear"],
+        "mlp_activations_limit": CLIPPED_AT,
+        "mlp_bias": True,
+        "routed_bias": True,
+    }
+
+
+def _latent_keys(a: Attention, x: Experts) -> dict[str, Any]:
+    """What the block of DeepSeek is told beside the keys of all blocks."""
+    routing: dict[str, Any] = {"routed_score_func": x.router.value, "routed_scaling_factor": x.routed_scale}
+    if x.router is Router.SIGMOID:
+        routing |= {"model_name": ROUTED_AS_V3, "routed_bias": True}
+        if x.num_groups:
+            routing |= {"n_routing_groups": x.num_groups, "topk_routing_group": x.groups_per_token}
+    return {
+        "attention_type": "mla",
+        "q_lora_rank": a.query_lora_rank,
+        "kv_lora_rank": a.kv_lora_rank,
+        "qk_nope_head_dim": a.head_dim - a.rope_head_dim,
+        "qk_rope_head_dim": a.rope_head_dim,
+        "v_head_dim": a.v_dim,
+        "first_num_dense_layers": x.num_dense_layers,
+        "shared_experts": x.num_shared,
+        "float32_gate_logits": True,  # a bias that moves by 0.001 is lost on scores in bf16
+        **routing,
+    }
+
+
+def _rope_keys(model: Model, *, sequence_length: int) -> dict[str, Any]:
+    """Rotary positions. Of neighbouring pairs, DeepSeek's, MaxText knows with YARN only: by 1 it stretches nothing."""
+    rope = model.rope
+    base = {"rope_max_timescale": int(rope.theta)}
+    if rope.scaling is not RopeScaling.YARN and not is_latent(model):
+        return {"rope_type": "llama3.1" if is_interleaved(model) else "default", **base}
+    is_stretched = rope.scaling is RopeScaling.YARN
+    context = rope.original_context if is_stretched else sequence_length
+    factor = int(rope.factor) if is_stretched else 1
+    return {
+        "rope_type": "yarn",
+        **base,
+        "rope_factor": factor,
+        "original_max_position_embeddings": context,
+        "max_position_embeddings": max(
+            context * factor, sequence_length
+        ),  # rows of a table; beyond it there are none
+        "beta_fast": int(rope.beta_fast),
+        "beta_slow": int(rope.beta_slow),
+        "rope_truncate": rope.truncate,
+        "rope_interleave": is_latent(model),
+        "mscale": rope.mscale_all_dims,
+        "rope_attention_scaling": is_stretched and not (rope.mscale and rope.mscale_all_dims),
+    }
 
 
 def is_interleaved(model: Model) -> bool:

@@ -8,6 +8,7 @@ how it is made of the file's matrices, in words that a script without Meshwright
     layers of a scan        axis 1:        embed, L, heads, d
     stages of a pipeline    first axes:    (repeats,) stages, embed, heads, d
     experts                 first axis, but after stages
+    routing biases          layers along axis 0, among the variables that are no weights: L, experts
     adapters                axis 1:        A embed, L, rank; B rank, L, outputs
 """
 
@@ -18,13 +19,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from meshwright.engines.maxtext.models import is_interleaved
+from meshwright.engines.maxtext.inside.meshwright_weights import names
+from meshwright.engines.maxtext.models import is_gpt_oss, is_latent
+from meshwright.engines.maxtext.parts import STD, Part, parts_of
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
-
-STD = 0.02
-"""Of first weights; of those that write to the residual stream STD / sqrt(2 L). As in the native engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +44,9 @@ class Leaf:
     interleave: bool = False  # rows of each head: halves become neighbouring pairs
     std: float | None  # of first weights that are drawn; None: ones
     is_adapter: bool = False  # its tensors are in a file of adapters
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """One matrix of a layer: its place in MaxText, its name in a file."""
-
-    place: str
-    name: str
-    shape: tuple[int, ...]
-    transpose: bool = True
-    num_inputs: int = 1
-    interleave: bool = False
-    std: float | None = STD
-    per_expert: bool = False
+    is_state: bool = False  # no gradient moves it: kept apart from the weights, and in fp32 everywhere
+    is_flat: bool = False  # the file has all axes of `shape` as one
+    column: int | None = None  # 0, 1: every second column of the file's tensor, which another leaf shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +57,7 @@ class _Stack:
     grid: tuple[int, ...]
     layers: tuple[int, ...]  # row by row
     axes: tuple[int, ...]
+    has_experts: bool
 
 
 def leaves(model: Model, plan: Plan) -> Iterator[Leaf]:
@@ -92,7 +82,7 @@ def leaves(model: Model, plan: Plan) -> Iterator[Leaf]:
             std=STD,
         )
     for stack in _stacks(model, plan):
-        for part in (*_attention(model), *_feed_forward(model)):
+        for part in parts_of(model, has_experts=stack.has_experts):
             yield _stacked(part, stack, model)
 
 
@@ -112,7 +102,7 @@ def adapter_leaves(model: Model, plan: Plan, lora: Lora) -> Iterator[Leaf]:
     """The adapters of `model` under `plan`, which has no stages; names are those of a file of PEFT."""
     places = {f"{MODULES[target]}/kernel" for target in lora.targets}
     for stack in _stacks(model, plan):
-        for part in (*_attention(model), *_feed_forward(model)):
+        for part in parts_of(model, has_experts=stack.has_experts):
             if part.place not in places:
                 continue
             inputs, outputs = part.shape[: part.num_inputs], part.shape[part.num_inputs :]
@@ -133,6 +123,20 @@ def all_leaves(run: Run, plan: Plan) -> list[Leaf]:
     return [*found, *adapter_leaves(run.model, plan, run.lora)] if run.lora is not None else found
 
 
+def file_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a file of `model`'s weights, and its shape."""
+    return {name: _file_shape(leaf) for leaf in leaves(model, Plan()) for name in names(asdict(leaf))}
+
+
+def _file_shape(leaf: Leaf) -> tuple[int, ...]:
+    shape = leaf.shape
+    if leaf.transpose:
+        return math.prod(shape[leaf.num_inputs :]), math.prod(shape[: leaf.num_inputs])
+    if leaf.is_flat:
+        return (math.prod(shape),)
+    return shape if leaf.column is None else (*shape[:-1], 2 * shape[-1])
+
+
 def as_json(found: Iterable[Leaf]) -> list[dict[str, Any]]:
     """Leaves as JSON objects."""
     return [asdict(leaf) for leaf in found]
@@ -140,12 +144,7 @@ def as_json(found: Iterable[Leaf]) -> list[dict[str, Any]]:
 
 def _stacks(model: Model, plan: Plan) -> Iterator[_Stack]:
     if plan.pipeline == 1:
-        yield _Stack(
-            folder="decoder/layers",
-            grid=(model.num_layers,),
-            layers=tuple(range(model.num_layers)),
-            axes=(1,),
-        )
+        yield from _scans(model)
         return
     repeats, stages = plan.virtual_pipeline, plan.pipeline
     per_stage = model.num_layers // (repeats * stages)
@@ -153,73 +152,39 @@ def _stacks(model: Model, plan: Plan) -> Iterator[_Stack]:
     for i in range(per_stage):
         folder = "decoder/pipeline_module/layers" + (f"/layers_{i}" if per_stage > 1 else "")
         layers = tuple((r * stages + s) * per_stage + i for r in range(repeats) for s in range(stages))
-        yield _Stack(folder=folder, grid=grid, layers=layers, axes=tuple(range(len(grid))))
-
-
-def _attention(model: Model) -> Iterator[_Part]:
-    a, h = model.attention, model.hidden
-    turned = is_interleaved(model)
-    yield _Part(
-        place="pre_self_attention_layer_norm/scale",
-        name="input_layernorm",
-        shape=(h,),
-        transpose=False,
-        std=None,
-    )
-    for place, name, heads in (
-        ("query", "q_proj", a.num_heads),
-        ("key", "k_proj", a.num_kv_heads),
-        ("value", "v_proj", a.num_kv_heads),
-    ):
-        yield _Part(
-            place=f"self_attention/{place}/kernel", name=f"self_attn.{name}", shape=(h, heads, a.head_dim),
-            interleave=turned and place != "value",
-        )  # fmt: skip
-    if a.qk_norm:
-        for place, name in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
-            yield _Part(
-                place=f"self_attention/{place}/scale", name=f"self_attn.{name}", shape=(a.head_dim,),
-                transpose=False, interleave=turned, std=None,
-            )  # fmt: skip
-    yield _Part(
-        place="self_attention/out/kernel", name="self_attn.o_proj", shape=(a.num_heads, a.head_dim, h),
-        num_inputs=2, std=_residual_std(model),
-    )  # fmt: skip
-    yield _Part(
-        place="post_self_attention_layer_norm/scale", name="post_attention_layernorm", shape=(h,), transpose=False,
-        std=None,
-    )  # fmt: skip
-
-
-def _feed_forward(model: Model) -> Iterator[_Part]:
-    h, x = model.hidden, model.experts
-    if x is None:
-        for place, name in (("wi_0", "gate_proj"), ("wi_1", "up_proj")):
-            yield _Part(place=f"mlp/{place}/kernel", name=f"mlp.{name}", shape=(h, model.ffn_hidden))
-        yield _Part(
-            place="mlp/wo/kernel", name="mlp.down_proj", shape=(model.ffn_hidden, h), std=_residual_std(model)
+        yield _Stack(
+            folder=folder,
+            grid=grid,
+            layers=layers,
+            axes=tuple(range(len(grid))),
+            has_experts=model.experts is not None,
         )
-        return
-    is_mixtral = model.family == "MixtralForCausalLM" or not (model.family or model.attention.qk_norm)
-    block = "block_sparse_moe" if is_mixtral else "mlp"
-    gate, up, down = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
-    yield _Part(place="moe_block/gate/kernel", name=f"{block}.gate", shape=(h, x.num_experts))
-    for place, name in (("wi_0", gate), ("wi_1", up)):
-        yield _Part(
-            place=f"moe_block/{place}", name=f"{block}.experts.{{expert}}.{name}", shape=(h, x.ffn_hidden),
-            per_expert=True,
-        )  # fmt: skip
-    yield _Part(
-        place="moe_block/wo", name=f"{block}.experts.{{expert}}.{down}", shape=(x.ffn_hidden, h),
-        std=_residual_std(model), per_expert=True,
-    )  # fmt: skip
 
 
-def _residual_std(model: Model) -> float:
-    return STD / math.sqrt(2 * model.num_layers)
+def _scans(model: Model) -> Iterator[_Stack]:
+    """One scan of all layers. Where they are not alike, one of each kind:
+
+    latent attention    the dense layers, and those with experts
+    gpt-oss             those with a window, and those without: both are in one scan, in blocks of two
+    """
+    every, num_dense = range(model.num_layers), model.num_dense_layers
+    kinds = [("layers", every, model.experts is not None)]
+    if is_latent(model):
+        kinds = [("dense_layers", every[:num_dense], False), ("moe_layers", every[num_dense:], True)]
+    elif is_gpt_oss(model):
+        kinds = [(f"layers/layers_{i}", every[i::2], True) for i in range(2)]
+    for name, layers, has_experts in kinds:
+        if layers:
+            yield _Stack(
+                folder=f"decoder/{name}",
+                grid=(len(layers),),
+                layers=tuple(layers),
+                axes=(1,),
+                has_experts=has_experts,
+            )
 
 
-def _stacked(part: _Part, stack: _Stack, model: Model) -> Leaf:
+def _stacked(part: Part, stack: _Stack, model: Model) -> Leaf:
     """The array of `part` of all layers of `stack`: experts before layers of a scan, after stages of a pipeline."""
     grid, axes = stack.grid, stack.axes
     num_experts = model.experts.num_experts if part.per_expert and model.experts else 0
@@ -229,15 +194,18 @@ def _stacked(part: _Part, stack: _Stack, model: Model) -> Leaf:
         axes = tuple(range(len(grid)))
     return Leaf(
         path=f"{stack.folder}/{part.place}",
-        name=f"model.layers.{{layer}}.{part.name}.weight",
+        name=f"model.layers.{{layer}}.{part.name}",
         layers=stack.layers,
         num_experts=num_experts,
         experts_first=bool(num_experts) and is_scan,
         grid=grid,
-        axes=axes,
+        axes=(0,) if part.is_state else axes,
         shape=part.shape,
         transpose=part.transpose,
         num_inputs=part.num_inputs,
         interleave=part.interleave,
         std=part.std,
+        is_state=part.is_state,
+        is_flat=part.is_flat,
+        column=part.column,
     )

@@ -5,6 +5,12 @@ from __future__ import annotations
 import pytest
 
 ENGINE = "maxtext"
+LATENT = """model={hidden: 64, num_layers: 3, vocab: 512, ffn_hidden: 96, norm_epsilon: 1.0e-6,
+attention: {kind: mla, num_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 16, rope_head_dim: 8},
+experts: {num_experts: 8, top_k: 2, ffn_hidden: 32, num_shared: 1, num_dense_layers: 1, router: sigmoid}}"""
+GPT_OSS = """model={family: GptOssForCausalLM, hidden: 64, num_layers: 4, vocab: 512,
+attention: {num_heads: 4, num_kv_heads: 2, bias: true, window: 32, num_windowed_layers: 2},
+experts: {num_experts: 4, top_k: 2, ffn_hidden: 32}}"""
 
 
 def test_a_plain_run_is_accepted(refused):
@@ -14,6 +20,12 @@ def test_a_plain_run_is_accepted(refused):
     assert refused("mixture", "plan: data_shard: 4, expert: 4, sharding: parameters") == []
     assert refused("plan: data_shard: 4, sharding: optimizer", "precision=bf16") == []
     assert refused("task=lora", "plan: data_shard: 2, tensor: 2, sharding: parameters") == []
+    assert refused(LATENT, "plan: data_shard: 4, expert: 2, sharding: parameters") == []
+    assert refused(LATENT, "model.rope={scaling: yarn, factor: 4, original_context: 128}") == []
+    assert refused("model=deepseek-v2-lite", "data.sequence_length=4096") == []
+    assert refused("model=kimi-k2", "data.sequence_length=4096") == []
+    assert refused("model=gpt-oss-20b", "data.sequence_length=4096") == []
+    assert refused(GPT_OSS, "plan: data_shard: 4, expert: 2, sharding: parameters") == []
     assert refused("train.evaluate={target_loss: 1.5}", "data.validation=v.txt") == []
 
 
@@ -28,12 +40,31 @@ def test_a_plain_run_is_accepted(refused):
         ("lora.targets: experts", ["mixture", "task=lora", "lora.targets=[query, up]"]),
         ("parallel.pipeline: adapters", ["task=lora", "plan: pipeline: 2, schedule: gpipe"]),
         ("model: biases in attention", ["model.attention.bias=true"]),
-        ("model: rotary frequencies stretched by yarn",
-         ["model.rope={scaling: yarn, factor: 4, original_context: 128}"]),
+        ("model: YARN's factor must be a whole number",
+         ["model.rope={scaling: yarn, factor: 2.5, original_context: 128}"]),
+        ("model: YARN's mscale and mscale_all_dims",
+         ["model.rope={scaling: yarn, factor: 4, original_context: 128, mscale: 1, mscale_all_dims: 0.7}"]),
         ("model: rotary frequencies are stretched as Llama 3.1 does",
          ["model.rope={scaling: llama3, factor: 32, original_context: 8192}"]),
-        ("model: latent attention", ["model=deepseek-v2-lite"]),
-        ("model: shared experts", ["model=deepseek-v2-lite"]),
+        ("model: multi-token prediction", ["model=deepseek-v3"]),
+        ("model: groups of experts under softmax scores", ["model=deepseek-v2"]),
+        ("model: latent attention without experts", [LATENT, "model.experts.num_shared=0"]),
+        ("model: sigmoid scores that do not add up to 1", [LATENT, "model.experts.normalize_top_k=false"]),
+        ("model: softmax scores that are made to add up to 1", [LATENT, "model.experts.router=softmax"]),
+        ("model: groups of one expert", [LATENT, "model.experts.num_groups=8", "model.experts.groups_per_token=4"]),
+        ("model: MaxText normalises latents with the model's norm_epsilon", [LATENT, "model.norm_epsilon=1.0e-5"]),
+        ("model: rotary frequencies stretched by llama3",
+         [LATENT, "model.rope={scaling: llama3, factor: 8, original_context: 8192}"]),
+        ("model: sigmoid scores without latent attention", ["mixture", "model.experts.router=sigmoid"]),
+        ("model: windows in other than every second layer", [GPT_OSS, "model.attention.num_windowed_layers=4"]),
+        ("model: the family GPT-OSS without biases", [GPT_OSS, "model.attention.bias=false"]),
+        ("model: sliding windows", ["model.attention.window=32", "model.attention.num_windowed_layers=4"]),
+        ("lora.targets: adapters beside biases", [GPT_OSS, "task=lora", "lora.targets=[query]"]),
+        ("parallel: MaxText's blocks of layers with windows", [GPT_OSS, "plan: pipeline: 2, schedule: gpipe"]),
+        ("lora.targets: adapters of latents", [LATENT, "task=lora", "lora.targets=[query]"]),
+        ("parallel: under latent attention MaxText keeps dense layers", [LATENT, "plan: pipeline: 3, schedule: gpipe"]),
+        ("parallel: under latent attention MaxText's policies",
+         [LATENT, "plan: recompute: {modules: [norm, activation]}"]),
         ("parallel: MaxText 0.2.5 does not shard gradients" , ["plan: sharding: gradients"]),
         ("parallel: tensor 4 does not divide 2 key/value heads", ["plan: tensor: 4"]),
         ("parallel: maxtext 0.2.5 has no 1f1b schedule", ["plan: pipeline: 2, schedule: 1f1b"]),

@@ -10,6 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from meshwright import catalog, runfile
+from meshwright.engines.local import write_files
 from meshwright.engines.maxtext import contract, environment
 from meshwright.engines.maxtext.described import known_keys
 from meshwright.engines.maxtext.lower import configuration
@@ -35,11 +36,20 @@ def written(folder: Path, values: dict[str, Any], name: str = "config.yml") -> s
     return str(folder / name)
 
 
+OURS = {"deepseek2-16b": "deepseek-v2-lite", "deepseek3-671b": "deepseek-v3", "kimi-k2-1t": "kimi-k2",
+        "gpt-oss-20b": "gpt-oss-20b"}  # fmt: skip
+"""The catalogue's names where MaxText has others."""
+BEHIND = {"deepseek3-671b": " n_routing_groups=8 topk_routing_group=4"}  # to be given so, says MaxText's file
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_its_own_models_are_those_of_the_catalogue(name, tmp_path):
-    run, _ = imported(written(tmp_path, PUBLISHED[name], f"{name}.yml"))
-    known = catalog.model(name)
+    run, _ = imported(written(tmp_path, PUBLISHED[name], f"{name}.yml") + BEHIND.get(name, ""))
+    known = catalog.model(OURS.get(name, name))
     assert run.model.rope.scaling is known.rope.scaling
+    if name in OURS:
+        assert run.model.rope == known.rope
+        assert run.model.family == known.family
     assert run.model.attention == known.attention
     assert run.model.experts == known.experts
     for key in ("hidden", "num_layers", "vocab", "ffn_hidden", "tied_embeddings", "norm_epsilon"):
@@ -75,6 +85,16 @@ parallel: {data_shard: 8, sharding: parameters, recompute: full}
 train: {steps: 17, seed: 7, checkpoint: {folder: saved, every_steps: 5, keep: 3}}
 """
 
+LATENT = """model={name: toy, family: DeepseekV3ForCausalLM, hidden: 64, num_layers: 3, vocab: 512, ffn_hidden: 96,
+norm_epsilon: 1.0e-6,
+attention: {kind: mla, num_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 16, rope_head_dim: 8},
+experts: {num_experts: 8, top_k: 2, ffn_hidden: 32, num_shared: 2, num_dense_layers: 1, router: sigmoid,
+ routed_scale: 2.5}}"""
+GPT_OSS = """model={name: toy, family: GptOssForCausalLM, hidden: 64, num_layers: 4, vocab: 512,
+attention: {num_heads: 4, num_kv_heads: 2, bias: true, window: 32, num_windowed_layers: 2},
+experts: {num_experts: 4, top_k: 2, ffn_hidden: 32},
+rope: {scaling: yarn, factor: 4, original_context: 128, truncate: false}}"""
+
 
 @pytest.mark.parametrize(
     "overrides",
@@ -97,17 +117,26 @@ train: {steps: 17, seed: 7, checkpoint: {folder: saved, every_steps: 5, keep: 3}
         ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.family=MixtralForCausalLM",
          "parallel={data_shard: 4, tensor: 2, sequence_parallel: false, expert: 2, expert_tensor: 2,"
          " sharding: parameters, recompute: full}"],
+        ["model.rope={theta: 500000, scaling: yarn, factor: 4, original_context: 128}"],
+        [LATENT, "model.rope={scaling: yarn, factor: 4, original_context: 128, beta_fast: 16, mscale: 0.5,"
+         " mscale_all_dims: 0.5, truncate: false}"],
+        [LATENT, "model.experts.num_groups=4", "model.experts.groups_per_token=2", "train.balance_bias_rate=0.01"],
+        [LATENT, "model.family=DeepseekV2ForCausalLM", "model.attention.query_lora_rank=24",
+         "model.experts.router=softmax", "model.experts.normalize_top_k=false", "model.experts.num_dense_layers=0",
+         "model.ffn_hidden=0"],
+        [GPT_OSS],
         ["task=lora", "lora={rank: 4, alpha: 8, targets: [query, down]}"],
         ["data.validation=v.txt", "train.evaluate={every_steps: 5, num_batches: 2, target_loss: 1.5}"],
     ],
     ids=["plain", "wsd", "linear", "constant", "llama3.1", "qwen3", "hybrid", "tensor", "zero1", "context",
-         "interleaved", "gpipe", "experts", "experts-tensor", "adapters", "evaluation"],
+         "interleaved", "gpipe", "experts", "experts-tensor", "yarn", "deepseek3-yarn", "deepseek3-groups",
+         "deepseek2", "gpt-oss", "adapters", "evaluation"],
 )  # fmt: skip
 def test_our_exports_come_back(overrides, tmp_path):
     run = runfile.loads(TOY, overrides=overrides)
     folder = Path("out")
     launch = contract.lower(run, folder=folder)
-    (tmp_path / "maxtext.yml").write_text(launch.files["maxtext.yml"])
+    write_files(launch, tmp_path)
     again, notes = imported(str(tmp_path / "maxtext.yml"))
     assert notes == ()
     assert again.plan == run.plan
@@ -171,6 +200,9 @@ def test_what_is_not_carried_is_noted(tmp_path):
         assert any(note.startswith(words) for note in notes), (words, notes)
 
 
+DEEPSEEK = PUBLISHED["deepseek2-16b"]
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -178,8 +210,15 @@ def test_what_is_not_carried_is_noted(tmp_path):
         ({"lora": {"enable_lora": True, "lora_module_path": "encoder/.*"}}, "adapters of no module"),
         ({"opt_type": "muon"}, "optimizer"),
         ({"quantization": "int8"}, "precision"),
-        ({"rope_type": "yarn"}, "rotary"),
+        ({"rope_type": "yarn"}, "rotary pairs"),
+        ({"rope_type": "ntk"}, "rotary frequencies"),
         ({"attention_type": "mla"}, "attention_type"),
+        ({"decoder_block": "deepseek"}, "rotary frequencies"),
+        ({"decoder_block": "deepseek", "rope_type": "yarn"}, "latent attention is read with experts"),
+        (DEEPSEEK | {"routed_bias": True}, "latent attention is read with experts"),
+        (DEEPSEEK | {"mscale": 0.0}, "YARN without a temperature"),
+        (DEEPSEEK | {"use_indexer": True}, "use_indexer"),
+        (PUBLISHED["gpt-oss-20b"] | {"attention_sink": False}, "attention_sink"),
         ({"ici_sequence_parallelism": 2}, "axis"),
         ({"ici_fsdp_parallelism": 4}, "do not fill the 8 devices"),
         ({"ici_data_parallelism": -1}, "only one axis is filled up"),

@@ -244,18 +244,109 @@ def test_experts_come_before_layers():
     assert names(up)[9] == "model.layers.1.block_sparse_moe.experts.1.w3.weight"
 
 
+LATENT = """model={hidden: 64, num_layers: 3, vocab: 512, ffn_hidden: 96, norm_epsilon: 1.0e-6,
+attention: {kind: mla, num_heads: 4, head_dim: 24, value_head_dim: 16, query_lora_rank: 20, kv_lora_rank: 16,
+ rope_head_dim: 8},
+experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 2, num_dense_layers: 1, router: sigmoid}}"""
+
+
+def test_latents_are_the_block_of_deepseek():
+    found = keys(LATENT)
+    assert (found["decoder_block"], found["attention_type"]) == ("deepseek", "mla")
+    assert [found[f"qk_{part}_head_dim"] for part in ("nope", "rope")] == [16, 8]
+    assert (found["base_mlp_dim"], found["base_moe_mlp_dim"], found["shared_experts"]) == (96, 32, 2)
+    plain = ("rope_factor", "original_max_position_embeddings", "max_position_embeddings")
+    assert [found[key] for key in plain] == [1, 256, 256]  # YARN by 1: neighbouring pairs, and no stretch
+    assert (found["rope_interleave"], found["rope_attention_scaling"]) == (True, False)
+
+
+def test_yarn_stretches_to_its_context_or_the_longer_sequences():
+    stretch = "model.rope={scaling: yarn, factor: 4, original_context: 32, mscale: 0.5, mscale_all_dims: 0.5}"
+    latent, grouped = keys(LATENT, stretch), keys(stretch)
+    assert [one["max_position_embeddings"] for one in (latent, grouped)] == [256, 256]
+    assert [one["rope_interleave"] for one in (latent, grouped)] == [True, False]
+    assert (latent["mscale"], latent["rope_attention_scaling"]) == (0.5, False)
+    assert keys(LATENT, stretch, "data.sequence_length=64")["max_position_embeddings"] == 128
+    papers = keys("model.rope={scaling: yarn, factor: 4, original_context: 128}")
+    assert (papers["mscale"], papers["rope_attention_scaling"]) == (0.0, True)
+
+
+def test_a_routing_that_maxtext_knows_by_name_takes_no_shapes_from_the_name():
+    found = lowered(LATENT, "train.balance_bias_rate=0.01")
+    values = YAML(typ="safe").load(found["maxtext.yml"])
+    assert YAML(typ="safe").load(found[f"models/{values['model_name']}.yml"]) == {}
+    assert (values["routed_bias"], values["routed_bias_update_rate"]) == (True, 0.01)
+    softmax = [LATENT, "model.experts.router=softmax", "model.experts.normalize_top_k=false"]
+    assert "model_name" not in keys(*softmax)
+    assert len(lowered(*softmax)) == 3
+
+
+def test_dense_layers_and_those_with_experts_stand_apart():
+    found = leaves(LATENT)
+    queries = [leaf for path, leaf in found.items() if path.endswith("self_attention/wq_b/kernel")]
+    assert [leaf["path"].split("/")[1] for leaf in queries] == ["dense_layers", "moe_layers"]
+    assert [names(leaf) for leaf in queries] == [
+        [f"model.layers.{i}.self_attn.q_b_proj.weight" for i in layers] for layers in ([0], [1, 2])
+    ]
+    bias = found["decoder/moe_layers/DeepSeekMoeBlock_0/MoeBlock_0/gate/bias"]
+    assert names(bias) == [f"model.layers.{i}.mlp.gate.e_score_correction_bias" for i in (1, 2)]
+    assert (bias["is_state"], bias["axes"], bias["std"]) == (True, [0], 0.0)
+    assert "decoder/dense_layers/mlp/wi_0/kernel" in found
+    assert found["decoder/moe_layers/DeepSeekMoeBlock_0/shared_experts/wo/kernel"]["shape"] == [64, 64]
+
+
+GPT_OSS = """model={family: GptOssForCausalLM, hidden: 64, num_layers: 4, vocab: 512,
+attention: {num_heads: 4, num_kv_heads: 2, bias: true, window: 32, num_windowed_layers: 2},
+experts: {num_experts: 4, top_k: 2, ffn_hidden: 32}}"""
+
+
+def test_gpt_oss_is_scanned_in_pairs_of_a_windowed_layer_and_another():
+    given = keys(GPT_OSS)
+    assert (given["decoder_block"], given["sliding_window_size"]) == ("gpt_oss", 32)
+    assert given["adamw_mask"] == ["scale", "bias", "sinks"]
+    assert given["attention"] == "dot_product"
+    found = leaves(GPT_OSS)
+    for pair, numbers in enumerate(((0, 2), (1, 3))):
+        sinks = found[f"decoder/layers/layers_{pair}/GptOssAttention/sinks"]
+        assert names(sinks) == [f"model.layers.{i}.self_attn.sinks" for i in numbers]
+    home = "decoder/layers/layers_0/GptOssMlp"
+    fused = [found[f"{home}/wi_{i}"] for i in range(2)]
+    assert [(leaf["name"].rpartition(".")[2], leaf["column"]) for leaf in fused] == [
+        ("gate_up_proj", 0),
+        ("gate_up_proj", 1),
+    ]
+    tensor = np.arange(4 * 64 * 64, dtype="float32").reshape(4, 64, 64)
+    made_of = [
+        made(leaf | {"grid": [1], "layers": [0]}, {names(leaf)[0]: tensor}, numpy=np) for leaf in fused
+    ]
+    assert (made_of[0][:, 0] == tensor[..., ::2]).all()
+    assert (made_of[1][:, 0] == tensor[..., 1::2]).all()
+
+
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
+def test_the_tensors_of_a_file_are_those_that_the_native_engine_reads(family):
+    pytest.importorskip("torch")
+    from meshwright.engines.maxtext.weights import file_shapes
+    from meshwright.engines.native.weights.reading import shapes_of
+
+    mixture = ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.attention.qk_norm=true"]
+    made_of = {"LlamaForCausalLM": [], "Qwen3MoeForCausalLM": mixture, "DeepseekV3ForCausalLM": [LATENT]}
+    model = runfile.loads(TOY, overrides=[*made_of[family], f"model.family={family}"]).model
+    assert file_shapes(model) == shapes_of(model)
+
+
 def test_every_number_of_the_model_stands_once():
     from meshwright.cost.flops import count_parameters
     from meshwright.cost.tables import model_row
 
-    for name in ("llama3-8b", "mixtral-8x7b"):
+    for name in ("llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "kimi-k2"):
         found = leaves(f"model={name}", "data.sequence_length=4096")
         total = 0
         for leaf in found.values():
             size = 1
             for n in (*leaf["shape"], *leaf["grid"]):
                 size *= n
-            total += size
+            total += 0 if leaf["is_state"] else size
         model = runfile.loads(TOY, overrides=[f"model={name}", "data.sequence_length=4096"]).model
         assert total == int(count_parameters(model_row(model)).total)
 
@@ -267,10 +358,11 @@ def test_every_number_of_the_model_stands_once():
         ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.attention.qk_norm=true"],
         ["parallel={data_shard: 1, pipeline: 2, virtual_pipeline: 2, schedule: interleaved, sharding: none,"
          " recompute: full}", "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}"],
+        [LATENT],
         ["model.rope={scaling: llama3, factor: 8, original_context: 8192}", "task=lora",
          "lora={rank: 4, alpha: 8, targets: [query, key, value, output, gate, up, down]}"],
     ],
-    ids=["dense", "experts", "pipeline", "adapters"],
+    ids=["dense", "experts", "pipeline", "latents", "adapters"],
 )  # fmt: skip
 def test_weights_come_out_as_they_went_in(overrides):
     for leaf in leaves(*overrides).values():

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 FIRST_STEP = 1
+STATES = "nnx_aux"  # where MaxText keeps variables that no gradient moves
 
 
 def convert(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def convert(tensors: dict[str, Any]) -> dict[str, Any]:
     table = json.loads(Path(os.environ["MESHWRIGHT_PARAMETERS"]).read_text(encoding="utf-8"))
     places = _places(sys.argv)
     parameters: dict[str, Any] = {}
+    states: dict[str, Any] = {}
     for number, leaf in enumerate(table["leaves"]):
         keys = leaf["path"].split("/")
         place = _at(places["model"], keys)
@@ -43,10 +45,12 @@ def convert(tensors: dict[str, Any]) -> dict[str, Any]:
         else:
             array = made(leaf, tensors, numpy=jnp)
         assert array.shape == place.shape, leaf["path"]
-        _put(parameters, keys, jax.device_put(array.astype(place.dtype), place.sharding))
+        tree = states if leaf["is_state"] else parameters
+        _put(tree, keys, jax.device_put(array.astype(place.dtype), place.sharding))
     place = places["optimizer"]["step"]
     one = jax.device_put(jnp.asarray(FIRST_STEP, dtype=jnp.int32), place.sharding)
-    return {"params": {"params": parameters}, "step": one, "opt_state": [None, None, {"count": one}]}
+    begun = {"params": {"params": parameters}, "step": one, "opt_state": [None, None, {"count": one}]}
+    return begun | ({STATES: {"model": states}} if states else {})
 
 
 def _places(arguments: list[str]) -> dict[str, Any]:
@@ -99,6 +103,8 @@ def made(leaf: dict[str, Any], tensors: dict[str, Any], *, numpy: Any) -> Any:
 
 
 def _part(tensor: Any, leaf: dict[str, Any]) -> Any:
+    if leaf["column"] is not None:
+        tensor = tensor[..., leaf["column"] :: 2]
     part = (tensor.T if leaf["transpose"] else tensor).reshape(leaf["shape"])
     if leaf["interleave"]:  # the last axis is a head's: halves become neighbouring pairs
         halves = part.reshape(*part.shape[:-1], 2, part.shape[-1] // 2)
@@ -135,9 +141,9 @@ def parts(leaf: dict[str, Any], array: Any) -> dict[str, Any]:
 
 
 def _matrix(part: Any, leaf: dict[str, Any]) -> Any:
-    """Back to the two axes of a file's matrix."""
+    """Back to the axes of a file's tensor."""
     if not leaf["transpose"]:
-        return part
+        return part.reshape(-1) if leaf["is_flat"] else part
     return part.reshape(math.prod(part.shape[: leaf["num_inputs"]]), -1).T
 
 
@@ -150,13 +156,17 @@ def main(table: Path, checkpoint: Path, out: Path, dtype: str) -> None:
     from safetensors.numpy import save_file
 
     state = ocp.load(epath.Path(checkpoint), checkpointable_name="items")
-    parameters = state["params"]["params"]
     tensors: dict[str, Any] = {}
     for leaf in json.loads(table.read_text(encoding="utf-8"))["leaves"]:
-        tensors |= parts(leaf, np.asarray(_at(parameters, leaf["path"].split("/"))))
-    kind = jnp.dtype(dtype)
-    ready = {name: np.ascontiguousarray(tensor.astype(kind)) for name, tensor in tensors.items()}
-    save_file(ready, out, metadata={"format": "pt"})
+        held = state[STATES]["model"] if leaf["is_state"] else state["params"]["params"]
+        kind = jnp.dtype("float32" if leaf["is_state"] else dtype)
+        for name, tensor in parts(leaf, np.asarray(_at(held, leaf["path"].split("/")))).items():
+            if leaf["column"] is None:
+                tensors[name] = np.ascontiguousarray(tensor.astype(kind))
+                continue
+            both = tensors.setdefault(name, np.empty((*tensor.shape[:-1], 2 * tensor.shape[-1]), dtype=kind))
+            both[..., leaf["column"] :: 2] = tensor
+    save_file(tensors, out, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

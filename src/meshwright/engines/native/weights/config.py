@@ -36,13 +36,14 @@ def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> 
         "rope_theta": rope.theta,
         "tie_word_embeddings": model.tied_embeddings,
     }
-    scaling = _scaling(rope)
+    scaling = scaling_of(rope)
     config |= {"rope_scaling": scaling} if scaling else {}
     config |= _latent(model) if model.attention.kind is AttentionKind.MLA else _grouped(model)
     return config | _feed_forward(model, architecture=family.architecture)
 
 
-def _scaling(rope: Rope) -> dict[str, Any] | None:
+def scaling_of(rope: Rope) -> dict[str, Any] | None:
+    """What `rope_scaling` of a config.json says; None: nothing is stretched."""
     if rope.scaling is RopeScaling.LLAMA3:
         return {
             "rope_type": "llama3",

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from meshwright.catalog.huggingface import model_from_path
-from meshwright.engines.native.weights.reading import check_weights
+from meshwright.engines.native.weights.reading import Shapes, check_weights
 from meshwright.errors import InputError, MeshwrightError, MissingDependencyError
 from meshwright.specs.model import Model
 
@@ -65,12 +65,12 @@ def find_weights(given: str) -> Origin:
     return Origin(name=given, folder=folder, fingerprint=fingerprint(folder))
 
 
-def differences(folder: Path, model: Model) -> list[str]:
+def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> list[str]:
     """What the config.json beside the weights says otherwise than `model`, in words.
 
-    Raises InputError when the weights in `folder` are not those of `model`.
+    Raises InputError when the weights in `folder` are not those of `model`, or not of `shapes`.
     """
-    check_weights(folder, model)
+    check_weights(folder, model, shapes=shapes)
     try:
         beside = model_from_path(folder)
     except (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -57,18 +58,19 @@ def _is_stack(name: str) -> bool:
     return ".experts." in name
 
 
-def check_weights(folder: str | Path, model: Model) -> Folder:
+Shapes = Mapping[str, tuple[int, ...]]
+"""The tensors of a file."""
+
+
+def check_weights(folder: str | Path, model: Model, *, shapes: Shapes | None = None) -> Folder:
     """The files of `folder`, opened. Every tensor of the whole `model` must be there, in its shape, and nothing else.
 
-    Raises InputError otherwise.
+    `shapes` are those tensors, where an engine says it of a model that the native one need not build. Raises
+    InputError otherwise.
     """
-    files, family = Folder(Path(folder)), family_of(model)
-    whole = build_model(model)
-    expected = {
-        file_name: tuple(tensor.shape[1:] if _is_stack(name) else tensor.shape)
-        for name, tensor in tensors_of(whole).items()
-        for file_name in file_names(model, name, family=family)
-    }
+    files, architecture = Folder(Path(folder)), model.family
+    if shapes is None:
+        architecture, shapes = family_of(model).architecture, shapes_of(model)
     held = without_ignored(set(files.files), model=model)
     scales = sorted(n for n in held if n.endswith(("_scale", "_scale_inv", ".qweight", ".absmax", "_scales")))
     if scales:
@@ -77,19 +79,29 @@ def check_weights(folder: str | Path, model: Model) -> Folder:
             got=scales[0],
             hint="use the repository that holds the model in bf16",
         )
-    missing = [n for n in expected if n not in held]
-    unexpected = sorted(held - expected.keys())
+    missing = [n for n in shapes if n not in held]
+    unexpected = sorted(held - shapes.keys())
     if missing or unexpected:
         parts = [f"missing {_list(missing)}"] if missing else []
         parts += [f"unexpected {_list(unexpected)}"] if unexpected else []
         raise InputError(
-            f"the weights are not those of {model.name} ({family.architecture}): {'; '.join(parts)}",
+            f"the weights are not those of {model.name} ({architecture}): {'; '.join(parts)}",
             got=str(files.folder),
         )
-    for name, shape in expected.items():
+    for name, shape in shapes.items():
         if files.shape(name) != shape:
             raise InputError(f"{name} has another shape", got=files.shape(name), allowed=shape)
     return files
+
+
+def shapes_of(model: Model) -> Shapes:
+    """Every tensor of a file of `model`'s weights, and its shape. Raises InputError as `names.family_of`."""
+    family = family_of(model)
+    return {
+        file_name: tuple(tensor.shape[1:] if _is_stack(name) else tensor.shape)
+        for name, tensor in tensors_of(build_model(model)).items()
+        for file_name in file_names(model, name, family=family)
+    }
 
 
 def _list(names: list[str]) -> str:
