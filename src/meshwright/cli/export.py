@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -20,7 +20,7 @@ from meshwright.cli.run_input import run_from
 from meshwright.errors import InputError, MeshwrightError
 
 if TYPE_CHECKING:
-    from meshwright.engines.base import Launch
+    from meshwright.engines.base import Launch, OthersEngine, TrainingEngine
     from meshwright.specs.run import Run
 
 
@@ -57,22 +57,21 @@ def command(
     for the run's cluster. The files are complete: the command that is printed starts them.
     """
     from meshwright.cli.output import emit_json, note, print_line
-    from meshwright.engines.base import find_engine, refuse
+    from meshwright.engines.base import check_export, find_engine, refuse
     from meshwright.engines.choice import planned
     from meshwright.engines.local import write_files
 
     run = run_from(run_path, engine=engine_name, calibration=calibration, overrides=overrides)
-    engine = find_engine(run.engine)
-    refuse(run.engine, engine.check(run))
+    refuse(run.engine, check_export(run))
     run = planned(run)
-    launch = engine.lower(run, folder=folder)
+    launch, notes = _lowered(find_engine(run.engine), run, folder)
     if folder.exists() and any(folder.iterdir()):
         raise InputError("the folder is not empty", got=str(folder), hint="name a new one")
     try:
         write_files(launch, folder)
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error
-    notes = lint(run)
+    notes += lint(run)
     if as_json:
         document = {
             "engine": run.engine, "plan": run.plan, "files": sorted(launch.files), "folder": folder,
@@ -89,6 +88,16 @@ def command(
     print(f"  {start_command(launch, run=run)}")
     for words in notes:
         note(words)
+
+
+def _lowered(engine: TrainingEngine, run: Run, folder: Path) -> tuple[Launch, list[str]]:
+    """What starts the run here; or, where other programs can do more with the engine, what starts it there."""
+    problems = engine.check(run)
+    if not problems or not hasattr(engine, "lower_for_others"):
+        return engine.lower(run, folder=folder), []
+    reasons = "; ".join(map(str, problems))
+    note = f"for the engine's own programs alone, `train` cannot do it: {reasons}"
+    return cast("OthersEngine", engine).lower_for_others(run, folder=folder), [note]
 
 
 def start_command(launch: Launch, *, run: Run) -> str:

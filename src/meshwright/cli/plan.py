@@ -22,6 +22,7 @@ from meshwright.cli.run_input import OBJECTIVE_WORDS
 
 if TYPE_CHECKING:
     from meshwright.cli.output import Align
+    from meshwright.engines.base import Unsupported
     from meshwright.planner import PlanRequest, PlanResult, RankedPlan, WhyNot
     from meshwright.planner.estimate import PlanEstimate
     from meshwright.planner.objective import Goal
@@ -80,6 +81,7 @@ def command(
     """
     from meshwright.cli.output import emit_json, note, progress
     from meshwright.cli.run_input import run_from
+    from meshwright.engines.choice import not_run
     from meshwright.planner.choice import best_plans, free_request, goal_of
     from meshwright.planner.fixed import fixed_fields
 
@@ -97,8 +99,11 @@ def command(
 
         pin_plan(run, result.plans[0].plan, write_path)
         note(f"wrote {write_path}")
+    refused = not_run(run)
+    for problem in refused:
+        note(f"{run.engine} does not run these plans: {problem}")
     if as_json:
-        emit_json(_document(run, result, estimates, answers, pareto=pareto))
+        emit_json(_document(run, result, estimates, answers, refused, pareto=pareto))
         return
     _print_plans(run, result, estimates)
     if pareto:
@@ -127,7 +132,13 @@ def _estimates(request: PlanRequest, plans: Sequence[RankedPlan]) -> list[PlanEs
 
 
 def _document(
-    run: Run, result: PlanResult, estimates: list[PlanEstimate], answers: list[WhyNot], *, pareto: bool
+    run: Run,
+    result: PlanResult,
+    estimates: list[PlanEstimate],
+    answers: list[WhyNot],
+    refused: Sequence[Unsupported],
+    *,
+    pareto: bool,
 ) -> dict[str, Any]:
     from meshwright.cli.plan_document import (
         comparison_document,
@@ -151,6 +162,7 @@ def _document(
             "losers": [comparison_document(c) for c in nearest_losers(result, count=NUM_LOSERS)],
             "why_not": [why_not_document(a) for a in answers],
             "not_tried": result.space.left_out,
+            "engine_refuses": [str(problem) for problem in refused],
         },
     }
     if pareto:

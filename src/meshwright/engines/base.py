@@ -224,6 +224,18 @@ class ExportingEngine(Protocol):
         ...
 
 
+class OthersEngine(Protocol):
+    """What an engine offers besides the contract when programs of others can do more with it than the training here."""
+
+    def check_export(self, run: Run) -> tuple[Unsupported, ...]:
+        """What these programs cannot do of `run` either. Pure."""
+        ...
+
+    def lower_for_others(self, run: Run, *, folder: Path) -> Launch:
+        """As `lower`, for them alone. Raises InputError for what `check_export` refuses."""
+        ...
+
+
 class TrainingEngine(Protocol):
     """The contract, as the command line sees it. Modules fulfil it with functions."""
 
@@ -261,6 +273,12 @@ class TrainingEngine(Protocol):
 def find_engine(name: str) -> TrainingEngine:
     """The engine called `name`. Raises as `catalog.engine_facts`."""
     return engine_contract(name)
+
+
+def check_export(run: Run) -> tuple[Unsupported, ...]:
+    """What no program of the engine that `run` names can do of it, be it started here or elsewhere."""
+    engine = find_engine(run.engine)
+    return getattr(engine, "check_export", engine.check)(run)
 
 
 def pinned(run: Run) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.engines.base import find_engine
+from meshwright.engines.base import Unsupported, check_export, find_engine
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.request import request_for
 from meshwright.specs.model import BaseFormat
@@ -12,6 +12,16 @@ from meshwright.specs.run import Run
 
 CANDIDATES = 50, 5000
 """Plans that the planner ranks; the first that the engine runs is taken. More are estimated only where it runs none."""
+
+
+OF_A_TRAINING = ("data", "train", "parallel")
+"""Keys that a question about plans need not say."""
+
+
+def not_run(run: Run) -> list[Unsupported]:
+    """Why no program of the engine that `run` names runs it under any plan, as far as model and numerics say."""
+    problems = check_export(replace(run, plan=None))
+    return [problem for problem in problems if problem.key.partition(".")[0] not in OF_A_TRAINING]
 
 
 def planned(run: Run) -> Run:

@@ -113,3 +113,15 @@ def test_bad_input_is_one_message(meshwright, arguments, message):
     assert message in outcome.stderr
     assert outcome.stdout == ""
     assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"), [("torchtitan", "no model with the shapes of mixtral-8x7b"), ("megatron", None)]
+)
+def test_an_engine_that_lacks_the_model_is_named(meshwright, engine, words):
+    asked = ("plan", "--model", "mixtral-8x7b", "--cluster", "h100-8x8", "--gbs", 512, "--seq", 4096)
+    outcome = meshwright(*asked, "--engine", engine, "--json")
+    refused = outcome.json["explanation"]["engine_refuses"]
+    assert outcome.exit_code == 0
+    assert [words in problem for problem in refused] == ([] if words is None else [True])
+    assert ("does not run these plans" in outcome.stderr) == (words is not None)

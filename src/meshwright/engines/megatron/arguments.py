@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.settings import UNFUSED, Settings, loop, settings_of
+from meshwright.specs.model import AttentionKind, RopeScaling
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
-RENAMED = {"num_moe_experts": "num-experts", "layernorm_epsilon": "norm-epsilon", "clip_grad": "clip-grad"}
+RENAMED = {
+    "num_moe_experts": "num-experts",
+    "layernorm_epsilon": "norm-epsilon",
+    "clip_grad": "clip-grad",
+    "fp8": "fp8-format",
+    "fp4": "fp4-format",
+}
 OF_THE_LOOP = {  # set otherwise there, or by what other arguments say
     "activation_func", "gated_linear_unit", "add_bias_linear", "params_dtype", "pipeline_dtype", "vocab_size",
     "max_sequence_length", "share_embeddings_and_output_weights", "virtual_pipeline_model_parallel_size",
@@ -77,14 +84,15 @@ def lettered(stages: list[list[str]]) -> str:
 def _shape(run: Run) -> list[str]:
     model = run.model
     lines = [
-        "--use-mcore-models", "--swiglu", "--disable-bias-linear", "--group-query-attention",
+        "--use-mcore-models", "--swiglu", "--disable-bias-linear",
+        *(() if model.attention.kind is AttentionKind.MLA else ("--group-query-attention",)),
         f"--seq-length {run.sequence_length}", f"--max-position-embeddings {run.sequence_length}",
         f"--rotary-base {round(model.rope.theta)}", f"--vocab-size {model.vocab}",
         "--make-vocab-size-divisible-by 1",
     ]  # fmt: skip
     if not model.tied_embeddings:
         lines.append("--untie-embeddings-and-output-weights")
-    return [*lines, "--use-rope-scaling"] if model.rope.factor != 1 else lines
+    return [*lines, "--use-rope-scaling"] if model.rope.scaling is RopeScaling.LLAMA3 else lines
 
 
 def _data(run: Run) -> list[str]:

@@ -18,16 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.arguments import lettered, token_files
-from meshwright.engines.megatron.settings import UNFUSED, Settings, loop, padded_vocab, settings_of
+from meshwright.engines.megatron.settings import NARROW, UNFUSED, Settings, loop, padded_vocab, settings_of
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
 CONTAINER = "megatron.bridge.training.config.ConfigContainer"
 SECTIONS = ("train", "validation", "checkpoint", "rng", "optimizer", "scheduler")  # whose fields `loop` has
-BY_PRECISION = ("bf16", "params_dtype", "pipeline_dtype")  # mixed_precision sets them in all sections
+OF_NARROW = ("fp8", "fp8_recipe", "fp4", "fp4_recipe")
+BY_PRECISION = (
+    "bf16",
+    "params_dtype",
+    "pipeline_dtype",
+    *OF_NARROW,
+)  # mixed_precision sets them in all sections
 DIVISION = "969,30,1"  # training, validation, test: Megatron-LM's where nothing is said
 BLOCK = "megatron.core.models.gpt.gpt_layer_specs.get_gpt_decoder_block_spec"
-PRECISIONS = {"bf16": "bf16_mixed"}
+LATENT = "megatron.bridge.models.mla_provider.MLAModelProvider"
+BF16 = {"_target_": "torch.bfloat16", "_call_": False}
 
 SCRIPT = '''\
 """Train with Megatron-Bridge as megatron_bridge.yaml says, and the command line behind it: train.train_iters=10."""
@@ -96,7 +103,7 @@ def configuration(run: Run, plan: Plan) -> dict[str, Any]:
     settings = settings_of(run, plan)
     found: dict[str, Settings] = {
         "model": _model(run, plan, settings["transformer"] | settings["gpt"]),
-        "optimizer": settings["optimizer"],
+        "optimizer": _optimizer(settings["optimizer"]),
         "ddp": settings["ddp"],
         "dataset": _data(run),
         "tokenizer": _tokenizer(run),
@@ -112,21 +119,35 @@ def configuration(run: Run, plan: Plan) -> dict[str, Any]:
     written: dict[str, Any] = {"_target_": CONTAINER}
     for name in sections():
         if name in found:
-            written[name] = {"_target_": sections()[name].target} | _said(name, found[name])
-    if precision := PRECISIONS.get(_dtype(run)):
-        written["mixed_precision"] = precision
+            written[name] = _said(name, found[name])
+    if run.precision.name != "fp32":
+        written["mixed_precision"] = _precision(run)
     return written
 
 
 def _said(section: str, values: Settings) -> Settings:
     """Fields of a section that are said. Every name is one of its class."""
-    known = sections()[section].fields
+    is_latent = values.get("multi_latent_attention", False)
+    latent = sections()[section].latent if is_latent else {}
+    known = sections()[section].fields | latent
     assert values.keys() <= known.keys(), values.keys() - known.keys()
-    return {k: v for k, v in values.items() if v is not None and k not in BY_PRECISION}
+    said = {k: v for k, v in values.items() if v is not None or latent.get(k) is not None}
+    target = LATENT if is_latent else sections()[section].target
+    return {"_target_": target} | {k: v for k, v in said.items() if k not in BY_PRECISION}
 
 
-def _dtype(run: Run) -> str:
-    return "fp32" if run.precision.name == "fp32" else "bf16"
+def _precision(run: Run) -> str | Settings:
+    """Megatron-Bridge's own recipe for bf16, or that with narrow products; its other recipes leave out some layers."""
+    narrow = NARROW.get(run.precision.name)
+    if narrow is None:
+        return "bf16_mixed"
+    about = {"bf16": True, "params_dtype": BF16, "pipeline_dtype": BF16, **narrow}
+    return {"_target_": sections()["mixed_precision"].target} | about
+
+
+def _optimizer(settings: Settings) -> Settings:
+    moments = {key: BF16 for key in ("exp_avg_dtype", "exp_avg_sq_dtype") if settings.get(key) == "bf16"}
+    return settings | moments
 
 
 def _model(run: Run, plan: Plan, settings: Settings) -> Settings:

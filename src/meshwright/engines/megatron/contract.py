@@ -8,13 +8,15 @@ from meshwright.engines import outcome, workers
 from meshwright.engines.base import Imported, Record, TrainOptions, refuse
 from meshwright.engines.megatron import bridge_importing, importing, probe
 from meshwright.engines.megatron.bridge_files import refuse_recipe, says_container
-from meshwright.engines.megatron.check import check, check_plan
-from meshwright.engines.megatron.lower import lower
+from meshwright.engines.megatron.check import check, check_export, check_plan
+from meshwright.engines.megatron.lower import lower, lower_for_others
 from meshwright.engines.megatron.reading import LAYOUT
 from meshwright.engines.workers import WorkersStart, expected
 from meshwright.specs.run import Run
 
-__all__ = ["check", "expected", "import_run", "launch", "lower", "prepare", "read"]
+__all__ = [
+    "check", "check_export", "expected", "import_run", "launch", "lower", "lower_for_others", "prepare", "read",
+]  # fmt: skip
 
 
 def import_run(source: str, *, cluster: str) -> Imported:

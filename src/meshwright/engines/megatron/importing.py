@@ -87,6 +87,10 @@ def _precision(options: Options) -> str:
     if narrow and wide:
         raise InputError("--fp16 and --bf16 are both said")
     if fp4:
+        if (recipe4 := options.word("fp4-recipe", "nvfp4")) != "nvfp4":
+            raise InputError(
+                "a precision that run files do not know", got=f"--fp4-recipe {recipe4}", allowed="nvfp4"
+            )
         return "nvfp4"
     if fp8:
         if recipe not in FP8:

@@ -14,7 +14,7 @@ from pathlib import Path
 from meshwright.engines.base import Launch, pinned, refuse
 from meshwright.engines.megatron.arguments import arguments_text
 from meshwright.engines.megatron.bridge import SCRIPT, configuration_text
-from meshwright.engines.megatron.check import check
+from meshwright.engines.megatron.check import check, check_export
 from meshwright.engines.megatron.settings import settings_of
 from meshwright.specs.run import Run
 
@@ -32,12 +32,25 @@ def lower(run: Run, *, folder: Path) -> Launch:
     settings = json.dumps(settings_of(run, plan), indent=2)
     return Launch(
         argv=("python", "-m", "meshwright.engines.megatron.worker", str(folder / RUN_FILE)),
-        files={
-            RUN_FILE: pinned_text(run, plan),
-            SETTINGS: settings + "\n",
-            ARGUMENTS: arguments_text(run, plan),
-            BRIDGE: configuration_text(run, plan),
-            BRIDGE_SCRIPT: SCRIPT,
-        },
+        files={RUN_FILE: pinned_text(run, plan), SETTINGS: settings + "\n", **_of_others(run)},
         num_processes=plan.num_devices,
     )
+
+
+def lower_for_others(run: Run, *, folder: Path) -> Launch:
+    """The files for Megatron-LM and Megatron-Bridge alone, and the command of the latter."""
+    refuse("megatron", check_export(run))
+    return Launch(
+        argv=("python", str(folder / BRIDGE_SCRIPT)),
+        files=_of_others(run),
+        num_processes=pinned(run).num_devices,
+    )
+
+
+def _of_others(run: Run) -> dict[str, str]:
+    plan = pinned(run)
+    return {
+        ARGUMENTS: arguments_text(run, plan),
+        BRIDGE: configuration_text(run, plan),
+        BRIDGE_SCRIPT: SCRIPT,
+    }

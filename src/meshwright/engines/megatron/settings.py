@@ -8,7 +8,8 @@
     loop         what Megatron's own training loops ask beside these: `arguments` and `bridge` write it
 
 Names are Megatron's. Number formats and the activation function are words here, which `model` turns into what they
-name. Fusions are off: they need Transformer Engine or Apex.
+name. Fusions are off: they need Transformer Engine or Apex. So do latent attention, narrow numbers and narrow states,
+which are for `arguments` and `bridge` alone (`check_export`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.cost.stages import layers_per_stage
-from meshwright.specs.model import Model, RopeScaling, Router
+from meshwright.specs.model import AttentionKind, Model, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute, Sharding
-from meshwright.specs.run import LearningRateSchedule, Run
+from meshwright.specs.run import LearningRateSchedule, Run, StateFormat
 
 Settings = dict[str, Any]
 
@@ -31,6 +32,14 @@ MODULES = {
     "shared_experts": "shared_experts",
 }
 """Megatron's words for what selective recomputation names."""
+
+NARROW = {
+    "fp8": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    "fp8_blockwise": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
+}
+"""Of what the products of a precision are made, beside bf16."""
 
 UNFUSED = (
     "apply_rope_fusion",
@@ -68,15 +77,12 @@ def parallel(plan: Plan) -> Settings:
 def transformer(run: Run, plan: Plan) -> Settings:
     """The model's shapes and numerics, and how it is divided."""
     model = run.model
-    a = model.attention
     shapes = {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden,
         "ffn_hidden_size": model.ffn_hidden or _expert_hidden(model),
-        "num_attention_heads": a.num_heads,
-        "num_query_groups": a.num_kv_heads,
-        "kv_channels": a.head_dim,
-        "qk_layernorm": a.qk_norm,
+        "num_attention_heads": model.attention.num_heads,
+        **_attention(model),
         "normalization": "RMSNorm",
         "layernorm_epsilon": model.norm_epsilon,
         "gated_linear_unit": True,
@@ -87,12 +93,37 @@ def transformer(run: Run, plan: Plan) -> Settings:
     }
     return {
         **shapes,
+        **({"mtp_num_layers": model.num_mtp_layers} if model.num_mtp_layers else {}),
         **(_experts(run) if model.experts is not None else {}),
         **_numerics(run),
         **parallel(plan),
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1,
         **_pipeline(run, plan),
         **_recompute(plan),
+    }
+
+
+def _attention(model: Model) -> Settings:
+    a, rope = model.attention, model.rope
+    if a.kind is not AttentionKind.MLA:
+        return {"num_query_groups": a.num_kv_heads, "kv_channels": a.head_dim, "qk_layernorm": a.qk_norm}
+    is_stretched = rope.scaling is RopeScaling.YARN
+    latent = {
+        "multi_latent_attention": True,
+        "q_lora_rank": a.query_lora_rank or None,
+        "kv_lora_rank": a.kv_lora_rank,
+        "qk_head_dim": a.head_dim - a.rope_head_dim,
+        "qk_pos_emb_head_dim": a.rope_head_dim,
+        "v_head_dim": a.v_dim,
+        "qk_layernorm": True,  # of the latents
+        "rope_type": "yarn" if is_stretched else "rope",
+    }
+    if not is_stretched:
+        return latent
+    return latent | {
+        "rotary_scaling_factor": rope.factor,
+        "mscale": rope.mscale or 1.0,  # 1: the paper's temperature
+        "mscale_all_dim": rope.mscale_all_dims,
     }
 
 
@@ -108,6 +139,7 @@ def _numerics(run: Run) -> Settings:
         "pipeline_dtype": dtype,
         "attention_softmax_in_fp32": True,
         "calculate_per_token_loss": True,  # one mean over the labels of the global batch
+        **NARROW.get(run.precision.name, {}),
         **dict.fromkeys(UNFUSED, False),
     }
 
@@ -145,7 +177,7 @@ def _pipeline(run: Run, plan: Plan) -> Settings:
     """Layers lie on stages as the planner costs them."""
     if plan.pipeline == 1:
         return {}
-    settings: Settings = {"pipeline_model_parallel_layout": layout(run.model.num_layers, plan)}
+    settings: Settings = {"pipeline_model_parallel_layout": layout(run.model, plan)}
     if (
         plan.virtual_pipeline > 1
     ):  # of two stages both neighbours are one process: exchanges must keep their order
@@ -153,12 +185,14 @@ def _pipeline(run: Run, plan: Plan) -> Settings:
     return settings
 
 
-def layout(num_layers: int, plan: Plan) -> list[list[str]]:
+def layout(model: Model, plan: Plan) -> list[list[str]]:
     """What every stage holds, in the order of the model."""
-    counts = plan.layers_per_stage or layers_per_stage(num_layers, plan.pipeline * plan.virtual_pipeline)
+    counts = plan.layers_per_stage or layers_per_stage(
+        model.num_layers, plan.pipeline * plan.virtual_pipeline
+    )
     stages = [["decoder"] * count for count in counts]
     stages[0].insert(0, "embedding")
-    stages[-1].append("loss")
+    stages[-1] += [*["mtp"] * model.num_mtp_layers, "loss"]
     return stages
 
 
@@ -228,6 +262,15 @@ def optimizer(run: Run, plan: Plan) -> Settings:
         "bf16": dtype == "bf16",
         "params_dtype": dtype,
         "use_distributed_optimizer": plan.sharding is Sharding.OPTIMIZER,
+        **(_narrow_states(o.states.value) if o.states is not StateFormat.FP32 else {}),
+    }
+
+
+def _narrow_states(dtype: str) -> Settings:
+    return {
+        "use_precision_aware_optimizer": True,
+        "exp_avg_dtype": dtype,
+        "exp_avg_sq_dtype": dtype,
     }
 
 
