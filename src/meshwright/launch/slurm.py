@@ -35,6 +35,18 @@ OWN_OPTIONS = (
 )  # fmt: skip
 TIME = re.compile(r"((?P<days>\d+)-)?\d+(:\d\d){0,2}")
 
+LISTENING = """\
+step=
+is_asked=no
+# shellcheck disable=SC2317,SC2329 # the trap calls it
+ask() { # the time limit comes near
+  is_asked=yes
+  [[ -z $step ]] || kill -USR1 "$step" # srun passes it on to every process
+}
+trap ask USR1
+"""
+"""Before srun starts: a signal that nobody waits for would end the script."""
+
 RANK_WORDS = """\
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID
 export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR
@@ -86,6 +98,7 @@ def script(request: Request, settings: Settings) -> str:
         "set -uo pipefail",
         *_exports(request),
         "",
+        LISTENING,
         _step(request, settings),
         _ending(request),
     ]
@@ -206,13 +219,7 @@ def _ending(request: Request) -> str:
     failures = shlex.quote(str(request.folder / FAILURES))
     return f"""\
 step=$!
-is_asked=no
-# shellcheck disable=SC2317,SC2329 # the trap calls it
-ask() {{ # the time limit comes near
-  is_asked=yes
-  kill -USR1 "$step" # srun passes it on to every process
-}}
-trap ask USR1
+[[ $is_asked == no ]] || ask # while srun started
 
 code=0
 wait "$step" || code=$?

@@ -36,19 +36,22 @@ export WORLD_SIZE=16
 export MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))
 export MESHWRIGHT_RESTARTS=$((${SLURM_RESTART_COUNT:-0}))
 
+step=
+is_asked=no
+# shellcheck disable=SC2317,SC2329 # the trap calls it
+ask() { # the time limit comes near
+  is_asked=yes
+  [[ -z $step ]] || kill -USR1 "$step" # srun passes it on to every process
+}
+trap ask USR1
+
 mkdir -p runs/first/logs
 # shellcheck disable=SC2016 # each task has its own values
 srun --export=ALL --distribution=block --kill-on-bad-exit=0 --wait=120 --cpu-bind=none --output=runs/first/logs/rank-%5t.log --open-mode=append \
   bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID; export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR; exec "$@"' rank \
   python3 -m meshwright train runs/first/run.yaml --out runs/first &
 step=$!
-is_asked=no
-# shellcheck disable=SC2317,SC2329 # the trap calls it
-ask() { # the time limit comes near
-  is_asked=yes
-  kill -USR1 "$step" # srun passes it on to every process
-}
-trap ask USR1
+[[ $is_asked == no ]] || ask # while srun started
 
 code=0
 wait "$step" || code=$?

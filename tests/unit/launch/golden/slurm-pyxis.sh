@@ -37,19 +37,22 @@ export WORLD_SIZE=16
 export MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))
 export MESHWRIGHT_RESTARTS=$((${SLURM_RESTART_COUNT:-0}))
 
+step=
+is_asked=no
+# shellcheck disable=SC2317,SC2329 # the trap calls it
+ask() { # the time limit comes near
+  is_asked=yes
+  [[ -z $step ]] || kill -USR1 "$step" # srun passes it on to every process
+}
+trap ask USR1
+
 mkdir -p runs/first/logs
 # shellcheck disable=SC2016 # each task has its own values
 srun --export=ALL --distribution=block --kill-on-bad-exit=0 --wait=120 --cpu-bind=none --output=runs/first/logs/rank-%5t.log --open-mode=append --cpus-per-task=12 '--container-image=registry.example#train:1' --container-mounts=/shared/ann:/shared/ann,/data:/data --container-workdir=/shared/ann \
   bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID; export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR; exec "$@"' rank \
   env GLOO_SOCKET_IFNAME=ens1f0 GPU_MAX_HW_QUEUES=2 HIP_FORCE_DEV_KERNARG=1 HSA_NO_SCRATCH_RECLAIM=1 MIOPEN_CUSTOM_CACHE_DIR=/var/tmp/miopen-ann MIOPEN_USER_DB_PATH=/var/tmp/miopen-ann NCCL_DEBUG=WARN NCCL_IB_HCA=mlx5_0,mlx5_1 NCCL_SOCKET_IFNAME=ens1f0 OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 RCCL_WARP_SPEED_AUTO=0 TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_HIGH_PRIORITY=1 python3 -m meshwright train runs/first/run.yaml --out runs/first &
 step=$!
-is_asked=no
-# shellcheck disable=SC2317,SC2329 # the trap calls it
-ask() { # the time limit comes near
-  is_asked=yes
-  kill -USR1 "$step" # srun passes it on to every process
-}
-trap ask USR1
+[[ $is_asked == no ]] || ask # while srun started
 
 code=0
 wait "$step" || code=$?
