@@ -6,6 +6,7 @@ So what is asked is what its workers will find, and the one that asks stays smal
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +25,16 @@ class Machine:
     device_type: str  # as PyTorch calls it, ROCm's too
     device_name: str  # as its driver has it
     num_devices: int  # 0: none that the engine can use
+
+
+def processor_name() -> str:
+    """What the processor calls itself."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def ask(command: Sequence[str], *, program: str, hint: str) -> dict[str, Any]:

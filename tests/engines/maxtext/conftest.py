@@ -126,6 +126,10 @@ class Toy:
     def record(self, out: str) -> dict[str, dict[str, object]]:
         return json.loads((self.folder / out / "record.json").read_text())
 
+    def device(self, out: str) -> dict[str, object]:
+        """What a training ran on; its threads are the training's."""
+        return {key: value for key, value in self.record(out)["device"].items() if key != "threads"}
+
     @staticmethod
     def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
         """Exit code and stderr of a command, once it has ended."""

@@ -72,6 +72,7 @@ def test_two_devices_fully_sharded(dense, command):
     taken = dense.train("sharded", plan="sharded")
     dense.assert_native(taken)
     assert dense.record("sharded")["statistics"]["num_devices"] == 2
+    assert dense.device("sharded") == dense.device("native")  # `bench train` measures engines side by side
     logs = (dense.folder / "sharded" / "logs").iterdir()
     assert [path.name for path in logs] == ["rank-0.txt"]  # one process with virtual devices
 
@@ -84,6 +85,7 @@ def test_losses_are_those_of_the_native_engine(dense, command):
     assert taken[-1]["loss"] < taken[0]["loss"] - 0.5
     record, native = dense.record("one"), dense.record("native")
     assert record["ending"] == "done"
+    assert dense.device("one") == dense.device("native")
     assert record["software"]["maxtext"] == "0.2.5"
     assert record["statistics"].keys() == native["statistics"].keys()
     for key in ("model_flops_per_token", "parameters", "tokens", "num_devices"):  # one FLOP rule for both

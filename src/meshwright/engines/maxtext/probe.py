@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from meshwright.engines.machine import Machine, ask
+from meshwright.engines.machine import Machine, ask, processor_name
 from meshwright.engines.maxtext import environment
 
 ASK = """
-import json, platform, jax
+import json, jax
 devices = jax.devices()
-is_cpu = devices[0].platform == "cpu"
-name = platform.processor() or platform.machine() if is_cpu else devices[0].device_kind
-found = {"device_type": "cpu" if is_cpu else "cuda", "device_name": name, "num_devices": len(devices)}
-print(json.dumps(found))
+kind = "cpu" if devices[0].platform == "cpu" else "cuda"
+print(json.dumps({"device_type": kind, "device_name": devices[0].device_kind, "num_devices": len(devices)}))
 """
 
 
@@ -25,4 +24,5 @@ def machine(python: Path) -> Machine:
         program=f"JAX does not start in {folder}",
         hint=f"remove it, and {environment.COMMAND}",
     )
-    return Machine(**found)
+    found = Machine(**found)
+    return replace(found, device_name=processor_name()) if found.device_type == "cpu" else found

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import __version__, runfile
-from meshwright.engines.machine import main_or_refuse
+from meshwright.engines.machine import main_or_refuse, processor_name
 from meshwright.engines.maxtext import adapters, data, environment, meeting
 from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE
 from meshwright.engines.maxtext.reading import (
@@ -124,6 +124,7 @@ def _environment(folder: Path, *, num_devices: int) -> dict[str, str]:
         "DECOUPLE_GCLOUD": "TRUE",
         "XLA_FLAGS": flags.strip(),
         "PYTHONPATH": str(INSIDE),  # and nothing of this environment
+        "MESHWRIGHT_PROCESSOR": processor_name(),
         "MESHWRIGHT_PARAMETERS": str((folder / PARAMETERS).absolute()),
         "MESHWRIGHT_ADAPTERS": str((folder / OUTPUT / adapters.FIRST / adapters.FILE).absolute()),
     }

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from meshwright import catalog
+from meshwright.engines.machine import processor_name
 from meshwright.engines.metrics import THIS_MACHINE
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.hardware import Accelerator, Cluster, Fabric
@@ -66,12 +67,7 @@ def device_name(device: torch.device) -> str:
     """What the driver, or the processor, calls itself."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return processor_name()
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -35,8 +35,8 @@ def facts() -> dict[str, Any]:
     return {
         "device": {
             "type": device.platform,
-            "name": platform.processor() or platform.machine() if is_cpu else device.device_kind,
-            "count_on_this_machine": jax.local_device_count(),
+            "name": os.environ["MESHWRIGHT_PROCESSOR"] if is_cpu else device.device_kind,
+            "count_on_this_machine": 1 if is_cpu else jax.local_device_count(),  # virtual ones are one
             "memory_bytes": host_bytes if is_cpu else stats.get("bytes_limit"),
             "threads": len(os.sched_getaffinity(0)),
             "system": platform.platform(),
