@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +31,8 @@ def held(folder: Path) -> Iterator[bool]:
 
     Where the file system keeps no locks, nobody does.
     """
+    import fcntl  # absent on Windows, where runs are planned and not trained
+
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

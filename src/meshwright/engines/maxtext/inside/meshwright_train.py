@@ -4,7 +4,7 @@
 
 CPU are settings with commas between them that hold on a CPU only. BATCHES is a folder of arrays, which the loop of
 `meshwright_loop` takes; empty: MaxText's own loop. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say where
-the process stands, as under torchrun.
+the process stands, as under torchrun; MESHWRIGHT_PROCESSOR is what records call a CPU.
 
 OUTPUT/process-N.json   device, software, the most memory that was in use, and how a training on BATCHES ended
 """
