@@ -11,7 +11,6 @@ $MESHWRIGHT_MAXTEXT, else `maxtext-VERSION` in Meshwright's cache.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import shutil
@@ -186,6 +185,8 @@ def _run(command: list[str]) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
+    import fcntl  # absent on Windows, where runs are planned and exported
+
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
