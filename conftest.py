@@ -43,6 +43,8 @@ collect_ignore_glob = [
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob += [  # doctests of the doing half import torch
         "src/meshwright/engines/native/*",
+        "src/meshwright/training/*",
+        "src/meshwright/bench/steps.py",
         "src/meshwright/engines/megatron/convert.py",
     ]
 COMPARISON = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

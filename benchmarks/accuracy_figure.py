@@ -13,12 +13,12 @@ from pathlib import Path
 import altair as alt
 import numpy as np
 
-from meshwright.accuracy.fit import fit
-from meshwright.accuracy.left_out import predict_left_out
 from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
-from meshwright.catalog.calibration import fitted
+from meshwright.calibration.parameters import fitted
 from meshwright.files import write_atomically
+from meshwright.fitting.leave_one_source_out import predict_left_out
+from meshwright.fitting.published_runs import fit
 
 FAMILIES = {
     "Ampere": "NVIDIA A100",

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from meshwright.calibration.collectives import CollectiveConstants, constants_from
 from meshwright.catalog.clusters import fabric
 from meshwright.cost.collectives import Network, all_gather_s, all_reduce_s, group, network_row
-from meshwright.cost.collectives.constants import CollectiveConstants, constants_from
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "MB": 10**6}
 SMALL_BYTES = 2**20

@@ -33,8 +33,8 @@ import torch
 from meshwright import runfile
 from meshwright.catalog import engine_names
 from meshwright.engines.base import find_engine
-from meshwright.engines.native.models import build_model, init_weights, materialize
-from meshwright.engines.native.weights import save_weights
+from meshwright.training.models import build_model, init_weights, materialize
+from meshwright.training.weights import save_weights
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 SHIMS = Path(__file__).parents[1] / "tests" / "engines"

@@ -142,10 +142,10 @@ def prepare(shape: Shape, *, precision: str, folder: Path, steps: int, threads: 
     import torch
 
     from meshwright import runfile
-    from meshwright.engines.native.data import Batches, open_data
-    from meshwright.engines.native.data.megatron import token_type, write_indexed
-    from meshwright.engines.native.models import build_model, init_weights
-    from meshwright.engines.native.weights import save_weights
+    from meshwright.training.data import Batches, open_data
+    from meshwright.training.data.megatron import token_type, write_indexed
+    from meshwright.training.models import build_model, init_weights
+    from meshwright.training.weights import save_weights
 
     folder.mkdir(parents=True)
     # Text that is on every machine, two bytes a token: something to learn, and no tokenizer to agree on.
@@ -333,7 +333,7 @@ def record_of(
     """Everything that was measured, with what, on what."""
     import torch
 
-    from meshwright.engines.native import telemetry
+    from meshwright.training import telemetry
 
     command = ["python", "benchmarks/train_cpu.py", *sys.argv[1:]]
     return {

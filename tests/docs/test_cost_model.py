@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from meshwright.catalog.calibration import Parameter, prior
+from meshwright.calibration.parameters import Parameter, prior
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "cost-model.md"
 ROW = re.compile(r"^\| `(?P<names>[^|]+)` \|", re.MULTILINE)

@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from meshwright.catalog.huggingface import model_from_config, model_from_path  # noqa: E402
-from meshwright.engines.native.models import FAMILIES, build_model, init_weights  # noqa: E402
-from meshwright.engines.native.weights import config_of, load_weights, save_weights  # noqa: E402
+from meshwright.catalog.huggingface import model_from_config, model_from_path
+from meshwright.training.models import FAMILIES, build_model, init_weights
+from meshwright.training.weights import config_of, load_weights, save_weights
 
 torch.set_num_threads(1)
 

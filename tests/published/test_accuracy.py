@@ -10,13 +10,13 @@ from __future__ import annotations
 import pytest
 
 from meshwright.accuracy.failed import Shares
-from meshwright.accuracy.fit import fit
-from meshwright.accuracy.left_out import predict_left_out
 from meshwright.accuracy.predict import predict
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
 from meshwright.accuracy.rows import read_failed, read_runs
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
-from meshwright.catalog.calibration import fitted
+from meshwright.calibration.parameters import fitted
+from meshwright.fitting.leave_one_source_out import predict_left_out
+from meshwright.fitting.published_runs import fit
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_sources_that_the_calibration_has_not_seen():
     whole = fit(runs, made="refitted")
     shipped = {key: offset.value for key, offset in fitted().offsets.items()}
     refitted = {key: offset.value for key, offset in whole.calibration.offsets.items()}
-    assert refitted == pytest.approx(shipped, abs=0.002), "run `python -m meshwright.accuracy.calibrate`"
+    assert refitted == pytest.approx(shipped, abs=0.002), "run `python -m meshwright.fitting.ship`"
     scale = fitted().interval_scale
     report = compare(runs, predict=lambda rows: predict_left_out(rows, whole, interval_scale=scale))
     headline = report.groups["subset"][HEADLINE]

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.accuracy.corrections import BySurface
 from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.rows import PublishedRun
-from meshwright.accuracy.surfaces import BySurface
 from meshwright.accuracy.tables import RunTables, memory_of, tables_of
-from meshwright.catalog.calibration import Calibration, fitted
+from meshwright.calibration.parameters import Calibration, fitted
 from meshwright.cost.rates import rates_from_etas
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.uncertainty import Etas, LogStep, derivatives, log_variances, spread

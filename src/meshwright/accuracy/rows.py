@@ -13,12 +13,12 @@ from pathlib import Path
 
 from meshwright import catalog
 from meshwright.accuracy.csvfile import Row, read_table
+from meshwright.accuracy.duplicates import TWIN_NOTE, with_twins_layout
 from meshwright.accuracy.layout import read_layout
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import frameworks
 from meshwright.accuracy.software import Software, read_software
-from meshwright.accuracy.twins import TWIN_NOTE, with_twins_layout
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import UnknownNameError

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import catalog
+from meshwright.accuracy.corrections import BySurface, RowSurfaces
 from meshwright.accuracy.rows import Conditions
-from meshwright.accuracy.surfaces import BySurface, RowSurfaces
-from meshwright.catalog.calibration import Factors
+from meshwright.calibration.parameters import Factors
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants

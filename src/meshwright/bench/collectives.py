@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from meshwright.bench.harness import measure
-from meshwright.bench.points import COLLECTIVES_SHARE, Family, Point
-from meshwright.bench.records import Recorder, row_of
 from meshwright.bench.steps import step_of
-from meshwright.engines.native.device import keep_freed_memory, synchronize
+from meshwright.records.device import Recorder, row_of
+from meshwright.records.points import COLLECTIVES_SHARE, Family, Point
+from meshwright.training.device import keep_freed_memory, synchronize
 
 # Renamed in PyTorch 2.13.
 ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

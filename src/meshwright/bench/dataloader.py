@@ -22,10 +22,11 @@ from dataclasses import dataclass
 
 import torch
 
-from meshwright.bench.harness import TARGET_RATIO, Measurement
-from meshwright.engines.native.data import Batches, ReadAhead
-from meshwright.engines.native.data.workers import DEPTH_PER_WORKER, INLINE_SHARE, NEARLY_AS_FAST, prefetch
+from meshwright.bench.harness import TARGET_RATIO
 from meshwright.errors import InputError
+from meshwright.records.measurement import Measurement
+from meshwright.training.data import Batches, ReadAhead
+from meshwright.training.data.workers import DEPTH_PER_WORKER, INLINE_SHARE, NEARLY_AS_FAST, prefetch
 
 FORWARD_SHARE = 1 / 3
 """Of a step's work that a step of validation does: 2 of 6 FLOPs per parameter and token."""

@@ -24,7 +24,11 @@ import torch
 from meshwright.bench.collectives import Together, measure_together
 from meshwright.bench.harness import AbsurdClockError, measure
 from meshwright.bench.kernels import footprint_bytes, formats_of, task_of
-from meshwright.bench.points import (
+from meshwright.bench.sensors import read_sensors
+from meshwright.errors import MeshwrightError
+from meshwright.records.device import Recorder, Row, Status, failed, row_of
+from meshwright.records.files import driver_version
+from meshwright.records.points import (
     COLLECTIVES_SHARE,
     SHARES,
     TOGETHER_SHARE,
@@ -33,13 +37,9 @@ from meshwright.bench.points import (
     Workload,
     points_of,
 )
-from meshwright.bench.recordfile import driver_version
-from meshwright.bench.records import Recorder, Row, Status, failed, row_of
-from meshwright.bench.sensors import read_sensors
-from meshwright.engines.native import device as devices
-from meshwright.engines.native.processes import WorkerLostError, run_ranks
-from meshwright.engines.native.telemetry import git_commit, moment, software_facts
-from meshwright.errors import MeshwrightError
+from meshwright.training import device as devices
+from meshwright.training.processes import WorkerLostError, run_ranks
+from meshwright.training.telemetry import git_commit, moment, software_facts
 
 POINTS_A_FAMILY = 80
 """Into so many the time of a family is divided: more shapes tell more than one shape known better."""

@@ -21,14 +21,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from meshwright.bench.harness import LEAST_SAMPLE_S, MOST_CALLS, TARGET_RATIO, Measurement
+from meshwright.bench.harness import LEAST_SAMPLE_S, MOST_CALLS, TARGET_RATIO
 from meshwright.bench.kernels import task_of
-from meshwright.bench.points import Family, Point
-from meshwright.engines.native import device as devices
-from meshwright.engines.native.gemm_tuning import LIBRARIES, Choices, tuned_kernels, tuning_kernels, using
-from meshwright.engines.native.models.product import BY_ROUTE, HAS_ONEDNN, Kernel, Route, product, usual_route
-from meshwright.engines.native.products import Product
 from meshwright.errors import InputError
+from meshwright.records.measurement import Measurement
+from meshwright.records.points import Family, Point
+from meshwright.training import device as devices
+from meshwright.training.gemm_tuning import LIBRARIES, Choices, tuned_kernels, tuning_kernels, using
+from meshwright.training.gemms import Product
+from meshwright.training.models.gemm import BY_ROUTE, HAS_ONEDNN, Kernel, Route, product, usual_route
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
 LEAST_CONFIRMED = 8

@@ -1,26 +1,20 @@
 """Seconds of a callable, as its median with an interval, and how that was found.
 
-    1. Two calls are not kept: the first picks kernels and touches pages, the second says how long one takes. Where
-       the first takes all the time there is, it says so itself.
-    2. Calls too short for the clock are repeated within one sample.
-    3. Samples are taken until the 95 % interval of the median is narrow, or the time is spent.
-
-The interval needs no assumption about the distribution (order statistics: Conover 1999, section 3.2): with n samples
-the median lies between the k-th smallest and the k-th largest with probability 1 - 2 P(B < k), B binomial (n, 1/2).
-Five samples are too few for 95 %; then low and high are the smallest and the largest.
+1. Two calls are not kept: the first picks kernels and touches pages, the second says how long one takes. Where
+   the first takes all the time there is, it says so itself.
+2. Calls too short for the clock are repeated within one sample.
+3. Samples are taken until the 95 % interval of the median is narrow, or the time is spent.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
+from meshwright.records.measurement import Measurement
 
-CONFIDENCE = 0.95
 TARGET_RATIO = 0.03
 """Half the width of the interval over the median at which a measurement is done."""
 
@@ -28,78 +22,12 @@ BUDGET_S = 2.0
 LEAST_SAMPLE_S = 1e-3
 MOST_CALLS = 10_000  # in one sample
 MOST_SAMPLES = 400
-FAR_OUT = 3.0
-"""Interquartile ranges beyond the quartiles at which a sample is an outlier (Tukey 1977, section 2D: far out)."""
 
 
 class AbsurdClockError(MeshwrightError):
     """The clock went backwards, stood still, or gave no number."""
 
     exit_code = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outlier:
-    """A sample far from the others. The first sample is 1."""
-
-    sample: int
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """`seconds` of one call, by sample, in the order in which they were taken."""
-
-    seconds: tuple[float, ...]
-    calls: int  # in each sample
-    target_ratio: float
-
-    @property
-    def n(self) -> int:
-        return len(self.seconds)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Where the median lies with a confidence of 95 %; the whole range when n is below 6."""
-        ordered = sorted(self.seconds)
-        k = max(1, _rank(self.n))
-        return ordered[k - 1], ordered[-k]
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        if self.n == 1:
-            return self.seconds[0], self.seconds[0]
-        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
-        return low, high
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether the interval is one of 95 % and as narrow as was asked for."""
-        low, high = self.interval
-        return _rank(self.n) > 0 and (high - low) / 2 <= self.target_ratio * self.median
-
-    @property
-    def outliers(self) -> tuple[Outlier, ...]:
-        low, high = self.quartiles
-        reach = FAR_OUT * (high - low)
-        return tuple(
-            Outlier(sample=i, seconds=s)
-            for i, s in enumerate(self.seconds, start=1)
-            if s < low - reach or s > high + reach
-        )
-
-
-def _rank(n: int) -> int:
-    """The largest k whose order statistics hold the median with 95 %; 0 where none does."""
-    below, k = 0.5**n, 0  # P(B < k + 1)
-    while below <= (1 - CONFIDENCE) / 2:
-        k += 1
-        below += math.comb(n, k) * 0.5**n
-    return k
 
 
 def _nothing() -> None: ...

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from meshwright.bench.points import Family, Point
-from meshwright.engines.native.device import fp8_dtype, multiplies_fp8
-from meshwright.engines.native.models.attention import CoreAttention
-from meshwright.engines.native.models.product import product
+from meshwright.records.points import Family, Point
+from meshwright.training.device import fp8_dtype, multiplies_fp8
+from meshwright.training.models.attention import CoreAttention
+from meshwright.training.models.gemm import product
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EPSILON = 1e-5

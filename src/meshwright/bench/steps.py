@@ -1,83 +1,20 @@
-"""Whole steps of small models by the engine's own code, as a `training` point says: passes, clipping and update.
-
-    alone      one process
-    beside     processes that train a model each, at the same time: how they get in each other's way without exchanges
-    ddp        processes that hold everything; one all-reduce of all gradients
-    zero1      states divided over processes; gradients are scattered, weights gathered, once a step
-    fsdp       weights divided too; each layer is gathered twice and reduced once in each micro-batch
-    tensor     each layer's matrices divided, with sequence parallelism
-    pipeline   as many stages as processes, 1F1B
-
-The same point, read by the planner: `run_of` and `plan_of` need no torch.
-"""
+"""Whole training steps by the engine's own code, as a `training` point describes them (`records.steps`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from meshwright import runfile
-from meshwright.bench.points import Point
-from meshwright.specs.plan import Plan, Sharding
-from meshwright.specs.run import Run
+import torch
+import torch.distributed as dist
 
-if TYPE_CHECKING:
-    import torch
-
-RECIPES = {"fp32": "fp32", "bf16": "bf16"}
-"""The precision that multiplies in a format."""
-
-
-def plan_of(point: Point) -> Plan:
-    """The plan that a point is trained under."""
-    n, micro_batch = point.num_processes, point.sequences
-    match point.kernel:
-        case "ddp":
-            return Plan(data_shard=n, sharding=Sharding.NONE, micro_batch=micro_batch)
-        case "zero1":
-            return Plan(data_shard=n, sharding=Sharding.OPTIMIZER, micro_batch=micro_batch)
-        case "fsdp":
-            return Plan(data_shard=n, sharding=Sharding.PARAMETERS, micro_batch=micro_batch)
-        case "tensor":
-            return Plan(tensor=n, micro_batch=micro_batch)
-        case "pipeline":
-            return Plan(pipeline=n, micro_batch=micro_batch)
-        case _:
-            return Plan(micro_batch=micro_batch)
-
-
-def run_of(point: Point) -> Run:
-    """The run whose step a point is."""
-    return runfile.loads(run_file_of(point))
-
-
-def run_file_of(point: Point) -> str:
-    """The same as the text of a run file."""
-    return f"""
-model:
-  name: {point.layers} layers of {point.m}
-  family: LlamaForCausalLM
-  hidden: {point.m}
-  num_layers: {point.layers}
-  vocab: {point.vocab}
-  ffn_hidden: {point.n}
-  attention: {{num_heads: {point.heads}, num_kv_heads: {point.kv_heads}, head_dim: {point.head_dim}}}
-data: {{source: synthetic, sequence_length: {point.seq_len}}}
-batch: {{global_sequences: {point.sequences * point.micro_batches}, micro: {point.sequences}}}
-precision: {RECIPES[point.format]}
-cluster: here
-train: {{steps: 1}}
-"""
+from meshwright.engines.native.assembly import assemble
+from meshwright.engines.native.parallel.mesh import place_process
+from meshwright.records.points import Point
+from meshwright.records.steps import plan_of, run_of
 
 
 def step_of(point: Point, device: torch.device, *, rank: int = 0) -> Callable[[], object]:
     """One step of the point's model; all of its processes call it together."""
-    import torch
-    import torch.distributed as dist
-
-    from meshwright.engines.native.assembly import assemble
-    from meshwright.engines.native.parallel.mesh import place_process
-
     run, plan = run_of(point), plan_of(point)
     is_apart = plan.num_devices == 1
     place = place_process(plan=plan, device=device, rank=0 if is_apart else rank, num_ranks=plan.num_devices)

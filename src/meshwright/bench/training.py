@@ -25,10 +25,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from meshwright.bench.recordfile import driver_version
-from meshwright.bench.sweep import Configuration
-from meshwright.bench.training_records import OF_THE_CONFIGURATION, Recorder, Row, Status
 from meshwright.errors import InputError
+from meshwright.records.files import driver_version
+from meshwright.records.sweep import Configuration
+from meshwright.records.trainings import OF_THE_CONFIGURATION, Recorder, Row, Status
 
 TRAININGS = "trainings"  # folder of what each left, below that of the records
 GRACE_S = 20.0  # what a training gets to end by itself when it is told to

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.bench.harness import Measurement
-from meshwright.bench.records import FEWEST_SAMPLES
-from meshwright.bench.training_records import Row, Status
+from meshwright.records.device import FEWEST_SAMPLES
+from meshwright.records.measurement import Measurement
+from meshwright.records.trainings import Row, Status
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from meshwright.cli.options import html_option, json_option, verb
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
+    from meshwright.accuracy.corrections import BySurface
     from meshwright.accuracy.metrics import Predictions
     from meshwright.accuracy.report import AccuracyReport
     from meshwright.accuracy.rows import PublishedRun
-    from meshwright.accuracy.surfaces import BySurface
 
 GROUP_CHOICES = ("source", "accelerator", "architecture", "size", "precision", "framework", "task", "quality")
 
@@ -98,7 +98,7 @@ def command(
 
 def _surfaces(calibrations: Sequence[str]) -> dict[str, BySurface]:
     """By accelerator, of files that `meshwright calibrate --from-tables` wrote."""
-    from meshwright.catalog.device_calibration import load
+    from meshwright.calibration.device import load
 
     surfaces: dict[str, BySurface] = {}
     for path in calibrations:
@@ -138,12 +138,12 @@ def _left_out_predictor(
     surfaces: Mapping[str, BySurface],
 ) -> Callable[[Sequence[PublishedRun]], Predictions]:
     """Predicts by calibrations of the shipped runs, each without the source it predicts."""
-    from meshwright.accuracy.fit import fit
-    from meshwright.accuracy.left_out import predict_left_out
     from meshwright.accuracy.rows import read_runs
     from meshwright.accuracy.shipped import measured_runs_path
-    from meshwright.catalog.calibration import fitted
+    from meshwright.calibration.parameters import fitted
     from meshwright.cli.output import note, progress
+    from meshwright.fitting.leave_one_source_out import predict_left_out
+    from meshwright.fitting.published_runs import fit
 
     note("fitting the shipped runs")
     whole = fit(

@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 
 if TYPE_CHECKING:
     from meshwright.bench.device import Outcome
-    from meshwright.bench.points import Family, Workload
+    from meshwright.records.points import Family, Workload
 
 DEFAULT_FOLDER = Path("bench")
 DEFAULT_SEQUENCE = 2048
@@ -23,7 +23,7 @@ ON_CPU = (2, 4)
 
 
 def _families(ctx: click.Context, param: click.Parameter, text: str | None) -> list[Family]:
-    from meshwright.bench.points import Family
+    from meshwright.records.points import Family
 
     words = list(Family) if text is None else [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
@@ -106,8 +106,8 @@ def command(
 
     with progress("starting PyTorch"):
         from meshwright.bench.device import Request, fewer_threads, measure_device, sidecar_of
-        from meshwright.bench.records import Recorder
-        from meshwright.engines.native import device as devices
+        from meshwright.records.device import Recorder
+        from meshwright.training import device as devices
 
     found = devices.find_device()
     request = Request(
@@ -150,7 +150,7 @@ def _workload(
 ) -> Workload | None:
     """The model and plan whose shapes come first; None: the grid alone."""
     from meshwright import catalog, runfile
-    from meshwright.bench.points import Workload
+    from meshwright.records.points import Workload
     from meshwright.specs.plan import Plan
 
     if run_path is None:

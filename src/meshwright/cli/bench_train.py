@@ -22,8 +22,8 @@ from meshwright.cli.options import (
 from meshwright.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from meshwright.bench.training_records import Recorder
     from meshwright.bench.training_summary import Summary
+    from meshwright.records.trainings import Recorder
 
 DEFAULT_FOLDER = Path("bench-train")
 LAUNCHER_HINT = "--launcher 'torchrun --nproc-per-node 2'"
@@ -105,10 +105,10 @@ def command(
         raise InputError(
             "this command starts the trainings itself, and is not started by a launcher", hint=LAUNCHER_HINT
         )
-    from meshwright.bench.sweep import configurations, parse_sweep
     from meshwright.bench.training import Request, now, train_all
-    from meshwright.bench.training_records import Recorder
     from meshwright.bench.training_summary import summaries
+    from meshwright.records.sweep import configurations, parse_sweep
+    from meshwright.records.trainings import Recorder
 
     asked = [*sweeps, *([] if engines is None else [f"engine={engines}"])]
     found = configurations(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from meshwright.bench.training_records import Row, Status
+from meshwright.records.trainings import Row, Status
 from meshwright.report.quantities import rate
 
 if TYPE_CHECKING:
-    from meshwright.bench.sweep import Configuration
+    from meshwright.records.sweep import Configuration
 
 
 class Watch:

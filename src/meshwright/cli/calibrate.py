@@ -11,8 +11,8 @@ from meshwright.cli.options import json_option, verb
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from meshwright.bench.advice import Advice
-    from meshwright.catalog.device_calibration import DeviceCalibration
+    from meshwright.calibration.device import DeviceCalibration
+    from meshwright.fitting.advice import Advice
 
 SHOWN = 5
 
@@ -69,7 +69,7 @@ def command(
     With --from-tables it is made of kernels that somebody else measured on an accelerator of the catalogue. They say
     how a kernel's rate depends on its shape; how fast the large ones are in training stays as shipped.
     """
-    from meshwright.catalog.device_calibration import HERE, installed_path, to_document
+    from meshwright.calibration.device import HERE, installed_path, to_document
     from meshwright.cli.output import emit_json, jsonable, note
 
     if tables is None:
@@ -101,8 +101,8 @@ def command(
 
 def _of_records(paths: tuple[Path, ...]) -> tuple[DeviceCalibration, Path]:
     """The calibration, and where it goes unless that is said."""
-    from meshwright.bench.calibrate import calibrate
-    from meshwright.bench.records import read
+    from meshwright.fitting.device import calibrate
+    from meshwright.records.device import read
 
     if not paths:
         raise InputError(
@@ -114,7 +114,7 @@ def _of_records(paths: tuple[Path, ...]) -> tuple[DeviceCalibration, Path]:
 
 
 def _of_tables(paths: tuple[Path, ...], device: str | None, framework: str) -> tuple[DeviceCalibration, Path]:
-    from meshwright.bench.published_tables import calibrate_from_tables
+    from meshwright.fitting.published_tables import calibrate_from_tables
 
     if paths:
         raise InputError("--from-tables takes no records", got=str(paths[0]), hint="calibrate them apart")
@@ -137,15 +137,15 @@ def _write(document: Any, target: Path) -> None:
 
 
 def _advice(run_path: Path, calibration: Path) -> Advice:
-    from meshwright.bench.advice import advise
     from meshwright.cli.run_input import run_from
+    from meshwright.fitting.advice import advise
 
     return advise(run_from(run_path, calibration=str(calibration)))
 
 
 def _collectives(found: DeviceCalibration) -> dict[str, Any]:
     """Those that the planner uses, or those of tables, which are only to be read."""
-    from meshwright.catalog import exchanges
+    from meshwright.calibration import communication as exchanges
 
     return exchanges.to_document(found.exchanges) or found.details.get("collectives", {})
 

@@ -12,8 +12,8 @@ from meshwright.cli.options import json_option, verb
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from meshwright.engines.native.checkpoint import Saved
     from meshwright.specs.run import Run
+    from meshwright.training.checkpoints import Saved
 
 Document = dict[str, Any]
 RUN_SUFFIXES = (".yaml", ".yml")
@@ -121,7 +121,7 @@ def _folder_of(run: Run) -> Path:
 
 def _chosen(folder: Path, step: int | None) -> list[Saved]:
     """All checkpoints of `folder`, oldest first, or the one of `step`."""
-    from meshwright.engines.native.checkpoint import NAME, Saved, checkpoints
+    from meshwright.training.checkpoints import NAME, Saved, checkpoints
 
     name = NAME.fullmatch(folder.name)
     if name is not None and folder.is_dir():  # one checkpoint, not the folder of all
@@ -148,7 +148,7 @@ def _about(saved: Saved, *, run: Run | None) -> Document:
     """What the manifest says; tokens from the run file where the manifest has none."""
     from datetime import UTC, datetime
 
-    from meshwright.engines.native.checkpoint import MANIFEST, read_manifest
+    from meshwright.training.checkpoints import MANIFEST, read_manifest
 
     manifest = read_manifest(saved.path)
     if not isinstance(manifest, dict):
@@ -168,7 +168,7 @@ def _about(saved: Saved, *, run: Run | None) -> Document:
 
 
 def _verify(found: list[Saved], *, folder: Path) -> Document:
-    from meshwright.engines.native.checkpoint import damage_of
+    from meshwright.training.checkpoints import damage_of
 
     checked = [{"path": s.path, "step": s.step, "damage": damage_of(s.path)} for s in found]
     good = [c["path"] for c in checked if c["damage"] is None]
@@ -205,7 +205,8 @@ def _to_hf(
 
 def _from_hf(run: Run, folder: Path, weights: Path) -> Document:
     """Step 0 of the run."""
-    from meshwright.engines.native import checkpoint, exchange
+    from meshwright.training import checkpoints as checkpoint
+    from meshwright.training import conversion as exchange
 
     if found := checkpoint.checkpoints(folder):
         raise InputError(

@@ -23,7 +23,7 @@ def run_from(run_path: Path | None, *, overrides: Sequence[str] = (), **describe
 
     Arguments are those of `_run`, which raises InputError.
     """
-    from meshwright.catalog.device_calibration import installed_path
+    from meshwright.calibration.device import installed_path
 
     run = _run(run_path, overrides=overrides, **described)
     if run.cluster is None and run.calibration is None and (installed := installed_path()).is_file():

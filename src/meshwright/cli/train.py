@@ -24,7 +24,8 @@ from meshwright.cli.options import (
 from meshwright.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from meshwright.engines.base import ProfileSteps, Record, Start
+    from meshwright.engines.base import ProfileSteps, Start
+    from meshwright.records.training import Record
 
 RESULTS = Path("runs")
 
@@ -208,8 +209,8 @@ def _is_restart() -> bool:
 
 
 def _leave(record: Record, *, folder: Path) -> None:
-    from meshwright.engines.base import Ending
-    from meshwright.engines.native.signals import STOPPED_EXIT_CODE
+    from meshwright.records.training import Ending
+    from meshwright.training.signals import STOPPED_EXIT_CODE
 
     if record.ending is Ending.STOPPED:
         raise click.exceptions.Exit(STOPPED_EXIT_CODE)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.engines.base import interval
+from meshwright.records.training import interval
 from meshwright.units import format_bytes, format_count, format_duration, format_seconds
 
 if TYPE_CHECKING:
-    from meshwright.engines.base import Prediction, Record, Start
+    from meshwright.engines.base import Prediction, Start
+    from meshwright.records.training import Record
 
 
 def introduction(start: Start) -> list[str]:

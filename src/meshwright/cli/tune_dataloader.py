@@ -16,8 +16,8 @@ from meshwright.specs.run import MAX_WORKERS, NATIVE, Run
 
 if TYPE_CHECKING:
     from meshwright.bench.dataloader import Candidate, Choice, Demand
-    from meshwright.bench.harness import Measurement
     from meshwright.engines.native.feed import Feed
+    from meshwright.records.measurement import Measurement
     from meshwright.specs.plan import Plan
 
 TRAINING, VALIDATION = "data.workers", "train.evaluate.workers"
@@ -131,8 +131,8 @@ def _measure(run: Run, *, counts: tuple[int, ...] | None, step_s: float | None, 
 
     with progress("starting PyTorch"):
         from meshwright.bench.dataloader import tune_training, tune_validation, usual_counts
-        from meshwright.engines.native import device as devices
         from meshwright.engines.native import engine
+        from meshwright.training import device as devices
 
     plan = run.plan or engine.plan_here(run, device=devices.find_device())
     processes = min(plan.num_devices, run.cluster.devices_per_node if run.cluster else plan.num_devices)
@@ -161,8 +161,8 @@ def _measure(run: Run, *, counts: tuple[int, ...] | None, step_s: float | None, 
 
 def _demand(run: Run, plan: Plan, *, step_s: float | None) -> Demand:
     from meshwright.bench.dataloader import Demand
-    from meshwright.engines.native import device as devices
     from meshwright.engines.native import engine
+    from meshwright.training import device as devices
 
     on_host = (run.cluster.accelerator.name if run.cluster else devices.find_device().type) == "cpu"
     if step_s is not None:
@@ -175,10 +175,10 @@ def _demand(run: Run, plan: Plan, *, step_s: float | None) -> Demand:
 
 def _feed(run: Run, plan: Plan) -> Feed:
     """What the first process of the run reads."""
-    from meshwright.engines.native.data import open_data
-    from meshwright.engines.native.device import find_device
     from meshwright.engines.native.feed import Feed
     from meshwright.engines.native.parallel.mesh import Place
+    from meshwright.training.data import open_data
+    from meshwright.training.device import find_device
 
     return Feed(run, place=Place(plan=plan, device=find_device()), corpus=open_data(run))
 

@@ -17,7 +17,7 @@ from meshwright.specs.run import NATIVE, Run
 
 if TYPE_CHECKING:
     from meshwright.bench.gemm import Outcome, Row
-    from meshwright.bench.harness import Measurement
+    from meshwright.records.measurement import Measurement
     from meshwright.specs.plan import Plan
 
 KEY = "gemm_tuning"
@@ -72,7 +72,7 @@ def command(
             "only the native engine's products are tuned", got=run.engine, hint="--set engine=native"
         )
     require_torch("making matrix products")
-    from meshwright.engines.native import device as devices
+    from meshwright.training import device as devices
 
     device = devices.find_device()
     if run.cluster is not None:
@@ -115,7 +115,7 @@ def _tune(run: Run, device: Any, *, budget_s: float) -> tuple[Plan, Outcome]:
     from meshwright.bench.gemm import free_threads, tune
     from meshwright.cli.output import progress
     from meshwright.engines.native import engine
-    from meshwright.engines.native.products import products_of
+    from meshwright.training.gemms import products_of
 
     plan = run.plan or engine.plan_here(run, device=device)
     with progress("making matrix products", total=budget_s) as advance:
@@ -135,8 +135,8 @@ def _tune(run: Run, device: Any, *, budget_s: float) -> tuple[Plan, Outcome]:
 
 def _tuning_text(run: Run, plan: Plan, device: Any, outcome: Outcome) -> str:
     from meshwright.cli.output import jsonable
-    from meshwright.engines.native.gemm_tuning import GemmTuning, conditions, to_text
-    from meshwright.engines.native.telemetry import moment
+    from meshwright.training.gemm_tuning import GemmTuning, conditions, to_text
+    from meshwright.training.telemetry import moment
 
     measured = _document(run, plan, device, outcome, [])
     details = {"made": moment(time.time()), "command": ["meshwright", *sys.argv[1:]]}
@@ -156,7 +156,7 @@ def _run_text(run: Run, out: Path) -> str:
 
 
 def _document(run: Run, plan: Plan, device: Any, outcome: Outcome, written: list[Path]) -> dict[str, Any]:
-    from meshwright.engines.native.gemm_tuning import conditions
+    from meshwright.training.gemm_tuning import conditions
 
     return {
         "run": run.name,
@@ -205,7 +205,7 @@ def _speed_up(ratio: Measurement) -> dict[str, float]:
 
 def _show(run: Run, plan: Plan, device: Any, outcome: Outcome, written: list[Path]) -> None:
     from meshwright.cli.output import note, print_line, print_table
-    from meshwright.engines.native.device import device_name
+    from meshwright.training.device import device_name
     from meshwright.units import format_seconds
 
     choices = outcome.choices

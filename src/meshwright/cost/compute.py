@@ -11,7 +11,7 @@ prologue and epilogue of a tile in units of depth, B memory bandwidth, r the sha
 Waves make efficiency a function of shape: a GEMM that needs 133 tiles on 132 units takes as long as one of 264.
 Attention: FLOPs of `cost.flops` over its own measured share of the 16-bit peak. Everything else moves bytes.
 Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantisation); Williams et al. 2009
-(roofline). All shares and times are calibrated: catalog/data/calibration.
+(roofline). All shares and times are calibrated: calibration/data.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from importlib.resources import files
 
 import numpy as np
 
-from meshwright.catalog.surface import Surface
+from meshwright.arrays import Array, Table
+from meshwright.calibration.correction import Surface
 from meshwright.cost.flops import count_parameters, keys_seen
-from meshwright.cost.tables import Array, BatchTable, ModelTable, PlanTable, PrecisionTable, Table
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,8 @@ class GemmTiles:
 
 @cache
 def gemm_tiles() -> GemmTiles:
-    """The tiles of catalog/data/calibration/kernels.toml."""
-    text = (files("meshwright.catalog") / "data" / "calibration" / "kernels.toml").read_text(encoding="utf-8")
+    """The tiles of calibration/data/kernels.toml."""
+    text = (files("meshwright.calibration") / "data" / "kernels.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     return GemmTiles(shapes=tuple(tuple(shape) for shape in data["tiles"]), depth=data["tile_depth"])
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.tables import Array
+from meshwright.arrays import Array
 from meshwright.errors import InputError
 from meshwright.units import JOULE_PER_KWH
 

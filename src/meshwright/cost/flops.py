@@ -21,7 +21,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from meshwright.cost.tables import Array, ModelTable
+from meshwright.arrays import Array
+from meshwright.cost.tables import ModelTable
 
 
 class AttentionCount(StrEnum):

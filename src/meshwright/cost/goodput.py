@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from meshwright.arrays import Array
 from meshwright.catalog import reliability
 from meshwright.catalog.reliability import FailureRange, FailureRate
 from meshwright.cost.recovery import (
@@ -38,7 +39,6 @@ from meshwright.cost.recovery import (
     restart_cost,
     spares_exhausted_ratio,
 )
-from meshwright.cost.tables import Array
 from meshwright.errors import InputError
 from meshwright.specs.estimate import Tier
 

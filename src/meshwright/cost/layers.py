@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.arrays import Array, Table
 from meshwright.cost.collectives import (
     Group,
     all_gather_s,
@@ -29,15 +30,7 @@ from meshwright.cost.flops import Parameters
 from meshwright.cost.groups import Groups
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.rates import SystemRates
-from meshwright.cost.tables import (
-    RECOMPUTES,
-    Array,
-    BatchTable,
-    ModelTable,
-    PlanTable,
-    PrecisionTable,
-    Table,
-)
+from meshwright.cost.tables import RECOMPUTES, BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Recompute, Sharding
 
 FULL = RECOMPUTES.index(Recompute.FULL)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.tables import Array
+from meshwright.arrays import Array
 from meshwright.units import HOUR_S, YEAR_S
 
 _WATT_PER_KILOWATT = 1000

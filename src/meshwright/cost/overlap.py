@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.tables import Array
+from meshwright.arrays import Array
 
 
 def exposed_s(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from meshwright.catalog.calibration import Calibration, Factors, fitted
+from meshwright.arrays import Array, Table
+from meshwright.calibration.correction import Surface
+from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.catalog.stacks import StackFacts, stack_facts
-from meshwright.catalog.surface import Surface
 from meshwright.cost.collectives import Network, constants_for, network_row
 from meshwright.cost.compute import DeviceRates, KernelSurfaces
-from meshwright.cost.tables import Array, Table
 from meshwright.errors import InfeasibleError
 from meshwright.specs.hardware import Cluster, Stack
 from meshwright.specs.precision import Precision

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.arrays import Array
 from meshwright.catalog import reliability
-from meshwright.cost.tables import Array
 from meshwright.errors import InputError
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.tables import Array, ModelTable, PlanTable
+from meshwright.arrays import Array
+from meshwright.cost.tables import ModelTable, PlanTable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.arrays import Array, Table
 from meshwright.cost.collectives import send_receive_s
 from meshwright.cost.compute import layer_compute
 from meshwright.cost.flops import count_parameters
@@ -21,7 +22,7 @@ from meshwright.cost.layers import LayerParts, LayerTimes, Parts, Setting, layer
 from meshwright.cost.pipeline.closed_form import waiting_s
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.stages import StageLayers, split_layers
-from meshwright.cost.tables import Array, BatchTable, ModelTable, PlanTable, PrecisionTable, Table
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.cost.update import data_parallel_s, optimizer_s
 
 

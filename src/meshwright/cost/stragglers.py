@@ -22,7 +22,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.tables import Array
+from meshwright.arrays import Array
 
 _TAIL = 10.0  # standard deviations; 1 - Phi(10) is 8e-24
 _STEP = 0.02

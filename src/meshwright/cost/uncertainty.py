@@ -3,7 +3,7 @@
     sd^2 = scale^2 ( residual_sd^2 + Σ_parameters (d log T / d parameter)^2 sd_parameter^2 )
 
 An 80 % interval is T exp(± 1.2816 sd). Parameters and their standard deviations are those of
-`catalog.calibration`, in transformed units; `residual_sd` is what the fit leaves unexplained and `scale` makes
+`calibration.parameters`, in transformed units; `residual_sd` is what the fit leaves unexplained and `scale` makes
 intervals hold 80 % of the sources that a calibration had not seen.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.catalog.calibration import Calibration, Factors
+from meshwright.calibration.parameters import Calibration, Factors
 
 Z80 = 1.2815515655446004
 DERIVATIVE_STEP = 0.02

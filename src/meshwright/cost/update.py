@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.arrays import Array
 from meshwright.cost.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.layers import LayerTimes, Setting
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.stages import StageLayers
-from meshwright.cost.tables import Array
 from meshwright.specs.plan import Sharding
 
 OPTIMIZER_BYTES = 34.0

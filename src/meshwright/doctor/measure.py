@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.local import free_port
+from meshwright.training.rendezvous import free_port
 
 REPETITIONS = 10
 WARM_UP_S = 0.5

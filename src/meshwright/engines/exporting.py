@@ -9,12 +9,12 @@ from typing import Literal, cast
 
 from meshwright.engines.base import ExportingEngine, find_engine
 from meshwright.engines.megatron import convert
-from meshwright.engines.native import checkpoint as checkpoints
-from meshwright.engines.native import exchange
-from meshwright.engines.native.checkpoint import Saved
 from meshwright.errors import InputError
 from meshwright.specs.model import Lora
 from meshwright.specs.run import Run
+from meshwright.training import checkpoints
+from meshwright.training import conversion as exchange
+from meshwright.training.checkpoints import Saved
 
 Dtype = Literal["bf16", "fp32"]
 Kind = Literal["weights", "merged weights", "adapter"]

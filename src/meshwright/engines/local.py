@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,9 +17,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from meshwright.engines.base import Launch
-from meshwright.engines.native.signals import STOPPED_EXIT_CODE, stop_on_signals
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_atomically
+from meshwright.training.rendezvous import free_port, under_launcher
+from meshwright.training.signals import STOPPED_EXIT_CODE, stop_on_signals
 
 LOGS = "logs"
 POLL_S = 0.1
@@ -41,11 +41,6 @@ def write_files(launch: Launch, folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
-
-
-def under_launcher() -> bool:
-    """Whether a launcher has started this process as one of several."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def run(
@@ -141,10 +136,3 @@ def _end(processes: dict[int, subprocess.Popen[bytes]]) -> None:
         with suppress(ProcessLookupError, PermissionError):  # nothing of its group is left
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def free_port() -> int:
-    """A TCP port on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

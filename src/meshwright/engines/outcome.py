@@ -7,7 +7,7 @@ FOLDER/OUTPUT/validation.jsonl  a line an evaluation
 FOLDER/OUTPUT/ending.json       how the training ended, where its last process says so
 FOLDER/OUTPUT/rank-N.json       step times and memory of every process
 
-Metrics follow `engines.metrics`, so that every engine's record means the same.
+Metrics follow `training.metrics`, so that every engine's record means the same.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ from typing import Any
 from meshwright import runfile
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.engines.base import RECORD, Ending, Record, read_record
-from meshwright.engines.metrics import (
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.records.training import RECORD, Ending, Record, read_record
+from meshwright.specs.hardware import Accelerator
+from meshwright.specs.run import Run
+from meshwright.training.metrics import (
     WARM_UP_STEPS,
     Yardstick,
     spread_of,
@@ -33,10 +37,6 @@ from meshwright.engines.metrics import (
     throughput_of,
     yardstick,
 )
-from meshwright.errors import InputError
-from meshwright.files import write_atomically
-from meshwright.specs.hardware import Accelerator
-from meshwright.specs.run import Run
 
 START, FACTS, STEPS, VALIDATION = "start.json", "facts.json", "steps.jsonl", "validation.jsonl"
 ENDING = "ending.json"

@@ -23,8 +23,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from meshwright.engines.native.processes import JOB_RESTARTS
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.training.processes import JOB_RESTARTS
 
 NEW_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torchrun's, read at every start
 ASKED_TO_STOP = (128 + signal.SIGTERM, 128 + signal.SIGINT)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from meshwright.engines import local
 from meshwright.engines.base import Launch, Prediction, TrainOptions, Unsupported, predicted, refuse
 from meshwright.engines.choice import planned
-from meshwright.engines.machine import Machine
 from meshwright.engines.outcome import START, STEPS, Layout, compose
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
+from meshwright.training.machine import Machine
 
 if TYPE_CHECKING:
     from meshwright.specs.hardware import Cluster
@@ -96,7 +96,7 @@ def cluster_here(run: Run, machine: Machine) -> Cluster:
     """This machine: the catalogue's device, or one whose rates are measured now, while nothing else runs."""
     import torch
 
-    from meshwright.engines.native import device as devices
+    from meshwright.training import device as devices
 
     device = torch.device(machine.device_type)
     num_devices = run.plan.num_devices if run.plan else machine.num_devices
@@ -138,7 +138,7 @@ def notes_on_weights(run: Run, shapes: Mapping[str, tuple[int, ...]] | None) -> 
     """What the config.json beside the weights says otherwise than the run. Raises InputError for other weights."""
     if run.weights is None:
         return ()
-    from meshwright.engines.native.weights import differences, find_weights
+    from meshwright.training.weights import differences, find_weights
 
     return tuple(differences(find_weights(run.weights).folder, run.model, shapes=shapes))
 
@@ -184,7 +184,7 @@ def launch(start: WorkersStart, lowered: Launch) -> None:
 
 def _open_folder(start: WorkersStart, lowered: Launch) -> None:
     """Files of the launch, the resolved run, and what only this process knows."""
-    from meshwright.engines.native import telemetry
+    from meshwright.training import telemetry
 
     folder, options, prediction = start.options.folder, start.options, expected(start)
     output = folder / start.layout.output

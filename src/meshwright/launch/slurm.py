@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.engines.native.signals import STOPPED_EXIT_CODE
 from meshwright.errors import InputError
 from meshwright.launch.request import RESTARTS, Dispatch, Request
 from meshwright.launch.site import Runtime, SlurmSite
+from meshwright.training.signals import STOPPED_EXIT_CODE
 
 SCRIPT = "submit.sh"
 LOGS = "logs"

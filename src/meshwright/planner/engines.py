@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from meshwright import catalog
-from meshwright.cost.tables import Array, BatchTable, ModelTable, PlanTable
+from meshwright.arrays import Array
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
 from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
 
 CHEAP = ("norm", "activation")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.catalog.calibration import Calibration, Factors, fitted
+from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.pipeline.simulate import Timeline

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Array
 from meshwright.catalog.prices import power_assumptions, price_per_device_hour
 from meshwright.cost.energy import PowerModel, activity_ratio, facility_power_w, power_model
 from meshwright.cost.step import StepTable
-from meshwright.cost.tables import Array
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator, Cluster
 from meshwright.specs.run import Costs, Objective

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
-from meshwright.catalog import device_calibration
-from meshwright.catalog.calibration import Calibration
+from meshwright.calibration import device as device_calibration
+from meshwright.calibration.parameters import Calibration
 from meshwright.cost.tables import BatchTable, ModelTable, PrecisionTable, model_row, precision_row
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Cluster, Stack

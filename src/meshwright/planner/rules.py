@@ -10,7 +10,8 @@ from functools import cache
 
 import numpy as np
 
-from meshwright.cost.tables import RECOMPUTES, SCHEDULES, Array, PlanTable
+from meshwright.arrays import Array
+from meshwright.cost.tables import RECOMPUTES, SCHEDULES, PlanTable
 from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting, Severity
 from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
 

@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Array
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.rates import system_rates
 from meshwright.cost.step import StepTable, estimate_steps
-from meshwright.cost.tables import RECOMPUTES, Array, PlanTable
+from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.planner.finalists import simulated_step_s
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.plan import Plan, Recompute, Sharding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright import __version__
 from meshwright.accuracy.metrics import Metrics
 from meshwright.accuracy.report import HEADLINE, AccuracyReport
-from meshwright.catalog.calibration import fitted
+from meshwright.calibration.parameters import fitted
 from meshwright.report.accuracy_figures import errors_svg, legend, predicted_svg
 from meshwright.report.accuracy_tables import metrics_table, remaining_tables
 from meshwright.report.html import Section, document, figure, paragraph, text_table, tiles

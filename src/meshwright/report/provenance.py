@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.catalog.calibration import fitted
+from meshwright.calibration.parameters import fitted
 from meshwright.catalog.prices import power_assumptions
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from meshwright import catalog
-from meshwright.catalog import device_calibration
-from meshwright.catalog.device_calibration import HERE
+from meshwright.calibration import device as device_calibration
+from meshwright.calibration.device import HERE
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError
 from meshwright.runfile import schema
 from meshwright.runfile.document import Document

@@ -85,8 +85,8 @@ class Toy:
     def _write_start(self, text: str) -> None:
         import torch
 
-        from meshwright.engines.native.models import build_model, init_weights, materialize
-        from meshwright.engines.native.weights import save_weights
+        from meshwright.training.models import build_model, init_weights, materialize
+        from meshwright.training.weights import save_weights
 
         model = build_model(runfile.loads(text).model)
         materialize(model, device=torch.device("cpu"))

@@ -25,7 +25,7 @@ model: {name: toy, family: GptOssForCausalLM, hidden: 64, num_layers: 4, vocab: 
 
 def reference(folder: Path) -> list[dict[str, float]]:
     """The steps of the run as transformers' model takes them, and the weights that it starts from."""
-    from meshwright.engines.native.optimize import learning_rate
+    from meshwright.training.optimizer import learning_rate
 
     model = first_model()
     model.save_pretrained(folder / "start")
@@ -58,7 +58,7 @@ def reference(folder: Path) -> list[dict[str, float]]:
 
 def run_and_batches(folder: Path):
     from meshwright import runfile
-    from meshwright.engines.native import data
+    from meshwright.training import data
 
     with chdir(folder):
         run = runfile.load(Path("run.yaml"))

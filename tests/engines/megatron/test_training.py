@@ -28,7 +28,7 @@ import psutil
 from meshwright import runfile
 from meshwright.engines import local
 from meshwright.engines.base import Launch, TrainOptions, find_engine
-from meshwright.engines.native import checkpoint
+from meshwright.training import checkpoints as checkpoint
 
 SHIM = Path(__file__).parent / "shim"
 RUN = """

@@ -11,7 +11,7 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("needs torch", allow_module_level=True)
 
-from meshwright.bench.training_records import Status, read
+from meshwright.records.trainings import Status, read
 
 
 @pytest.mark.distributed

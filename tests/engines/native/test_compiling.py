@@ -9,14 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._dynamo.utils import counters  # noqa: E402
+from torch._dynamo.utils import counters
 
-from meshwright import runfile  # noqa: E402
-from meshwright.engines.base import TrainOptions  # noqa: E402
-from meshwright.engines.native import engine  # noqa: E402
-from meshwright.engines.native.check import check_plan  # noqa: E402
-from meshwright.errors import MissingDependencyError  # noqa: E402
-from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine
+from meshwright.engines.native.check import check_plan
+from meshwright.errors import MissingDependencyError
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 
 TEXT = """
 model: {name: tiny, hidden: 32, num_layers: 3, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}

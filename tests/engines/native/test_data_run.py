@@ -12,17 +12,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright.engines.native.data import Batches, Corpus, open_data, open_tokenizer
-from meshwright.engines.native.data.bpe import SMALLEST_VOCAB
-from meshwright.engines.native.data.documents import Document, Span
-from meshwright.engines.native.data.megatron import write_indexed
-from meshwright.engines.native.data.packing import StreamSamples, WholeSamples
-from meshwright.engines.native.data.source import Source, open_source
-from meshwright.engines.native.data.tokenization import _encode, _pieces
-from meshwright.engines.native.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.runfile import loads
 from meshwright.specs.run import Data, Evaluate, Run, Train
+from meshwright.training.data import Batches, Corpus, open_data, open_tokenizer
+from meshwright.training.data.bpe import SMALLEST_VOCAB
+from meshwright.training.data.documents import Document, Span
+from meshwright.training.data.megatron import write_indexed
+from meshwright.training.data.packing import StreamSamples, WholeSamples
+from meshwright.training.data.source import Source, open_source
+from meshwright.training.data.tokenization import _encode, _pieces
+from meshwright.training.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 
 RUN = """
 model: {name: tiny, hidden: 32, num_layers: 1, vocab: 512, ffn_hidden: 64,
@@ -207,7 +207,7 @@ def test_long_text_is_cut_before_lines_and_loses_nothing(
 ) -> None:
     text = "".join(f"def f{n}():\n\n    return {n}\n\n\n" for n in range(200))
     whole = bpe.encode([text])[0]
-    monkeypatch.setattr("meshwright.engines.native.data.tokenization._PIECE_CHARACTERS", 100)
+    monkeypatch.setattr("meshwright.training.data.tokenization._PIECE_CHARACTERS", 100)
     pieces = _pieces(text)
     assert len(pieces) > 20
     assert "".join(pieces) == text

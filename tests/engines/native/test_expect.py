@@ -13,12 +13,12 @@ pytest.importorskip("torch")
 import torch
 
 from meshwright import runfile
-from meshwright.catalog.device_calibration import Check
+from meshwright.calibration.device import Check
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine, probe, speed
 from meshwright.engines.native.expect import _at_speed, _words, expect
-from meshwright.engines.native.processes import run_ranks
 from meshwright.specs.plan import Plan
+from meshwright.training.processes import run_ranks
 
 CPU = torch.device("cpu")
 TEXT = """

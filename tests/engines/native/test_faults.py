@@ -9,14 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwright import runfile  # noqa: E402
-from meshwright.engines.base import Ending, TrainOptions  # noqa: E402
-from meshwright.engines.native import engine  # noqa: E402
-from meshwright.engines.native.faults import Guard, Kind, batch_of, passed_over, threshold  # noqa: E402
-from meshwright.engines.native.feed import Feed  # noqa: E402
-from meshwright.engines.native.step import Accumulation  # noqa: E402
-from meshwright.errors import InputError  # noqa: E402
-from meshwright.specs.run import FaultAction, Faults  # noqa: E402
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine
+from meshwright.engines.native.faults import Guard, Kind, batch_of, passed_over, threshold
+from meshwright.engines.native.feed import Feed
+from meshwright.engines.native.step import Accumulation
+from meshwright.errors import InputError
+from meshwright.records.training import Ending
+from meshwright.specs.run import FaultAction, Faults
 
 POISON = """
 import math

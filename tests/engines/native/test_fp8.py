@@ -15,16 +15,16 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchao looks for CUDA libraries
     pytest.importorskip("torchao")
 
-from meshwright import runfile  # noqa: E402
-from meshwright.engines.base import TrainOptions  # noqa: E402
-from meshwright.engines.native import device as devices  # noqa: E402
-from meshwright.engines.native import engine, fp8  # noqa: E402
-from meshwright.engines.native.check import check, check_plan  # noqa: E402
-from meshwright.engines.native.models import build_model, init_weights  # noqa: E402
-from meshwright.engines.native.rehearsal import compare  # noqa: E402
-from meshwright.errors import InputError, MissingDependencyError  # noqa: E402
-from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
-from meshwright.specs.precision import PRECISIONS  # noqa: E402
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine, fp8
+from meshwright.engines.native.check import check, check_plan
+from meshwright.engines.native.rehearsal import compare
+from meshwright.errors import InputError, MissingDependencyError
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS
+from meshwright.training import device as devices
+from meshwright.training.models import build_model, init_weights
 
 TEXT = """
 model: {name: tiny, hidden: 32, num_layers: 4, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 4}}

@@ -12,18 +12,18 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-import torch.distributed as dist  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from torch.distributed.tensor import DTensor  # noqa: E402
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
-from meshwright import runfile  # noqa: E402
-from meshwright.engines.native.assembly import assemble  # noqa: E402
-from meshwright.engines.native.check import check  # noqa: E402
-from meshwright.engines.native.feed import num_labels, open_feed  # noqa: E402
-from meshwright.engines.native.models import build_model, init_weights  # noqa: E402
-from meshwright.engines.native.parallel.mesh import Place, place_process  # noqa: E402
-from meshwright.engines.native.weights import load_adapters, save_weights  # noqa: E402
-from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
+from meshwright import runfile
+from meshwright.engines.native.assembly import assemble
+from meshwright.engines.native.check import check
+from meshwright.engines.native.feed import num_labels, open_feed
+from meshwright.engines.native.parallel.mesh import Place, place_process
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.training.models import build_model, init_weights
+from meshwright.training.weights import load_adapters, save_weights
 
 CPU = torch.device("cpu")
 TEXT = """

@@ -8,15 +8,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwright import runfile  # noqa: E402
-from meshwright.engines.base import TrainOptions  # noqa: E402
-from meshwright.engines.native import engine  # noqa: E402
-from meshwright.engines.native.check import check_plan  # noqa: E402
-from meshwright.engines.native.models import build_model, init_weights  # noqa: E402
-from meshwright.engines.native.models.layout import Chunks, see  # noqa: E402
-from meshwright.specs.model import Attention, Model  # noqa: E402
-from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
-from meshwright.specs.run import Data, Evaluate, Train  # noqa: E402
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine
+from meshwright.engines.native.check import check_plan
+from meshwright.specs.model import Attention, Model
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.run import Data, Evaluate, Train
+from meshwright.training.models import build_model, init_weights
+from meshwright.training.models.layout import Chunks, see
 
 TEXT = """
 model:

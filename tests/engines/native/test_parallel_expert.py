@@ -10,23 +10,24 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.distributed.tensor import DTensor  # noqa: E402
+from torch.distributed.tensor import DTensor
 
-from meshwright import runfile  # noqa: E402
-from meshwright.engines.base import TrainOptions  # noqa: E402
-from meshwright.engines.native import checkpoint, engine  # noqa: E402
-from meshwright.engines.native.assembly import assemble  # noqa: E402
-from meshwright.engines.native.check import check, check_plan  # noqa: E402
-from meshwright.engines.native.feed import open_feed  # noqa: E402
-from meshwright.engines.native.optimize import MOMENTS  # noqa: E402
-from meshwright.engines.native.parallel.expert import expert_axes  # noqa: E402
-from meshwright.engines.native.parallel.mesh import Place, place_process  # noqa: E402
-from meshwright.engines.native.processes import run_ranks  # noqa: E402
-from meshwright.engines.native.rehearsal import compare_each  # noqa: E402
-from meshwright.specs.model import Attention, AttentionKind, Lora, Router  # noqa: E402
-from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
-from meshwright.specs.precision import PRECISIONS  # noqa: E402
-from meshwright.specs.run import Checkpoint, Task  # noqa: E402
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine
+from meshwright.engines.native.assembly import assemble
+from meshwright.engines.native.check import check, check_plan
+from meshwright.engines.native.feed import open_feed
+from meshwright.engines.native.parallel.expert import expert_axes
+from meshwright.engines.native.parallel.mesh import Place, place_process
+from meshwright.engines.native.rehearsal import compare_each
+from meshwright.specs.model import Attention, AttentionKind, Lora, Router
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Checkpoint, Task
+from meshwright.training import checkpoints as checkpoint
+from meshwright.training.optimizer import MOMENTS
+from meshwright.training.processes import run_ranks
 
 TEXT = """
 model:

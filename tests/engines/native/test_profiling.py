@@ -11,22 +11,24 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given
+from hypothesis import strategies as st
 
-from meshwright import runfile  # noqa: E402
-from meshwright.engines.base import Ending, ProfileSteps, TrainOptions  # noqa: E402
-from meshwright.engines.native import engine, signals  # noqa: E402
-from meshwright.engines.native.profiling.categories import (  # noqa: E402
+from meshwright import runfile
+from meshwright.engines.base import ProfileSteps, TrainOptions
+from meshwright.engines.native import engine
+from meshwright.engines.native.profiling.categories import (
     FRAMES,
     PATTERNS,
     Category,
     category,
     operator_category,
 )
-from meshwright.engines.native.profiling.profiler import steps_to_profile  # noqa: E402
-from meshwright.engines.native.profiling.shares import STEP, summarize  # noqa: E402
-from meshwright.errors import InputError  # noqa: E402
+from meshwright.engines.native.profiling.profiler import steps_to_profile
+from meshwright.engines.native.profiling.shares import STEP, summarize
+from meshwright.errors import InputError
+from meshwright.records.training import Ending
+from meshwright.training import signals
 
 
 def recorded() -> dict[Category, list[str]]:

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from meshwright.engines.native import progress as module
-from meshwright.engines.native.data.tokenization import Progress as Tokenised
 from meshwright.engines.native.progress import Progress, reading
+from meshwright.training.data.tokenization import Progress as Tokenised
 
 
 def entry(step: int) -> dict[str, float]:

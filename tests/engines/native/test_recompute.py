@@ -9,20 +9,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from meshwright import runfile  # noqa: E402
-from meshwright.cost.memory.activations import layer_bytes  # noqa: E402
-from meshwright.cost.memory.constants import memory_constants  # noqa: E402
-from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row  # noqa: E402
-from meshwright.engines.native import dropping  # noqa: E402
-from meshwright.engines.native.check import check_plan  # noqa: E402
-from meshwright.engines.native.models import blockwise, build_model, init_weights  # noqa: E402
-from meshwright.engines.native.recompute import recompute  # noqa: E402
-from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding  # noqa: E402
-from meshwright.specs.precision import PRECISIONS  # noqa: E402
+from meshwright import runfile
+from meshwright.calibration.memory import memory_constants
+from meshwright.cost.memory.activations import layer_bytes
+from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
+from meshwright.engines.native import output_recomputation as dropping
+from meshwright.engines.native.check import check_plan
+from meshwright.engines.native.recompute import recompute
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS
+from meshwright.training.models import blockwise, build_model, init_weights
 
 TEXT = """
 model: {name: tiny, hidden: 64, num_layers: 2, vocab: 64, ffn_hidden: 192, attention: ATTENTION}

@@ -11,9 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwright import runfile  # noqa: E402
-from meshwright.engines.base import TrainOptions  # noqa: E402
-from meshwright.engines.native import engine, telemetry  # noqa: E402
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine
+from meshwright.training import telemetry
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "record.md"
 OPEN = {
@@ -133,7 +134,7 @@ def _gather(rank: int, num_ranks: int, folder: str) -> None:
 
 @pytest.mark.distributed
 def test_every_process_tells_its_own(tmp_path):
-    from meshwright.engines.native.processes import run_ranks
+    from meshwright.training.processes import run_ranks
 
     run_ranks(_gather, str(tmp_path), num_ranks=2, device_type="cpu")
     for rank in range(2):

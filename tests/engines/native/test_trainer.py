@@ -9,12 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwright import runfile  # noqa: E402
-from meshwright.engines.base import Ending, TrainOptions  # noqa: E402
-from meshwright.engines.native import engine, signals  # noqa: E402
-from meshwright.engines.native.optimize import learning_rate  # noqa: E402
-from meshwright.errors import InputError, MissingDependencyError  # noqa: E402
-from meshwright.specs.run import LearningRateSchedule, Optimizer  # noqa: E402
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine
+from meshwright.errors import InputError, MissingDependencyError
+from meshwright.records.training import Ending
+from meshwright.specs.run import LearningRateSchedule, Optimizer
+from meshwright.training import signals
+from meshwright.training.optimizer import learning_rate
 
 TEXT = """
 model:

@@ -50,8 +50,8 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     from meshwright import runfile
-    from meshwright.engines.native.models import build_model, init_weights, materialize
-    from meshwright.engines.native.weights import save_weights
+    from meshwright.training.models import build_model, init_weights, materialize
+    from meshwright.training.weights import save_weights
 
     folder = tmp_path_factory.mktemp("toys")
     notes = [

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.accuracy.predict import predict, predict_steps
 from meshwright.accuracy.tables import cluster_of, tables_of
-from meshwright.catalog.calibration import fitted, prior
+from meshwright.calibration.parameters import fitted, prior
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.precision import PRECISIONS

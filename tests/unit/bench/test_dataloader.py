@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwright.bench.dataloader import (  # noqa: E402
+from meshwright.bench.dataloader import (
     Candidate,
     Demand,
     _enough,
@@ -20,9 +20,9 @@ from meshwright.bench.dataloader import (  # noqa: E402
     tune_training,
     tune_validation,
 )
-from meshwright.bench.harness import Measurement  # noqa: E402
-from meshwright.engines.native.data import Batch  # noqa: E402
-from meshwright.errors import InputError  # noqa: E402
+from meshwright.errors import InputError
+from meshwright.records.measurement import Measurement
+from meshwright.training.data import Batch
 
 GPU_STEP = Demand(step_s=0.05, source="a test", on_host=False)
 

@@ -18,11 +18,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwright.bench import device as campaign  # noqa: E402
-from meshwright.bench.device import DeviceLostError, Request, measure_device, sidecar_of  # noqa: E402
-from meshwright.bench.kernels import Task, task_of  # noqa: E402
-from meshwright.bench.points import Family, Point, points_of  # noqa: E402
-from meshwright.bench.records import COLUMNS, SIDECAR_KEYS, Recorder, Status, read  # noqa: E402
+from meshwright.bench import device as campaign
+from meshwright.bench.device import DeviceLostError, Request, measure_device, sidecar_of
+from meshwright.bench.kernels import Task, task_of
+from meshwright.records.device import COLUMNS, SIDECAR_KEYS, Recorder, Status, read
+from meshwright.records.points import Family, Point, points_of
 
 CPU = torch.device("cpu")
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "bench-records.md"

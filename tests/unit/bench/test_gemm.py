@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwright.bench import gemm  # noqa: E402
-from meshwright.bench.gemm import LEAST_CONFIRMED, _sound_routes, _Work, free_threads, tune  # noqa: E402
-from meshwright.engines.native.gemm_tuning import Choices  # noqa: E402
-from meshwright.engines.native.models.product import BY_ROUTE, HAS_ONEDNN, Kernel, Route, usual_route  # noqa: E402
-from meshwright.engines.native.products import Product  # noqa: E402
-from meshwright.errors import InputError  # noqa: E402
+from meshwright.bench import gemm
+from meshwright.bench.gemm import LEAST_CONFIRMED, _sound_routes, _Work, free_threads, tune
+from meshwright.errors import InputError
+from meshwright.training.gemm_tuning import Choices
+from meshwright.training.gemms import Product
+from meshwright.training.models.gemm import BY_ROUTE, HAS_ONEDNN, Kernel, Route, usual_route
 
 CPU = torch.device("cpu")
 FORWARD = Product(format="bf16", m=16, n=24, k=8, kernel=Kernel.FORWARD)

@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.bench.harness import (
-    LEAST_SAMPLE_S,
-    MOST_SAMPLES,
-    AbsurdClockError,
-    Measurement,
-    measure,
-)
+from meshwright.bench.harness import LEAST_SAMPLE_S, MOST_SAMPLES, AbsurdClockError, measure
+from meshwright.records.measurement import Measurement
 
 
 class Machine:

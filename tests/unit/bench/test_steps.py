@@ -11,14 +11,14 @@ from itertools import islice
 import pytest
 
 from meshwright import catalog
-from meshwright.bench.points import KERNELS, REACH, Family, Point, points_of
-from meshwright.bench.steps import plan_of, run_of
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
 from meshwright.engines.native.check import check
 from meshwright.planner.engines import Severity
 from meshwright.planner.legality import setting_for, violations
 from meshwright.planner.request import request_for
+from meshwright.records.points import KERNELS, REACH, Family, Point, points_of
+from meshwright.records.steps import plan_of, run_of
 from meshwright.specs.plan import Sharding
 from meshwright.specs.run import Run
 
@@ -103,7 +103,7 @@ def test_a_step_multiplies_what_its_point_says():
     from torch.utils.flop_counter import FlopCounterMode
 
     from meshwright.bench.steps import step_of
-    from meshwright.engines.native.models.product import ONEDNN_PRODUCTS
+    from meshwright.training.models.gemm import ONEDNN_PRODUCTS
 
     step = step_of(SMALL, torch.device("cpu"))
     step()
@@ -128,7 +128,7 @@ def small(kernel: str) -> Point:
 def test_two_processes_exchange_and_train_in_every_way(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     from meshwright.bench import device as campaign
-    from meshwright.bench.records import Recorder, Status, read
+    from meshwright.records.device import Recorder, Status, read
 
     kinds = KERNELS[Family.TRAINING][1:]
     exchange = Point(family=Family.COLLECTIVES, kernel="all_gather", size_bytes=4096, num_processes=2)

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.bench.sweep import configurations, parse_sweep
 from meshwright.bench.training import Request, rounds
-from meshwright.bench.training_records import COLUMNS, SIDECAR_KEYS, Status, read
 from meshwright.cli import needs
 from meshwright.errors import InputError
+from meshwright.records.sweep import configurations, parse_sweep
+from meshwright.records.trainings import COLUMNS, SIDECAR_KEYS, Status, read
 
 FAKE = Path(__file__).with_name("fake_train.py")
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "bench-trainings.md"

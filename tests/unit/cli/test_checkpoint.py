@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file
 
-from meshwright.cli import needs  # noqa: E402
+from meshwright.cli import needs
 
 
 @pytest.fixture

@@ -228,7 +228,7 @@ def test_modules_are_programs_that_need_torchtitan(meshwright, monkeypatch):
     def absent(package: str) -> str:
         raise metadata.PackageNotFoundError(package)
 
-    monkeypatch.setattr("meshwright.engines.machine.metadata.version", absent)
+    monkeypatch.setattr("meshwright.training.machine.metadata.version", absent)
     outcome = meshwright("import", "llama3:llama3_8b", "--cluster", "h100-8x1")
     assert outcome.exit_code == 3
     assert "pip install 'meshwright[torchtitan]'" in outcome.stderr

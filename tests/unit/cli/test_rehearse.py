@@ -13,11 +13,11 @@ from meshwright import catalog, runfile
 from meshwright.cli import needs
 from meshwright.engines.native import rehearsal
 from meshwright.engines.native.check import check_plan
-from meshwright.engines.native.models import build_model
 from meshwright.engines.native.rehearsal import Comparison, compare, shrink
 from meshwright.errors import InfeasibleError
 from meshwright.specs.model import AttentionKind
 from meshwright.specs.plan import Plan, Schedule, Sharding
+from meshwright.training.models import build_model
 
 TEXT = """
 model: llama3.1-70b

@@ -88,7 +88,7 @@ def test_a_link_stays_a_link(meshwright, run_path, torch):
 
 
 def test_an_interrupt_writes_nothing(meshwright, run_path, torch, monkeypatch):
-    from meshwright.engines.native.data import Batches
+    from meshwright.training.data import Batches
 
     def interrupted(self: Batches, step: int) -> None:
         raise KeyboardInterrupt

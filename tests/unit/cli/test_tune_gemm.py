@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwright import runfile  # noqa: E402
-from meshwright.bench.gemm import _Work  # noqa: E402
-from meshwright.engines.native.models import product as products  # noqa: E402
-from meshwright.engines.native.models.product import Kernel, Route  # noqa: E402
-from meshwright.engines.native.products import Product  # noqa: E402
+from meshwright import runfile
+from meshwright.bench.gemm import _Work
+from meshwright.training.gemms import Product
+from meshwright.training.models import gemm as products
+from meshwright.training.models.gemm import Kernel, Route
 
 QUICK = ("--budget", "0.2s")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from meshwright import catalog
-from meshwright.catalog.calibration import prior
+from meshwright.calibration.parameters import prior
 from meshwright.cost.compute import LayerCompute, layer_compute
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.groups import groups_of

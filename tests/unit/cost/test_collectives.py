@@ -225,13 +225,13 @@ class TestCalibration:
         assert 2**27 * 2 * 15 / 16 / seconds == pytest.approx(249e9, rel=0.1)
 
     def test_every_named_fabric_exists(self):
-        from meshwright.cost.collectives.constants import _read
+        from meshwright.calibration.collectives import _read
 
         for name in _read()["fabrics"]:
             assert fabric(name).name == name
 
     def test_every_entry_states_its_source_and_stays_below_nominal(self):
-        from meshwright.cost.collectives.constants import _read
+        from meshwright.calibration.collectives import _read
 
         data = _read()
         for entry in [*data["scale_up"].values(), *data["scale_out"].values()]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
-from meshwright.catalog.surface import Surface
+from meshwright.calibration.correction import Surface
 from meshwright.cost.compute import KernelSurfaces, Passes, gemm_s, gemm_tiles
 from meshwright.specs.model import Attention, Lora, Model
 from meshwright.specs.plan import Plan

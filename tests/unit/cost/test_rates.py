@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from meshwright import catalog
-from meshwright.catalog.calibration import Calibration, Offset, prior
+from meshwright.calibration.parameters import Calibration, Offset, prior
 from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.rates import (
     SystemRates,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
-from meshwright.catalog.calibration import Offset, prior
+from meshwright.calibration.parameters import Offset, prior
 from meshwright.cost.rates import factors_of
 from meshwright.cost.uncertainty import HALF_GEMM, Z80, derivatives, log_variances, spread
 from meshwright.specs.hardware import Stack

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from meshwright.engines import local
-from meshwright.engines.base import Ending, Launch
-from meshwright.engines.native.signals import STOPPED_EXIT_CODE
+from meshwright.engines.base import Launch
+from meshwright.records.training import Ending
+from meshwright.training.signals import STOPPED_EXIT_CODE
 
 
 def processes(code: str) -> Launch:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright import catalog
-from meshwright.catalog.calibration import fitted, prior
+from meshwright.calibration.parameters import fitted, prior
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.planner import PlanRequest
 from meshwright.planner.estimate import PlanEstimate, estimate_plan

@@ -7,8 +7,8 @@ from math import exp, log, sqrt
 
 import pytest
 
+from meshwright.calibration.parameters import ALL, Offset, fitted
 from meshwright.catalog import cluster
-from meshwright.catalog.calibration import ALL, Offset, fitted
 from meshwright.cost.uncertainty import HALF_GEMM, Z80
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner import request_for, search

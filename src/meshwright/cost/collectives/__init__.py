@@ -7,7 +7,7 @@
 Every function is plain arithmetic on numbers or arrays; arrays broadcast.
 """
 
-from meshwright.cost.collectives.constants import (
+from meshwright.calibration.collectives import (
     CollectiveConstants,
     ScaleOutConstants,
     ScaleUpConstants,

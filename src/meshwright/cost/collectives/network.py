@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshwright.catalog.exchanges import MeasuredExchanges
-from meshwright.cost.collectives.constants import CollectiveConstants
-from meshwright.cost.tables import Array, Table
+from meshwright.arrays import Array, Table
+from meshwright.calibration.collectives import CollectiveConstants
+from meshwright.calibration.communication import MeasuredExchanges
 from meshwright.specs.hardware import Fabric
 
 ABSENT_BYTES_PER_S = 1e-6

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.arrays import Array
 from meshwright.cost.collectives.network import Group
-from meshwright.cost.tables import Array
 
 
 def all_gather_s(bytes_total: Array, group: Group) -> Array:

@@ -4,7 +4,7 @@
 them up on the ranks that can be the fullest, `constants` reads what a software stack does and what was measured.
 """
 
-from meshwright.cost.memory.constants import MemoryConstants, memory_constants
+from meshwright.calibration.memory import MemoryConstants, memory_constants
 from meshwright.cost.memory.peak import MemoryTable, estimate_memory
 
 __all__ = ["MemoryConstants", "MemoryTable", "estimate_memory", "memory_constants"]

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.memory.constants import MemoryConstants
-from meshwright.cost.tables import RECOMPUTES, Array, BatchTable, ModelTable, PlanTable, PrecisionTable
+from meshwright.arrays import Array
+from meshwright.calibration.memory import MemoryConstants
+from meshwright.cost.tables import RECOMPUTES, BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Recompute
 
 FULL = RECOMPUTES.index(Recompute.FULL)

@@ -15,9 +15,10 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from meshwright.arrays import Array, Table
+from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost.flops import Parameters, count_parameters
 from meshwright.cost.memory.activations import LayerBytes, layer_bytes
-from meshwright.cost.memory.constants import MemoryConstants
 from meshwright.cost.memory.states import (
     RankLayers,
     StateRates,
@@ -27,7 +28,7 @@ from meshwright.cost.memory.states import (
 )
 from meshwright.cost.pipeline.closed_form import in_flight
 from meshwright.cost.stages import StageLayers, split_layers
-from meshwright.cost.tables import SCHEDULES, Array, BatchTable, ModelTable, PlanTable, PrecisionTable, Table
+from meshwright.cost.tables import SCHEDULES, BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Schedule
 
 DUALPIPE = SCHEDULES.index(Schedule.DUALPIPE)

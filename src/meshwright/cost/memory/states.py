@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.arrays import Array
+from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost.flops import Parameters
-from meshwright.cost.memory.constants import MemoryConstants
-from meshwright.cost.tables import Array, ModelTable, PlanTable, PrecisionTable
+from meshwright.cost.tables import ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Sharding
 
 

@@ -33,8 +33,9 @@ from functools import reduce
 
 import numpy as np
 
+from meshwright.arrays import Array
 from meshwright.cost.pipeline.schedules import interleaved_group
-from meshwright.cost.tables import SCHEDULES, Array
+from meshwright.cost.tables import SCHEDULES
 from meshwright.specs.plan import Schedule
 
 

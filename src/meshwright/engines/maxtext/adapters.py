@@ -18,7 +18,7 @@ FIRST, FILE, BASE = "adapters", "adapter_model.safetensors", "base.json"
 
 def write_first(run: Run, output: Path) -> None:
     """Write what training begins with, where it is not there yet."""
-    from meshwright.engines.native.exchange import export_first_adapters
+    from meshwright.training.conversion import export_first_adapters
 
     if not (output / FIRST).is_dir():
         export_first_adapters(run, output / FIRST)
@@ -26,7 +26,7 @@ def write_first(run: Run, output: Path) -> None:
 
 def note_base(run: Run) -> None:
     """Write down the frozen weights of the run's checkpoints, where nobody has yet."""
-    from meshwright.engines.native.weights import find_weights
+    from meshwright.training.weights import find_weights
 
     path = _base_file(run)
     if path is None or path.is_file():
@@ -39,8 +39,8 @@ def note_base(run: Run) -> None:
 
 def refuse_other_base(run: Run) -> None:
     """Raise InputError where the run's checkpoints hold adapters of other weights than the run's."""
-    from meshwright.engines.native.exchange import require_base
-    from meshwright.engines.native.weights import find_weights
+    from meshwright.training.conversion import require_base
+    from meshwright.training.weights import find_weights
 
     path = _base_file(run)
     if path is not None and path.is_file():

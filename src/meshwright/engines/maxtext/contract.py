@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright.engines import local, outcome, workers
-from meshwright.engines.base import Record, TrainOptions, refuse
+from meshwright.engines.base import TrainOptions, refuse
 from meshwright.engines.maxtext import adapters, environment, probe
 from meshwright.engines.maxtext.check import check, check_plan
 from meshwright.engines.maxtext.exporting import export_weights
@@ -15,6 +15,7 @@ from meshwright.engines.maxtext.lower import lower
 from meshwright.engines.maxtext.reading import LAYOUT
 from meshwright.engines.maxtext.weights import file_shapes
 from meshwright.engines.workers import WorkersStart, expected
+from meshwright.records.training import Record
 from meshwright.specs.run import Run
 
 __all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower", "prepare", "read"]

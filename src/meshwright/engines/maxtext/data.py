@@ -26,11 +26,11 @@ import numpy as np
 
 from meshwright.engines.maxtext.check import num_accumulated
 from meshwright.engines.maxtext.lower import INDEX, TOKENS
-from meshwright.engines.native import data
-from meshwright.engines.native.data.cache import MANIFEST, build_once
-from meshwright.engines.native.data.megatron import write_indexed
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
+from meshwright.training import data
+from meshwright.training.data.cache import MANIFEST, build_once
+from meshwright.training.data.megatron import write_indexed
 
 ENDS = "ends.json"
 TRAINING, VALIDATION = "training.npy", "validation.npy"

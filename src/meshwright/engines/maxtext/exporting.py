@@ -28,10 +28,10 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
     such checkpoint, or no plan: how weights lie in a checkpoint follows from it. MissingDependencyError without
     MaxText's environment.
     """
-    from meshwright.engines.native.weights.adapters import WEIGHTS, write_config
-    from meshwright.engines.native.weights.config import config_of
-    from meshwright.engines.native.weights.folder import new_folder
-    from meshwright.engines.native.weights.tensors import SINGLE
+    from meshwright.training.weights.adapters import WEIGHTS, write_config
+    from meshwright.training.weights.config import config_of
+    from meshwright.training.weights.folder import new_folder
+    from meshwright.training.weights.tensors import SINGLE
 
     if run.plan is None:
         raise InputError(
@@ -55,7 +55,7 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
 
 def gpt_oss_config(model: Model, *, dtype: str, max_positions: int) -> dict[str, Any]:
     """The `config.json` of a model of the family GPT-OSS, which the native engine has not."""
-    from meshwright.engines.native.weights.config import scaling_of
+    from meshwright.training.weights.config import scaling_of
 
     a, x = model.attention, model.experts
     assert x is not None

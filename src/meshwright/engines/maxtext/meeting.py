@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from meshwright.engines.local import free_port
+from meshwright.training.rendezvous import free_port
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun says so where its agent has the store
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.engines.machine import Machine, ask, processor_name
 from meshwright.engines.maxtext import environment
+from meshwright.training.machine import Machine, ask, processor_name
 
 ASK = """
 import json, jax

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import __version__, runfile
-from meshwright.engines.machine import main_or_refuse, processor_name
 from meshwright.engines.maxtext import adapters, data, environment, meeting
 from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE
 from meshwright.engines.maxtext.reading import (
@@ -27,10 +26,11 @@ from meshwright.engines.maxtext.reading import (
     validation_entry,
     whole_lines,
 )
-from meshwright.engines.native.data.cache import MANIFEST
 from meshwright.engines.outcome import ENDING, FACTS, STEPS, VALIDATION
 from meshwright.errors import MeshwrightError
 from meshwright.specs.run import Run
+from meshwright.training.data.cache import MANIFEST
+from meshwright.training.machine import main_or_refuse, processor_name
 
 INSIDE = Path(__file__).parent / "inside"
 POLL_S = 0.05
@@ -102,12 +102,12 @@ def _on_a_cpu(run: Run) -> str:
 def _start(run: Run, output: Path, *, rank: int) -> Path:
     """The folder of the weights; one with a single number where they are drawn: MaxText wants to read something."""
     if run.weights is not None:
-        from meshwright.engines.native.weights import find_weights
+        from meshwright.training.weights import find_weights
 
         return find_weights(run.weights).folder
     import torch
 
-    from meshwright.engines.native.weights.tensors import SINGLE, Entry, write_file
+    from meshwright.training.weights.tensors import SINGLE, Entry, write_file
 
     folder = output / "drawn"
     if rank == 0 and not (folder / SINGLE).is_file():

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.engines import outcome, workers
-from meshwright.engines.base import Imported, Record, TrainOptions, refuse
+from meshwright.engines.base import Imported, TrainOptions, refuse
 from meshwright.engines.megatron import bridge_importing, importing, probe
 from meshwright.engines.megatron.bridge_files import refuse_recipe, says_container
 from meshwright.engines.megatron.check import check, check_export, check_plan
 from meshwright.engines.megatron.lower import lower, lower_for_others
 from meshwright.engines.megatron.reading import LAYOUT
 from meshwright.engines.workers import WorkersStart, expected
+from meshwright.records.training import Record
 from meshwright.specs.run import Run
 
 __all__ = [

@@ -14,13 +14,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 
 from meshwright.engines.megatron.names import FUSED, Place, is_fused, is_vocabulary, key_of, places_of
-from meshwright.engines.native.checkpoint import Content, Saved
-from meshwright.engines.native.exchange import FORMATS
-from meshwright.engines.native.models import build_model
-from meshwright.engines.native.weights import save_weights
-from meshwright.engines.native.weights.reading import tensors_of
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
+from meshwright.training.checkpoints import Content, Saved
+from meshwright.training.conversion import FORMATS
+from meshwright.training.models import build_model
+from meshwright.training.weights import save_weights
+from meshwright.training.weights.reading import tensors_of
 
 
 @torch.no_grad()

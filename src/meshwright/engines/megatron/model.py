@@ -22,8 +22,8 @@ from torch.nn import functional
 from meshwright.engines.megatron.layers import layers_of
 from meshwright.engines.megatron.settings import Settings
 from meshwright.engines.megatron.weights import Read, fill, first_weights, weights_in
-from meshwright.engines.native.weights import find_weights
 from meshwright.specs.run import Run
+from meshwright.training.weights import find_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from meshwright.engines.megatron.layers import Router
 from meshwright.engines.megatron.model import Parts
-from meshwright.engines.native.data import Batch
-from meshwright.engines.native.models.layout import see
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
+from meshwright.training.data import Batch
+from meshwright.training.models.layout import see
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ import sys
 from dataclasses import asdict
 from importlib.util import find_spec
 
-from meshwright.engines.machine import Machine, ask, require_version
 from meshwright.engines.megatron import VERSION
 from meshwright.errors import MissingDependencyError
+from meshwright.training.machine import Machine, ask, require_version
 
 INSTALL = "pip install 'meshwright[megatron]'"
 

@@ -27,13 +27,13 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQu
 from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.engines.megatron.pieces import NAME
-from meshwright.engines.native.checkpoint import files
-from meshwright.engines.native.checkpoint.peers import Peers
-from meshwright.engines.native.checkpoint.stalls import Stalls
-from meshwright.engines.native.checkpoint.writing import begin, disk_errors, end
-from meshwright.engines.native.signals import ASKING
 from meshwright.errors import InputError
 from meshwright.specs.run import Checkpoint
+from meshwright.training.checkpoints import files
+from meshwright.training.checkpoints.peers import Peers
+from meshwright.training.checkpoints.stalls import Stalls
+from meshwright.training.checkpoints.writing import begin, disk_errors, end
+from meshwright.training.signals import ASKING
 
 SUMS = ".sums-"  # what a writer leaves for its process; no part of the checkpoint
 

@@ -21,13 +21,13 @@ from megatron.core import dist_checkpointing
 from meshwright.engines.megatron import pieces
 from meshwright.engines.megatron.model import Parts
 from meshwright.engines.megatron.weights import METADATA
-from meshwright.engines.native import checkpoint
-from meshwright.engines.native.checkpoint import Saved
-from meshwright.engines.native.weights import Origin
 from meshwright.errors import InputError
 from meshwright.runfile.pinned import section_from_plan
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
+from meshwright.training import checkpoints as checkpoint
+from meshwright.training.checkpoints import Saved
+from meshwright.training.weights import Origin
 
 SHARDING = {"distrib_optim_sharding_type": "dp_reshardable"}
 

@@ -21,22 +21,23 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from meshwright import runfile
-from meshwright.engines.base import Ending
 from meshwright.engines.megatron import pieces, states
 from meshwright.engines.megatron.lower import OUTPUT, SETTINGS
 from meshwright.engines.megatron.model import Parts, build
 from meshwright.engines.megatron.passes import Passes
 from meshwright.engines.megatron.saving import Saver
-from meshwright.engines.native import checkpoint, data, telemetry
-from meshwright.engines.native import device as devices
-from meshwright.engines.native.data import Batch, Batches
-from meshwright.engines.native.optimize import learning_rate
-from meshwright.engines.native.signals import StopRequest, stop_on_signals
-from meshwright.engines.native.weights import find_weights
 from meshwright.engines.outcome import ENDING, FACTS, STEPS, VALIDATION
 from meshwright.errors import InputError
+from meshwright.records.training import Ending
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
+from meshwright.training import checkpoints as checkpoint
+from meshwright.training import data, telemetry
+from meshwright.training import device as devices
+from meshwright.training.data import Batch, Batches
+from meshwright.training.optimizer import learning_rate
+from meshwright.training.signals import StopRequest, stop_on_signals
+from meshwright.training.weights import find_weights
 
 
 def train(path: Path) -> Ending:

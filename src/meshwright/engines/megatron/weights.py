@@ -16,12 +16,12 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from torch import Tensor, nn
 
 from meshwright.engines.megatron.names import FUSED, Place, is_fused, key_of, places_of
-from meshwright.engines.native.models import build_model
-from meshwright.engines.native.models.initialize import first_weight
-from meshwright.engines.native.weights import family_of, file_names
-from meshwright.engines.native.weights.reading import check_weights, tensors_of
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
+from meshwright.training.models import build_model
+from meshwright.training.models.initialize import first_weight
+from meshwright.training.weights import family_of, file_names
+from meshwright.training.weights.reading import check_weights, tensors_of
 
 METADATA = {"non_homogeneous_layers": True, "singleton_local_shards": True}
 """Of Megatron's checkpoints: every layer, every expert, gate and up each are a tensor with a name of its own."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from meshwright.engines.machine import main_or_refuse
+from meshwright.training.machine import main_or_refuse
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
@@ -23,9 +23,9 @@ def main(path: Path) -> int:
     import torch
     import torch.distributed as dist
 
-    from meshwright.engines.base import Ending
     from meshwright.engines.megatron.training import train
-    from meshwright.engines.native.signals import STOPPED_EXIT_CODE
+    from meshwright.records.training import Ending
+    from meshwright.training.signals import STOPPED_EXIT_CODE
 
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()

@@ -18,7 +18,17 @@ from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.native import fp8
 from meshwright.engines.native.compiling import compile_layers
-from meshwright.engines.native.models import (
+from meshwright.engines.native.parallel.context import chunks_of, divide_sequences
+from meshwright.engines.native.parallel.expert import ExpertPlace, divide_experts, place_experts
+from meshwright.engines.native.parallel.mesh import TENSOR, Place
+from meshwright.engines.native.parallel.pipeline import Pipeline, layers_of_stages, stages_of_rank
+from meshwright.engines.native.parallel.shard import shard, shares_states
+from meshwright.engines.native.parallel.tensor import divide
+from meshwright.engines.native.parallel.tied import tie
+from meshwright.engines.native.recompute import recompute
+from meshwright.engines.native.step import Accumulation, Stepper
+from meshwright.specs.run import Run
+from meshwright.training.models import (
     Options,
     Transformer,
     add_adapters,
@@ -31,18 +41,8 @@ from meshwright.engines.native.models import (
     take_load,
     update_bias,
 )
-from meshwright.engines.native.optimize import AdamW, Master, masters_of
-from meshwright.engines.native.parallel.context import chunks_of, divide_sequences
-from meshwright.engines.native.parallel.expert import ExpertPlace, divide_experts, place_experts
-from meshwright.engines.native.parallel.mesh import TENSOR, Place
-from meshwright.engines.native.parallel.pipeline import Pipeline, layers_of_stages, stages_of_rank
-from meshwright.engines.native.parallel.shard import shard, shares_states
-from meshwright.engines.native.parallel.tensor import divide
-from meshwright.engines.native.parallel.tied import tie
-from meshwright.engines.native.recompute import recompute
-from meshwright.engines.native.step import Accumulation, Stepper
-from meshwright.engines.native.weights import load_weights
-from meshwright.specs.run import Run
+from meshwright.training.optimizer import AdamW, Master, masters_of
+from meshwright.training.weights import load_weights
 
 COMPUTE = dict.fromkeys(("bf16", *fp8.RECIPES), torch.bfloat16) | {"fp32": torch.float32}
 """What modules compute in, by precision recipe."""

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.engines.native.models import Block
-from meshwright.engines.native.models.feed_forward import FeedForward
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.plan import Plan
+from meshwright.training.models import Block
+from meshwright.training.models.feed_forward import FeedForward
 
 
 def compile_layers(layers: Sequence[nn.Module], *, plan: Plan) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.engines.base import Launch, Prediction, Record, TrainOptions, pinned, read_record, refuse
+from meshwright.engines.base import Launch, Prediction, TrainOptions, pinned, refuse
 from meshwright.engines.native.check import check
 from meshwright.errors import InputError
+from meshwright.records.training import Record, read_record
 from meshwright.specs.run import Run
 
 if TYPE_CHECKING:

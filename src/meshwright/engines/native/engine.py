@@ -12,27 +12,26 @@ from pathlib import Path
 import torch
 
 from meshwright import catalog
-from meshwright.catalog.device_calibration import HERE
+from meshwright.calibration.device import HERE
 from meshwright.engines import workers
-from meshwright.engines.base import Record, TrainOptions, read_record, refuse
+from meshwright.engines.base import TrainOptions, refuse
 from meshwright.engines.choice import planned
-from meshwright.engines.local import under_launcher
-from meshwright.engines.native import checkpoint, compiling, fp8, gemm_tuning, hang, telemetry, trackers
-from meshwright.engines.native import device as devices
+from meshwright.engines.native import compiling, fp8
 from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.expect import Expectation, expect
-from meshwright.engines.native.gemm_tuning import Choices
-from meshwright.engines.native.processes import (
-    WorkerLostError,
-    launched_processes,
-    run_ranks,
-)
-from meshwright.engines.native.products import products_of
 from meshwright.engines.native.trainer import Job, train_rank
-from meshwright.engines.native.weights import differences, find_weights
 from meshwright.errors import InputError
+from meshwright.records.training import Record, read_record
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import NATIVE, Run
+from meshwright.training import checkpoints as checkpoint
+from meshwright.training import device as devices
+from meshwright.training import gemm_tuning, hang, telemetry, trackers
+from meshwright.training.gemm_tuning import Choices
+from meshwright.training.gemms import products_of
+from meshwright.training.processes import WorkerLostError, launched_processes, run_ranks
+from meshwright.training.rendezvous import under_launcher
+from meshwright.training.weights import differences, find_weights
 
 TIMEOUT = timedelta(days=1)
 """What processes wait for each other: while the main one tokenises, hours. A step that hangs ends by `--timeout`."""

@@ -18,22 +18,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.catalog.device_calibration import HERE, DeviceCalibration, installed_path, load
-from meshwright.engines.base import interval
+from meshwright.calibration.device import HERE, DeviceCalibration, installed_path, load
 from meshwright.engines.base import predicted as predicted_of
-from meshwright.engines.metrics import Yardstick, yardstick
-from meshwright.engines.native import device as devices
-from meshwright.engines.native.device import Rates
 from meshwright.engines.native.probe import measure_exchange, measure_kernels, slowest
 from meshwright.engines.native.speed import slowness
 from meshwright.errors import MeshwrightError
+from meshwright.fitting.kernel_times import calibration_here
 from meshwright.planner.estimate import estimate_plan
-from meshwright.planner.implied import calibration_here
 from meshwright.planner.request import PlanRequest, request_for
+from meshwright.records.training import interval
 from meshwright.specs.estimate import MemoryEstimate
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
+from meshwright.training import device as devices
+from meshwright.training.device import Rates
+from meshwright.training.metrics import Yardstick, yardstick
 
 NOTABLY = 1.1
 """By how much a machine may be slower or faster before it is said: less is between any two minutes."""

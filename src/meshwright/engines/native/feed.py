@@ -8,19 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.engines.native.data import (
-    Batch,
-    Batches,
-    Corpus,
-    ReadAhead,
-    Tokenizer,
-    WorkerChoice,
-    open_data,
-)
-from meshwright.engines.native.data.tokenization import Report
 from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import Place
 from meshwright.specs.run import Run
+from meshwright.training.data import Batch, Batches, Corpus, ReadAhead, Tokenizer, WorkerChoice, open_data
+from meshwright.training.data.tokenization import Report
 
 PROMPT_TOKENS = 8
 

@@ -19,10 +19,10 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from meshwright.engines.native.device import FP8_DEVICES, device_name, multiplies_fp8
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import Run
+from meshwright.training.device import FP8_DEVICES, device_name, multiplies_fp8
 
 RECIPES = {"fp8": "tensorwise", "fp8_rowwise": "rowwise"}
 """torchao's name of each recipe."""

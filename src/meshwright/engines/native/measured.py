@@ -7,15 +7,15 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from meshwright.engines.base import Ending
-from meshwright.engines.metrics import Yardstick, spread_of, target_of, throughput_of
-from meshwright.engines.native import device
 from meshwright.engines.native.assembly import Assembly
-from meshwright.engines.native.checkpoint import Saver
 from meshwright.engines.native.feed import Feed
 from meshwright.engines.native.parallel.mesh import Place
-from meshwright.engines.native.telemetry import gathered
+from meshwright.records.training import Ending
 from meshwright.specs.run import Run
+from meshwright.training import device
+from meshwright.training.checkpoints import Saver
+from meshwright.training.metrics import Yardstick, spread_of, target_of, throughput_of
+from meshwright.training.telemetry import gathered
 
 
 @dataclass(kw_only=True)
@@ -36,7 +36,7 @@ def ranks_of(measured: Measured, *, place: Place) -> dict[str, Any]:
         "step_s": float(spread_of(measured.step_s).get("median", math.nan)),
         "peak_memory_bytes": float(device.peak_memory_bytes(place.device)),
     }
-    ranks = gathered(mine, place=place)
+    ranks = gathered(mine, num_ranks=place.num_ranks)
     return {
         "step_s": ranks["step_s"],
         "peak_memory_bytes": [int(size) for size in ranks["peak_memory_bytes"]],

@@ -22,13 +22,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.device import synchronize
-from meshwright.engines.native.models import Transformer
-from meshwright.engines.native.models.product import linear
 from meshwright.engines.native.parallel.mesh import Place
-from meshwright.planner.implied import ExchangeTime, KernelTimes, shallow_model
+from meshwright.fitting.kernel_times import ExchangeTime, KernelTimes, shallow_model
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
+from meshwright.training.device import synchronize
+from meshwright.training.models import Transformer
+from meshwright.training.models.gemm import linear
 
 DEPTHS = (1, 2)
 REPETITIONS = 5

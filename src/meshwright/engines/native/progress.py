@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from meshwright.engines.native.data.tokenization import Progress as Tokenised
-from meshwright.engines.native.data.tokenization import Report
+from meshwright.training.data.tokenization import Progress as Tokenised
+from meshwright.training.data.tokenization import Report
 from meshwright.units import format_bytes, format_count, format_duration
 
 PLAIN_EVERY_S = 10.0

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from meshwright.engines.native.dropping import drop, dropping
-from meshwright.engines.native.models import Block
-from meshwright.engines.native.models.attention import LatentAttention
-from meshwright.engines.native.models.experts import MixtureOfExperts
-from meshwright.engines.native.models.product import ONEDNN_PRODUCTS
+from meshwright.engines.native.output_recomputation import drop, dropping
 from meshwright.specs.plan import Plan, Recompute
+from meshwright.training.models import Block
+from meshwright.training.models.attention import LatentAttention
+from meshwright.training.models.experts import MixtureOfExperts
+from meshwright.training.models.gemm import ONEDNN_PRODUCTS
 
 
 def recompute(layers: Sequence[nn.Module], *, plan: Plan, num_before: int = 0) -> None:

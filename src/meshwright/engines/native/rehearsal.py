@@ -31,18 +31,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshwright.engines.native import device
 from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.data import open_data
 from meshwright.engines.native.feed import Feed, num_labels
-from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process
-from meshwright.engines.native.processes import WorkerLostError, run_ranks
 from meshwright.errors import InfeasibleError
 from meshwright.specs.model import Attention, AttentionKind, BaseFormat, Experts, Lora, Model
 from meshwright.specs.plan import Plan, Schedule
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Data, Run, StateFormat
+from meshwright.training import device
+from meshwright.training.data import open_data
+from meshwright.training.optimizer import learning_rate
+from meshwright.training.processes import WorkerLostError, run_ranks
 
 NUM_STEPS = 3
 TOLERANCE = 1e-4

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from meshwright import runfile
-from meshwright.catalog.device_calibration import Check
+from meshwright.calibration.device import Check
 from meshwright.engines.native.assembly import assemble
-from meshwright.engines.native.device import synchronize
 from meshwright.engines.native.parallel.mesh import Place
 from meshwright.specs.plan import Plan
+from meshwright.training.device import synchronize
 
 BUDGET_S = 0.4
 """For each step."""

@@ -19,29 +19,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.engines.base import Ending, Record, TrainOptions
-from meshwright.engines.metrics import WARM_UP_STEPS, spread_of
-from meshwright.engines.native import checkpoint, device, telemetry
+from meshwright.engines.base import TrainOptions
 from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.clock import Clock, Phase
 from meshwright.engines.native.expect import Expectation, expect
 from meshwright.engines.native.faults import Fault, Guard
 from meshwright.engines.native.feed import Feed, num_labels, open_feed
-from meshwright.engines.native.gemm_tuning import Choices, using
-from meshwright.engines.native.hang import Watchdog
 from meshwright.engines.native.measured import Measured, ranks_of, statistics_of
-from meshwright.engines.native.models import load_ratio
-from meshwright.engines.native.optimize import learning_rate
 from meshwright.engines.native.parallel.mesh import Place, place_process
 from meshwright.engines.native.profiling.profiler import StepProfiler, open_profiler
 from meshwright.engines.native.progress import Progress, reading
 from meshwright.engines.native.sample import SAMPLE_TOKENS, write_sample
-from meshwright.engines.native.signals import StopRequest, say_stopping, stop_on_signals
 from meshwright.engines.native.step import Batch
-from meshwright.engines.native.trackers import Opening, Trackers
-from meshwright.engines.native.weights import Origin, save_adapters
+from meshwright.records.training import Ending, Record
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import FaultAction, Run
+from meshwright.training import checkpoints as checkpoint
+from meshwright.training import device, telemetry
+from meshwright.training.clock import Clock, Phase
+from meshwright.training.gemm_tuning import Choices, using
+from meshwright.training.hang import Watchdog
+from meshwright.training.metrics import WARM_UP_STEPS, spread_of
+from meshwright.training.models import load_ratio
+from meshwright.training.optimizer import learning_rate
+from meshwright.training.signals import StopRequest, say_stopping, stop_on_signals
+from meshwright.training.trackers import Opening, Trackers
+from meshwright.training.weights import Origin, save_adapters
 
 ADAPTER = "adapter"  # folder of what LoRA trained, below the results
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.engines import outcome, workers
-from meshwright.engines.base import Record, TrainOptions, refuse
+from meshwright.engines.base import TrainOptions, refuse
 from meshwright.engines.torchtitan import VERSION, probe
 from meshwright.engines.torchtitan.check import check, check_plan
 from meshwright.engines.torchtitan.exporting import export_weights
@@ -15,6 +15,7 @@ from meshwright.engines.torchtitan.probe import Machine
 from meshwright.engines.torchtitan.reading import LAYOUT
 from meshwright.engines.workers import WorkersStart, expected
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.records.training import Record
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, StateFormat
 

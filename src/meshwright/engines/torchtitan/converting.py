@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 
 from meshwright import runfile
-from meshwright.engines.native.exchange import FORMATS
-from meshwright.engines.native.weights.config import config_of
-from meshwright.engines.native.weights.tensors import Entry
-from meshwright.engines.native.weights.writing import write_folder
 from meshwright.engines.torchtitan.described import load
 from meshwright.engines.torchtitan.lower import FUNCTION, MODULE, RUN_FILE
+from meshwright.training.conversion import FORMATS
+from meshwright.training.weights.config import config_of
+from meshwright.training.weights.tensors import Entry
+from meshwright.training.weights.writing import write_folder
 
 NOT_WEIGHTS = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
 

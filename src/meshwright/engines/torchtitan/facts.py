@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.tables import RECOMPUTES, Array, PlanTable
+from meshwright.arrays import Array
+from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.torchtitan import VERSION
 from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting
 from meshwright.planner.rules import has_schedule, num_micro_batches

@@ -30,13 +30,13 @@ from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.tools.utils import device_type
 
 from meshwright import runfile
-from meshwright.engines.native import data, telemetry
-from meshwright.engines.native import device as devices
-from meshwright.engines.native.models.experts import run_experts
-from meshwright.engines.native.optimize import learning_rate
-from meshwright.engines.native.weights import find_weights
 from meshwright.errors import InputError
 from meshwright.specs.run import LearningRateSchedule, Optimizer
+from meshwright.training import data, telemetry
+from meshwright.training import device as devices
+from meshwright.training.models.experts import run_experts
+from meshwright.training.optimizer import learning_rate
+from meshwright.training.weights import find_weights
 
 FACTS, STEPS, VALIDATION = "facts.json", "steps.jsonl", "validation.jsonl"
 V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")  # their first rank holds the last stage

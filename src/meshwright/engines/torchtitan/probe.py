@@ -7,9 +7,9 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 
-from meshwright.engines import machine as machines
 from meshwright.engines.torchtitan import VERSION
 from meshwright.errors import MissingDependencyError
+from meshwright.training import machine as machines
 
 INSTALL = "pip install 'meshwright[torchtitan]'"
 

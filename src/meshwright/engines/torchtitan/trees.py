@@ -125,7 +125,7 @@ def weights_section(settings: Settings, own: Run | None, notes: list[str]) -> di
 
 
 def _is_place(name: str, path: str) -> bool:
-    from meshwright.engines.native.weights import find_weights
+    from meshwright.training.weights import find_weights
 
     try:
         return find_weights(name).folder.samefile(path)

@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-from meshwright.engines.machine import main_or_refuse
 from meshwright.engines.torchtitan.lower import FUNCTION
+from meshwright.training.machine import main_or_refuse
 
 
 def main(path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 
-from meshwright.catalog.calibration import ALL, Calibration, Offset, fitted
+from meshwright.calibration.parameters import ALL, Calibration, Offset, fitted
 from meshwright.cost.uncertainty import Z80
 from meshwright.errors import MeshwrightError
 from meshwright.planner.request import PlanRequest

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import lcm
 
-from meshwright.catalog.calibration import Calibration
+from meshwright.calibration.device import HERE
+from meshwright.calibration.parameters import Calibration
 from meshwright.catalog.clusters import placed_fabric
-from meshwright.catalog.device_calibration import HERE
 from meshwright.errors import InputError
 from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.catalog.calibration import Calibration, fitted
+from meshwright.calibration.parameters import Calibration, fitted
 from meshwright.cost.rates import factors_of, half_factors, rates_from_etas, system_facts
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import plan_row
@@ -30,7 +30,7 @@ UNEXPLAINED = "unexplained"
 def log_slopes(
     request: PlanRequest, plan: Plan, *, calibration: Calibration | None = None, load_factor: float = 1.0
 ) -> dict[str, float]:
-    """d log(step time) / d parameter, in transformed units of `catalog.calibration`."""
+    """d log(step time) / d parameter, in transformed units of `calibration.parameters`."""
     calibration = calibration or fitted()
     facts = system_facts(request.cluster, request.precision, request.stack)
     factors = factors_of(request.cluster, request.precision, request.stack)

@@ -10,9 +10,9 @@ import torch
 
 from meshwright import runfile
 from meshwright.engines.maxtext import adapters
-from meshwright.engines.native.models import adapted, add_adapters, build_model, init_weights, materialize
-from meshwright.engines.native.weights import load_adapters, save_weights
 from meshwright.errors import InputError
+from meshwright.training.models import adapted, add_adapters, build_model, init_weights, materialize
+from meshwright.training.weights import load_adapters, save_weights
 
 RUN = """
 model: {hidden: 32, num_layers: 2, vocab: 64, ffn_hidden: 64, attention: {num_heads: 2, num_kv_heads: 2}}

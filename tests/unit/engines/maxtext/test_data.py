@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.engines.maxtext import data
-from meshwright.engines.native.data import Batches, open_data
+from meshwright.training.data import Batches, open_data
 
 RUN = """
 model: {hidden: 64, num_layers: 2, vocab: 258, ffn_hidden: 128, attention: {num_heads: 4, num_kv_heads: 2}}

@@ -327,7 +327,7 @@ def test_gpt_oss_is_scanned_in_pairs_of_a_windowed_layer_and_another():
 def test_the_tensors_of_a_file_are_those_that_the_native_engine_reads(family):
     pytest.importorskip("torch")
     from meshwright.engines.maxtext.weights import file_shapes
-    from meshwright.engines.native.weights.reading import shapes_of
+    from meshwright.training.weights.reading import shapes_of
 
     mixture = ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.attention.qk_norm=true"]
     made_of = {"LlamaForCausalLM": [], "Qwen3MoeForCausalLM": mixture, "DeepseekV3ForCausalLM": [LATENT]}
@@ -407,7 +407,7 @@ def maxtext_rate(given: dict[str, Any], *, count: int, num_steps: int, peak: flo
 @pytest.mark.parametrize(("warm", "num_steps"), [(0, 10), (3, 10), (4, 20), (7, 1000), (2000, 12345)])
 def test_rates_are_those_of_the_native_engine(schedule, warm, num_steps):
     pytest.importorskip("torch")
-    from meshwright.engines.native.optimize import learning_rate
+    from meshwright.training.optimizer import learning_rate
 
     o = Optimizer(learning_rate=1e-3, schedule=schedule, warmup_steps=warm, final_ratio=0.1, decay_ratio=0.2)
     given = schedule_keys(o, num_steps=num_steps)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
-from meshwright.engines.native.models import LoraLinear
+from meshwright.training.models import LoraLinear
 
 OUT, IN = Shard(0), Shard(1)  # sides of a matrix [out, in]
 

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from meshwright.engines.native.models import Transformer
-from meshwright.engines.native.models.attention import CoreAttention
-from meshwright.engines.native.models.layout import Chunks, Layout
 from meshwright.engines.native.parallel.mesh import Place
+from meshwright.training.models import Transformer
+from meshwright.training.models.attention import CoreAttention
+from meshwright.training.models.layout import Chunks, Layout
 
 
 def chunks_of(place: Place) -> Chunks:

@@ -37,9 +37,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from meshwright.engines.native.models.experts import Experts, run_experts, unsort
 from meshwright.engines.native.parallel.mesh import PIPELINE, Place, state_axes
 from meshwright.specs.plan import Plan, Sharding
+from meshwright.training.models.experts import Experts, run_experts, unsort
 
 REPLICATE, SHARD, EXPERT, TENSOR = "expert_replicate", "expert_shard", "expert", "expert_tensor"
 WIDTH = {"gate": Shard(1), "up": Shard(1), "down": Shard(2)}

@@ -18,11 +18,11 @@ from torch.distributed.pipelining import PipelineStage
 
 from meshwright.cost.pipeline.schedules import shape_of
 from meshwright.cost.stages import layers_per_stage
-from meshwright.engines.native.models import Transformer
 from meshwright.engines.native.parallel.mesh import PIPELINE, Place
 from meshwright.engines.native.parallel.schedule import Passes
 from meshwright.engines.native.parallel.tied import TiedHead
 from meshwright.specs.plan import Plan
+from meshwright.training.models import Transformer
 
 
 def layers_of_stages(plan: Plan, *, num_layers: int) -> list[range]:

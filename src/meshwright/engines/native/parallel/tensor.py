@@ -45,12 +45,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from meshwright.engines.native.models import Block, LoraLinear, Transformer
-from meshwright.engines.native.models.attention import LatentAttention
-from meshwright.engines.native.models.experts import MixtureOfExperts, TopKRouter
-from meshwright.engines.native.models.product import Linear, linear
 from meshwright.engines.native.parallel.adapters import AdaptedColumns, AdaptedRows
 from meshwright.engines.native.parallel.vocabulary import divide_vocabulary
+from meshwright.training.models import Block, LoraLinear, Transformer
+from meshwright.training.models.attention import LatentAttention
+from meshwright.training.models.experts import MixtureOfExperts, TopKRouter
+from meshwright.training.models.gemm import Linear, linear
 
 TOKENS = Shard(1)  # T of B T D
 HEADS = 2  # dimension H of B T H K

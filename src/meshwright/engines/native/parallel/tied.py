@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.engines.native.models import Transformer
-from meshwright.engines.native.optimize import Master, local_part
 from meshwright.engines.native.parallel.mesh import PIPELINE, Place, last_pipeline_rank
+from meshwright.training.models import Transformer
+from meshwright.training.optimizer import Master, local_part
 
 
 class TiedHead:

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from meshwright.engines.native.models import IGNORE
-from meshwright.engines.native.models.product import product
-from meshwright.engines.native.models.transformer import Head
+from meshwright.training.models import IGNORE
+from meshwright.training.models.gemm import product
+from meshwright.training.models.transformer import Head
 
 
 def divide_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicate) -> None:

@@ -19,10 +19,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from meshwright.engines.base import ProfileSteps, TrainOptions
-from meshwright.engines.native import device as devices
 from meshwright.engines.native.parallel.mesh import Place
 from meshwright.engines.native.profiling.shares import STEP, summarize
 from meshwright.files import write_atomically
+from meshwright.training import device as devices
 
 FOLDER, TRACE, SUMMARY = "profile", "trace-rank0.json.gz", "summary.json"
 STEPS_BEFORE, NUM_STEPS = 5, 3

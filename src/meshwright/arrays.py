@@ -1,0 +1,51 @@
+"""Structs of arrays: a formula is written once, for one plan and for a million.
+
+A field of a table is a number or a NumPy array; arrays broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = Any
+"""A number or a NumPy array of numbers; arrays of one expression broadcast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Base of all tables: rows can be stacked into arrays and taken out again."""
+
+    @classmethod
+    def stack(cls, rows: Sequence[Self]) -> Self:
+        """One table with an array of len(rows) per field; tables inside tables are stacked too.
+
+        What is no number (measured surfaces) must be the same in all rows, and stays.
+        """
+        columns: dict[str, Any] = {}
+        for f in fields(cls):
+            values = [getattr(r, f.name) for r in rows]
+            if isinstance(values[0], Table):
+                columns[f.name] = type(values[0]).stack(values)
+            elif is_dataclass(values[0]):
+                if any(value != values[0] for value in values):
+                    raise ValueError(f"rows of one table differ in {f.name}")
+                columns[f.name] = values[0]
+            else:
+                columns[f.name] = np.array(values)
+        return cls(**columns)
+
+    def take(self, index: NDArray[np.intp] | int) -> Self:
+        """The rows at `index`; fields that are numbers stay as they are."""
+        changes = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Table):
+                changes[f.name] = value.take(index)
+            elif isinstance(value, np.ndarray) and value.ndim:
+                changes[f.name] = value[index]
+        return replace(self, **changes)

@@ -1,0 +1,81 @@
+"""Calibrated constants of collectives: one entry per link technology, read from data with its sources."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, fields
+from importlib import resources
+from typing import Any, TypeVar
+
+from meshwright.specs.estimate import Tier
+from meshwright.specs.hardware import Fabric
+
+T = TypeVar("T")
+
+GENERIC = "generic"
+"""The technology of a fabric that the table does not name: middling values, guessed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleUpConstants:
+    """What a scale-up link gives of its nominal rate, and what starting a collective on it costs."""
+
+    efficiency: float  # ratio of the nominal rate that ring traffic reaches on large messages
+    exchange_efficiency: float  # the same for all-to-all and for one pair
+    in_switch_efficiency: float  # the same where the switch reduces (NVLS); 0: it cannot
+    launch_s: float  # per collective, on the device
+    step_s: float  # software per dependent step, on top of the fabric's nominal latency
+    fill_s: float  # pipeline fill of the bulk protocol, paid in full by large messages
+    half_bytes: float  # message size at which half of fill_s is paid
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOutConstants:
+    """What a network gives of its nominal rate, and what a step over it costs."""
+
+    efficiency: float  # ratio of the nominal rate that ring traffic reaches on large messages
+    exchange_efficiency: float  # the same for all-to-all
+    step_s: float  # software per dependent step, on top of the fabric's nominal latency
+    message_s: float  # per remote peer of a flat all-to-all
+    routing_efficiency: float  # of the spine: what hashing of flows onto links leaves
+    congestion_exponent: float  # the rate falls as (domains/2)^-x; 0 on a quiet fabric
+    log_gather: int  # 1: the library has all-gather and reduce-scatter in log2(domains) steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveConstants:
+    """Both tiers of one fabric. `tier` is that of the worse of the two entries."""
+
+    up: ScaleUpConstants
+    out: ScaleOutConstants
+    overlap_ratio: float  # share of the shorter tier's time that hierarchical all-reduce hides
+    tier: Tier
+
+
+def constants_for(fabric: Fabric) -> CollectiveConstants:
+    """The constants of a fabric, by its name; a fabric that the data does not name gets `generic` ones."""
+    return constants_from(**_read()["fabrics"].get(fabric.name, {}))
+
+
+def constants_from(*, scale_up: str = GENERIC, scale_out: str = GENERIC) -> CollectiveConstants:
+    """The constants of a pair of link technologies, named as in the data."""
+    data = _read()
+    up, out = data["scale_up"][scale_up], data["scale_out"][scale_out]
+    return CollectiveConstants(
+        up=_build(ScaleUpConstants, up),
+        out=_build(ScaleOutConstants, out),
+        overlap_ratio=data["hierarchical"]["overlap_ratio"],
+        tier=max(Tier[up["tier"].upper()], Tier[out["tier"].upper()]),
+    )
+
+
+def _build(kind: type[T], entry: dict[str, Any]) -> T:
+    return kind(**{f.name: entry[f.name] for f in fields(kind)})  # pyright: ignore[reportArgumentType]
+
+
+@functools.cache
+def _read() -> dict[str, Any]:
+    import tomllib
+
+    path = resources.files("meshwright.calibration") / "data" / "collectives.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))

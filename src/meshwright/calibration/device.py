@@ -1,0 +1,300 @@
+"""A device as it was measured: the document that `meshwright calibrate` writes and the planner reads.
+
+It holds the rates of the device where no catalogue has them, parameters of the cost model with their spread, surfaces
+of its kernels, and what collectives took. Without torch: a plan for `cluster: here` needs only this file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwright.calibration import communication as exchanges
+from meshwright.calibration import correction as surfaces
+from meshwright.calibration.communication import MeasuredExchanges
+from meshwright.calibration.correction import Surface
+from meshwright.calibration.parameters import Calibration, Measured, fitted, prior
+from meshwright.errors import InputError
+from meshwright.specs.hardware import Accelerator, Cluster, Fabric
+
+SCHEMA = "meshwright device calibration 3"
+HERE = "here"
+STARTS = {"kernel_s", "data_layer_s", "step_s"}
+"""Parameters that are a processor's own seconds: processes that crowd it take turns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """What one process reaches with some of a processor's threads."""
+
+    peak_flops_per_s: Mapping[str, float]
+    memory_bytes_per_s: float
+    parameters: Mapping[str, Measured]
+    surfaces: Mapping[str, Surface]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A step that was timed when the device was measured. Who times it again knows whether the machine is as fast."""
+
+    run: str  # a run file: one process's step
+    num_processes: int  # that took such steps at the same time
+    seconds: float
+    spread: float  # longest over shortest in the windows in which it was timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCalibration:
+    """What is known of one device from its records."""
+
+    accelerator: Accelerator
+    fabric: Fabric
+    num_devices: int  # of the machine that was measured
+    shares_host: bool  # its devices are processes that share the cores and the memory of one CPU
+    num_cores: int = 1  # threads of that machine; more processes than these crowd it
+    parameters: Mapping[str, Measured]
+    surfaces: Mapping[str, Surface]  # "gemm/forward/bf16" -> ...
+    by_threads: Mapping[int, Kernels] = field(default_factory=dict)  # of a process that has not all cores
+    exchanges: MeasuredExchanges = field(default_factory=MeasuredExchanges)
+    sharing: Mapping[int, float] = field(default_factory=dict)
+    """Processes -> time of a step's work over that of even parts of the machine; 1 process: 1."""
+    by_processes: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """Parameter -> processes -> its value there over its value: what surrounds an exchange when more of them wait."""
+    unexplained_sd: float | None = None
+    """Of the logarithm of whole steps that were measured and left out; None: none was measured."""
+    checks: tuple[Check, ...] = ()
+    made: str  # one line: of what, when, with which software
+    details: Mapping[str, Any] = field(default_factory=dict)  # errors, collectives, records: for readers
+
+    def calibration(self, base: Calibration | None = None, *, num_devices: int | None = None) -> Calibration:
+        """The shipped calibration with what was measured in its place, for so many devices of this machine."""
+        count, parameters, surfaces = num_devices or self.num_devices, dict(self.parameters), self.surfaces
+        if self.shares_host:
+            _, kernels = self._kernels(count)
+            if kernels is not None:
+                parameters, surfaces = {**parameters, **kernels.parameters}, kernels.surfaces
+            for name in STARTS & parameters.keys():
+                parameters[name] = _times(parameters[name], self.crowd(count))
+        for name, factors in {**self.by_processes, "general_factor": self.sharing}.items():
+            if factors and name in parameters:
+                parameters[name] = _times(parameters[name], _between(factors, count))
+        measured = (base or fitted()).with_measured(parameters, made=self.made)
+        exchanges = replace(self.exchanges, crowd=count if self.shares_host else 1)
+        measured = replace(measured, surfaces=surfaces, exchanges=exchanges)
+        if self.unexplained_sd is None:
+            return measured
+        return replace(
+            measured, residual_sd=dict.fromkeys(("dense", "moe"), self.unexplained_sd), interval_scale=1.0
+        )
+
+    def crowd(self, count: int) -> float:
+        """Processes for each core."""
+        return max(1.0, count / self.num_cores)
+
+    def _kernels(self, count: int) -> tuple[int, Kernels | None]:
+        """(threads, what was measured with them) of one of `count` processes; None: with all, and even parts of it."""
+        threads = max(1, self.num_cores // count)
+        if not self.by_threads or threads == self.num_cores:
+            return threads, None
+        nearest = min(self.by_threads, key=lambda known: abs(math.log(known / threads)))
+        return threads, _scaled(self.by_threads[nearest], threads / nearest)
+
+    def cluster(self, num_devices: int | None = None) -> Cluster:
+        """This machine, with so many of its devices. Processes of one CPU divide its rates and its memory."""
+        count = num_devices or self.num_devices
+        if not self.shares_host and count > self.num_devices:
+            raise InputError(
+                "the machine that was measured has fewer devices", got=count, allowed=f"<= {self.num_devices}"
+            )
+        accelerator = self.accelerator
+        if self.shares_host:
+            _, kernels = self._kernels(count)
+            accelerator = (
+                _divided(accelerator, count)
+                if kernels is None
+                else _crowded(accelerator, kernels, count=count, crowd=self.crowd(count))
+            )
+            accelerator = replace(accelerator, crowd=self.crowd(count))
+        fabric = replace(self.fabric, scale_up_domain=max(count, self.fabric.scale_up_domain))
+        return Cluster(name=HERE, accelerator=accelerator, fabric=fabric, devices_per_node=count, num_nodes=1)
+
+
+def _between(factors: Mapping[int, float], count: int) -> float:
+    """The factor at `count` processes: the logarithm on a line in that of their number, level beyond those known."""
+    known = sorted(factors)
+    logs = [math.log(factors[n]) for n in known]
+    return math.exp(float(np.interp(math.log(count), [math.log(n) for n in known], logs)))
+
+
+def _times(measured: Measured, factor: float) -> Measured:
+    return replace(measured, value=measured.value * factor)
+
+
+def _divided(accelerator: Accelerator, count: int) -> Accelerator:
+    return replace(
+        accelerator,
+        peak_flops_per_s={name: rate / count for name, rate in accelerator.peak_flops_per_s.items()},
+        memory_bytes_per_s=accelerator.memory_bytes_per_s / count,
+        memory_bytes=accelerator.memory_bytes // count,
+    )
+
+
+def _scaled(kernels: Kernels, factor: float) -> Kernels:
+    peaks = {name: rate * factor for name, rate in kernels.peak_flops_per_s.items()}
+    return replace(kernels, peak_flops_per_s=peaks, memory_bytes_per_s=kernels.memory_bytes_per_s * factor)
+
+
+def _crowded(accelerator: Accelerator, kernels: Kernels, *, count: int, crowd: float) -> Accelerator:
+    """One of `count` processes, `crowd` of which take turns on the same cores."""
+    return replace(
+        accelerator,
+        peak_flops_per_s={name: rate / crowd for name, rate in kernels.peak_flops_per_s.items()},
+        memory_bytes_per_s=kernels.memory_bytes_per_s / crowd,
+        memory_bytes=accelerator.memory_bytes // count,
+    )
+
+
+def to_document(found: DeviceCalibration) -> dict[str, Any]:
+    """As JSON has it."""
+    return {
+        "schema": SCHEMA,
+        "made": found.made,
+        "accelerator": asdict(found.accelerator),
+        "fabric": asdict(found.fabric),
+        "num_devices": found.num_devices,
+        "shares_host": found.shares_host,
+        "num_cores": found.num_cores,
+        "sharing": _factors_document(found.sharing),
+        "by_processes": {name: _factors_document(f) for name, f in found.by_processes.items()},
+        "unexplained_sd": found.unexplained_sd,
+        "parameters": {name: asdict(m) for name, m in found.parameters.items()},
+        **found.details,
+        "by_threads": {str(count): _kernels_document(k) for count, k in found.by_threads.items()},
+        "checks": [asdict(check) for check in found.checks],
+        "exchanges": exchanges.to_document(found.exchanges),
+        "surfaces": {name: surfaces.to_document(s) for name, s in found.surfaces.items()},
+    }
+
+
+def load(path: str | os.PathLike[str]) -> DeviceCalibration:
+    """The calibration in the file at `path`. Raises InputError with what is wrong with it."""
+    file = Path(path)
+    try:
+        return _read(os.fspath(file.resolve()), file.stat().st_mtime_ns)
+    except OSError as error:
+        raise InputError(
+            f"calibration {os.fspath(file)!r} cannot be read ({error.strerror})",
+            hint="`meshwright calibrate RECORDS --out FILE` writes one",
+        ) from None
+
+
+@lru_cache(maxsize=4)
+def _read(path: str, changed_ns: int) -> DeviceCalibration:
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        where = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
+        raise InputError(f"{where}: not a JSON document") from None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        got = document.get("schema") if isinstance(document, dict) else type(document).__name__
+        raise InputError(f"{path}: not a calibration of a device", got=got, allowed=SCHEMA)
+    try:
+        return _from_document(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{path}: not a calibration of a device: {what}") from None
+
+
+def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
+    known = {
+        "schema", "made", "accelerator", "fabric", "num_devices", "shares_host", "num_cores", "sharing",
+        "by_processes", "unexplained_sd", "parameters", "by_threads", "checks", "exchanges", "surfaces",
+    }  # fmt: skip
+    parameters = _parameters(document["parameters"])
+    accelerator = Accelerator(**{**document["accelerator"], "aliases": ()})
+    rates = [accelerator.memory_bytes_per_s, *accelerator.peak_flops_per_s.values()]
+    if not all(rate > 0 for rate in rates):
+        raise ValueError("rates of the accelerator are above 0")
+    unexplained = document["unexplained_sd"]
+    return DeviceCalibration(
+        accelerator=accelerator,
+        fabric=Fabric(**{f.name: document["fabric"][f.name] for f in fields(Fabric)}),
+        num_devices=int(document["num_devices"]),
+        shares_host=bool(document["shares_host"]),
+        num_cores=max(1, int(document["num_cores"])),
+        parameters=parameters,
+        by_threads={int(count): _kernels_from(k) for count, k in document["by_threads"].items()},
+        checks=tuple(_check(check) for check in document["checks"]),
+        exchanges=exchanges.from_document(document["exchanges"]),
+        sharing=_factors_from(document["sharing"]),
+        by_processes={name: _factors_from(f) for name, f in document["by_processes"].items()},
+        unexplained_sd=None if unexplained is None else float(unexplained),
+        surfaces={name: surfaces.from_document(s) for name, s in document["surfaces"].items()},
+        made=str(document["made"]),
+        details={key: value for key, value in document.items() if key not in known},
+    )
+
+
+def _check(document: Mapping[str, Any]) -> Check:
+    check = Check(**document)
+    if not (check.seconds > 0 and check.spread >= 1):
+        raise ValueError("a step that was timed took time")
+    return check
+
+
+def _factors_document(factors: Mapping[int, float]) -> dict[str, float]:
+    return {str(count): factor for count, factor in factors.items()}
+
+
+def _factors_from(document: Mapping[str, Any]) -> dict[int, float]:
+    factors = {int(count): float(factor) for count, factor in document.items()}
+    if not all(count > 0 and factor > 0 for count, factor in factors.items()):
+        raise ValueError("numbers of processes and what their sharing costs are above 0")
+    return factors
+
+
+def _parameters(document: Mapping[str, Any]) -> dict[str, Measured]:
+    parameters = {name: Measured(**value) for name, value in document.items()}
+    for name, measured in parameters.items():
+        parameter = prior().parameters.get(name)
+        if parameter is None:
+            raise ValueError(f"the cost model has no parameter {name!r}")
+        most = 1.0 if parameter.transform == "logit" else float("inf")
+        if not (0 < measured.value < most and measured.sd >= 0):
+            raise ValueError(f"parameter {name!r} is out of range")
+    return parameters
+
+
+def _kernels_document(kernels: Kernels) -> dict[str, Any]:
+    return {
+        "peak_flops_per_s": dict(kernels.peak_flops_per_s),
+        "memory_bytes_per_s": kernels.memory_bytes_per_s,
+        "parameters": {name: asdict(m) for name, m in kernels.parameters.items()},
+        "surfaces": {name: surfaces.to_document(s) for name, s in kernels.surfaces.items()},
+    }
+
+
+def _kernels_from(document: Mapping[str, Any]) -> Kernels:
+    kernels = Kernels(
+        peak_flops_per_s={name: float(rate) for name, rate in document["peak_flops_per_s"].items()},
+        memory_bytes_per_s=float(document["memory_bytes_per_s"]),
+        parameters=_parameters(document["parameters"]),
+        surfaces={name: surfaces.from_document(s) for name, s in document["surfaces"].items()},
+    )
+    if not all(rate > 0 for rate in (kernels.memory_bytes_per_s, *kernels.peak_flops_per_s.values())):
+        raise ValueError("rates of a processor are above 0")
+    return kernels
+
+
+def installed_path() -> Path:
+    """Where this user's calibration of this machine lies: XDG_DATA_HOME, or ~/.local/share."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "meshwright" / "here.json"

@@ -1,0 +1,69 @@
+"""What a software stack keeps, and what its allocator adds: calibration/data/memory.toml.
+
+Traits are read in the source or the paper of the stack; only the constants at the end are fitted.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+
+from meshwright.arrays import Array, Table
+from meshwright.catalog.stacks import stack_facts
+from meshwright.specs.hardware import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConstants(Table):
+    """Traits and measured constants of one stack. Traits without a unit are 0 or 1."""
+
+    accumulates_in_16_bits: Array  # gradients are accumulated in 16 bits, not in fp32
+    second_gradient_bytes: Array  # per parameter: 16-bit gradients beside the accumulated ones
+    step_gradient_bytes: Array  # per parameter of an optimizer shard: fp32 gradients made for the update
+    gradients_as_they_come: Array  # gradients are allocated during backward, not before
+    optimizer_in_16_bits: Array  # no fp32 master, moments in 16 bits
+    splits_by_cost: Array  # the pipeline split counts the output head as layers
+    unfused_attention: Array  # the s x s probabilities are kept
+    probability_bytes: Array  # per probability that unfused attention keeps, copies and masks included
+    keeps_dropout_masks: Array  # of both residual branches
+    keeps_gathered_inputs: Array  # linear layers keep their input gathered over tensor ranks, not their part
+    norm_copy_bytes: Array  # per element and norm: fp32 copies that an unfused norm keeps
+    ffn_copies: Array  # 16-bit copies of f kept beside gate, up and their product
+    splits_logits: Array  # logits stay split over tensor ranks in the loss
+    logits_bytes: Array  # per logit at the loss's peak: 16-bit logits and gradient, fp32 copies
+    head_gradient_bytes: Array  # per parameter of the head: weight gradient before it is accumulated
+    waiting_buffers: (
+        Array  # tensors gathered over tensor ranks that wait for another stream, without a pipeline
+    )
+    waiting_buffers_in_pipeline: Array  # the same with a pipeline, which waits for neighbours anyway
+    workspace_bytes: Array  # GEMM and attention workspaces, buckets
+    context_bytes: Array  # beside the allocator: driver context, kernels
+    communicator_bytes: Array  # beside the allocator, per communicator that a rank takes part in
+    fragmentation_ratio: Array  # reserved / allocated - 1, of what comes and goes
+
+
+@cache
+def _sections() -> dict[str, dict[str, float]]:
+    text = (files("meshwright.calibration") / "data" / "memory.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def memory_constants(
+    stack: Stack, *, unfused_attention: bool | None = None, fused_norm: bool = False
+) -> MemoryConstants:
+    """The constants of a stack: defaults, what its lineage does otherwise, what itself does otherwise.
+
+    unfused_attention: overrides what the stack usually does. fused_norm: the run replaced the stack's norms by a
+    fused kernel. Raises UnknownNameError for an unknown stack.
+    """
+    facts, sections = stack_facts(stack.framework), _sections()
+    values = sections["default"] | sections.get(facts.lineage, {}) | sections.get(stack.framework, {})
+    values["unfused_attention"] = int(
+        facts.unfused_attention if unfused_attention is None else unfused_attention
+    )
+    if fused_norm:
+        values["norm_copy_bytes"] = 0
+    return MemoryConstants(**{f.name: values[f.name] for f in fields(MemoryConstants)})

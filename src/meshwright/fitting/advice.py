@@ -1,0 +1,142 @@
+"""Which measurement would make a run's estimate surer: how little a kernel is known, times how much the step needs it.
+
+    gain(x) = (d log step / d log seconds of the kernel at x  *  sd of its surface at x)^2
+
+is what the variance of the log step time loses when the kernel is measured at shape x (Settles 2009, "Active learning
+literature survey", section 3.4). Shapes and slopes come from the cost model itself: it is asked for the step with
+surfaces that note where they are read, and again with each of these places 1 % slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.calibration.correction import Surface
+from meshwright.cost.rates import system_rates
+from meshwright.cost.step import estimate_steps
+from meshwright.cost.tables import plan_row
+from meshwright.cost.uncertainty import Z80
+from meshwright.errors import InputError
+from meshwright.planner.choice import best_plans, free_request, goal_of
+from meshwright.planner.estimate import estimate_plan
+from meshwright.planner.request import PlanRequest, request_for
+from meshwright.specs.estimate import Estimate
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+
+SLOWER = 1.01
+Shape = tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One shape of one kernel that the step uses."""
+
+    kernel: str  # "gemm/forward/bf16"
+    shape: Mapping[str, float]
+    step_share: float  # of the step's time
+    sd: float  # of the logarithm of the kernel's time there
+    gain: float  # variance of the log step time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What to measure next for `run`, best first, and what no measurement of a kernel makes surer."""
+
+    run: str
+    step: Estimate
+    sd: float  # of the log step time
+    candidates: tuple[Candidate, ...]
+    others: Mapping[str, float]  # shares of the interval's variance by calibrated input
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Noted(Surface):
+    """A surface that notes its readers, and makes one of them slower."""
+
+    asked: dict[Shape, None] = field(default_factory=dict)
+    slow: Shape | None = None
+
+    def factor(self, *shape: Any) -> Any:
+        found = super().factor(*shape)
+        key = tuple(max(1.0, float(np.ravel(s)[0])) for s in shape)
+        if np.size(found) == 1:
+            self.asked[key] = None
+        return found * SLOWER if key == self.slow else found
+
+
+def advise(run: Run) -> Advice:
+    """Raises InputError when the run's calibration has no surfaces."""
+    request = request_for(run)
+    if request.calibration is None or not request.calibration.surfaces:
+        raise InputError(
+            "there is nothing to choose from: the calibration has no surfaces", got=run.calibration
+        )
+    plan = run.plan or best_plans(free_request(run), goal=goal_of(run)).plans[0].plan
+    noted = {name: _noted(s) for name, s in request.calibration.surfaces.items()}
+    step_s = _step_s(request, plan, noted)
+    candidates = [
+        _candidate(request, plan, noted, step_s, name=name, shape=shape)
+        for name, surface in noted.items()
+        for shape in list(surface.asked)
+    ]
+    estimate = estimate_plan(request, plan)
+    step = estimate.step.step
+    return Advice(
+        run=run.name,
+        step=step,
+        sd=math.log(step.high / step.value) / Z80,
+        candidates=tuple(sorted(_needed(candidates), key=lambda c: -c.gain)),
+        others=estimate.uncertainty,
+    )
+
+
+def _needed(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Without those that the plan's step does not depend on."""
+    return [c for c in candidates if c.step_share > 1e-6]
+
+
+def _noted(surface: Surface, *, slow: Shape | None = None) -> _Noted:
+    names = ("axes", "x", "y", "noise", "mean", "length", "sd")
+    return _Noted(**{name: getattr(surface, name) for name in names}, slow=slow)
+
+
+def _step_s(request: PlanRequest, plan: Plan, surfaces: Mapping[str, Surface]) -> float:
+    """The step's seconds, the pipeline in closed form."""
+    assert request.calibration is not None
+    rates = system_rates(
+        request.cluster, request.precision, request.stack,
+        calibration=replace(request.calibration, surfaces=surfaces),
+    )  # fmt: skip
+    steps = estimate_steps(
+        model=request.model_table, batch=request.batch_table, plan=plan_row(plan),
+        precision=request.precision_table, rates=rates,
+    )  # fmt: skip
+    return float(np.ravel(steps.step_s)[0])
+
+
+def _candidate(
+    request: PlanRequest,
+    plan: Plan,
+    noted: Mapping[str, _Noted],
+    step_s: float,
+    *,
+    name: str,
+    shape: Shape,
+) -> Candidate:
+    surface = noted[name]
+    slower_s = _step_s(request, plan, {**noted, name: _noted(surface, slow=shape)})
+    share = math.log(slower_s / step_s) / math.log(SLOWER)
+    sd = float(surface.predict(np.log2([shape])).sd[0])
+    return Candidate(
+        kernel=name,
+        shape=dict(zip(surface.axes, shape, strict=True)),
+        step_share=share,
+        sd=sd,
+        gain=(share * sd) ** 2,
+    )

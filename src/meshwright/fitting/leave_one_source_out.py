@@ -1,0 +1,64 @@
+"""Predictions by calibrations that never saw the source they predict: leave-one-source-out.
+
+This is the error to expect on somebody else's cluster and software; the error on rows that were fitted is smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.accuracy.metrics import Predictions
+from meshwright.accuracy.predict import predict, predict_steps
+from meshwright.accuracy.rows import PublishedRun
+from meshwright.accuracy.tables import tables_of
+from meshwright.fitting.published_runs import Fitted, without
+
+Progress = Callable[[int], object]
+"""Called with the number of rows done since the last call."""
+
+
+def predict_left_out(
+    runs: Sequence[PublishedRun],
+    fitted: Fitted,
+    *,
+    interval_scale: float,
+    progress: Progress = lambda _: None,
+) -> Predictions:
+    """As `predict`, each source by the calibration of all other sources. Every run must have conditions.
+
+    With the surfaces of kernels that `fitted` had.
+    """
+    columns: dict[str, NDArray[np.generic]] = {}
+    whole = fitted.problem.tables.surfaces
+    surfaces = None if whole is None else whole.by_device
+    for source, rows in _by_source(runs).items():
+        refit = without(fitted, source).scaled(interval_scale)
+        part = predict([runs[i] for i in rows], calibration=refit, surfaces=surfaces)
+        for name, values in vars(part).items():
+            columns.setdefault(name, np.zeros(len(runs), dtype=np.asarray(values).dtype))[rows] = values
+        progress(len(rows))
+    return Predictions(**columns)  # pyright: ignore[reportArgumentType]
+
+
+def left_out_errors(
+    runs: Sequence[PublishedRun], fitted: Fitted, *, progress: Progress = lambda _: None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(log predicted - log measured rate, standard deviation with interval scale 1) of every run."""
+    error, sd = np.zeros(len(runs)), np.zeros(len(runs))
+    for source, rows in _by_source(runs).items():
+        tables = tables_of([c for i in rows if (c := runs[i].conditions) is not None])
+        log_step_s, variances = predict_steps(tables, without(fitted, source).scaled(1.0))
+        tokens = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices
+        measured = np.array([runs[i].tokens_per_s_per_device for i in rows], dtype=float)
+        error[rows] = np.log(tokens / measured) - log_step_s
+        sd[rows] = np.sqrt(sum(variances.values()))
+        progress(len(rows))
+    return error, sd
+
+
+def _by_source(runs: Sequence[PublishedRun]) -> dict[str, NDArray[np.intp]]:
+    names = np.array([run.source_key for run in runs])
+    return {source: np.flatnonzero(names == source) for source in sorted(set(names.tolist()))}

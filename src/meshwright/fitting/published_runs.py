@@ -1,0 +1,269 @@
+"""Fit the calibration to published runs: maximum a posteriori by Gauss-Newton, robust.
+
+    minimise  Σ_rows rho((log predicted - log measured) / s_row)  +  Σ_offsets (offset / prior sd)^2
+
+rho is Cauchy's loss c^2 log(1 + (r/c)^2), which lets go of rows that no physics explains (a sweep in which every
+tenth run stalls for a second per micro-batch), s_row the noise of the row by its quality and the error of the model
+itself (Kennedy and O'Hagan 2001, "Bayesian calibration of computer models", section 4). Rows of one source share
+their errors, so a source never counts as more than `EFFECTIVE_ROWS`. The Jacobian needs one costing per
+parameter, not per offset: the derivative of a row by an offset is its derivative by the parameter that the offset
+moves. `python -m meshwright.fitting.ship` writes the result that ships.
+
+Every fit, of all rows or of all but one source's, begins at the prior and ends where going on gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.accuracy.corrections import BySurface
+from meshwright.accuracy.predict import log_step_of
+from meshwright.accuracy.rows import PublishedRun
+from meshwright.accuracy.tables import RunTables, tables_of
+from meshwright.calibration.parameters import ALL, Calibration, Factors, Offset, prior
+from meshwright.cost.uncertainty import HALF_GEMM, Etas, derivatives
+
+NOISE = {"A": 0.05, "B": 0.10, "C": 0.25}
+"""Standard deviation of log rate by quality letter: the data's own noise floor is about 6 % between releases."""
+MODEL_ERROR = 0.08
+"""Standard deviation of log step time that is the model's own. Profiling simulators of training steps err by 5 to 15 %
+in the mean (vTrain, arXiv 2312.12391: 8.4 % on one node, 14.7 % on many). Left out, the noise of a measurement alone
+would let the fit explain by its parameters what the model does not know."""
+EFFECTIVE_ROWS = 25
+"""A source with more rows than this counts as this many: its rows share their errors."""
+CAUCHY = 2.0
+WIDE_CAUCHY = 3.0
+"""The fit begins with this wider loss, so that a distant start does not take good rows for outliers."""
+MAX_ITERATIONS = 200
+TOLERANCE = 1e-3
+"""A step that lowers the objective by less ends the fit. The objective is -2 log(posterior density): this much is a
+thirtieth of a posterior standard deviation of one parameter, so stopping decides nothing."""
+MEDIAN_OF_NORMAL = 0.6745
+"""Median absolute deviation of a normal distribution, in standard deviations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Rows to fit, and which offset moves which parameter of which row."""
+
+    tables: RunTables
+    log_measured: NDArray[np.float64]  # log seconds per step
+    noise: NDArray[np.float64]  # standard deviation of log measured - log predicted
+    share: NDArray[np.float64]  # how much of a row counts: less than 1 in sources with many
+    is_moe: NDArray[np.bool_]
+    is_sweep: NDArray[np.bool_]
+    keys: list[tuple[str, str, str]]  # (parameter, level, key) of every offset
+    prior_sd: NDArray[np.float64]
+    columns: dict[str, NDArray[np.intp]]  # parameter that is fitted -> (rows, levels) indices of offsets
+    half_columns: NDArray[np.intp]  # of gemm_ratio when multiplying in 16 bits
+    prior_etas: Etas
+    prior_half_eta: NDArray[np.float64]
+
+
+def make_problem(
+    runs: Sequence[PublishedRun],
+    calibration: Calibration,
+    *,
+    surfaces: Mapping[str, BySurface] | None = None,
+) -> Problem:
+    """Tables and offsets of all runs with conditions and a rate."""
+    conditions = [r.conditions for r in runs if r.conditions is not None]
+    tables = tables_of(conditions, surfaces=surfaces)
+    index: dict[tuple[str, str, str], int] = {}
+    sds: list[float] = []
+
+    def column(parameter: str, level: str, key: str, sd: float) -> int:
+        known = index.setdefault((parameter, level, key), len(index))
+        if known == len(sds):
+            sds.append(sd)
+        return known
+
+    def columns(name: str, factors: Sequence[Factors]) -> NDArray[np.intp]:
+        p = calibration.parameters[name]
+        return np.array(
+            [
+                [column(name, ALL, ALL, p.sd)] + [column(name, lv, f[lv], sd) for lv, sd in p.levels.items()]
+                for f in factors
+            ]
+        )
+
+    by_parameter = {name: columns(name, tables.factors) for name, p in calibration.parameters.items() if p.sd}
+    half = columns("gemm_ratio", tables.half_factors)
+    tokens = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices
+    rates = np.array([r.tokens_per_s_per_device for r in runs], dtype=float)
+    return Problem(
+        tables=tables,
+        log_measured=np.log(tokens / rates),
+        noise=np.hypot([NOISE.get(r.quality_letter, NOISE["C"]) for r in runs], MODEL_ERROR),
+        share=_shares(runs),
+        is_moe=np.asarray(tables.model.num_moe_layers) > 0,
+        is_sweep=np.array([r.is_sweep for r in runs]),
+        keys=list(index),
+        prior_sd=np.array(sds),
+        columns=by_parameter,
+        half_columns=half,
+        prior_etas=calibration.etas(tables.factors),
+        prior_half_eta=calibration.etas(tables.half_factors)["gemm_ratio"],
+    )
+
+
+def _shares(runs: Sequence[PublishedRun]) -> NDArray[np.float64]:
+    sources = [r.source_key for r in runs]
+    counts = {s: sources.count(s) for s in set(sources)}
+    return np.array([min(1.0, EFFECTIVE_ROWS / counts[s]) for s in sources])
+
+
+def _etas(problem: Problem, calibration: Calibration, beta: NDArray[np.float64]) -> tuple[Etas, Etas]:
+    moved = {
+        name: problem.prior_etas[name] + beta[columns].sum(axis=1)
+        for name, columns in problem.columns.items()
+    }
+    return {**problem.prior_etas, **moved}, {
+        "gemm_ratio": problem.prior_half_eta + beta[problem.half_columns].sum(axis=1)
+    }
+
+
+def _jacobian(
+    problem: Problem, slopes: dict[str, NDArray[np.float64]], num_offsets: int
+) -> NDArray[np.float64]:
+    rows = np.arange(len(problem.log_measured))
+    J = np.zeros((len(rows), num_offsets))
+    pairs = [(problem.columns[name], slopes[name]) for name in problem.columns]
+    for columns, slope in [*pairs, (problem.half_columns, slopes[HALF_GEMM])]:
+        for level in range(columns.shape[1]):
+            np.add.at(J, (rows, columns[:, level]), slope)
+    return J
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """Offsets and their conditional posterior standard deviations."""
+
+    beta: NDArray[np.float64]
+    sd: NDArray[np.float64]
+    num_rows: NDArray[np.intp]
+    residual: NDArray[np.float64]
+
+
+def solve(problem: Problem, calibration: Calibration, *, use: NDArray[np.bool_]) -> Solution:
+    """The mode of the rows where `use` is true, from the prior by way of the wider loss."""
+    wide = _descend(
+        problem, calibration, use=use, start=np.zeros(len(problem.keys)), cauchy=WIDE_CAUCHY, tolerance=1.0
+    )
+    return _descend(problem, calibration, use=use, start=wide.beta, cauchy=CAUCHY, tolerance=TOLERANCE)
+
+
+def _descend(
+    problem: Problem,
+    calibration: Calibration,
+    *,
+    use: NDArray[np.bool_],
+    start: NDArray[np.float64],
+    cauchy: float,
+    tolerance: float,
+) -> Solution:
+    """Gauss-Newton with Levenberg's damping, until a step gains less than `tolerance`."""
+    precision = 1 / problem.prior_sd**2
+    log_step = log_step_of(problem.tables, calibration)
+
+    def at(beta: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        residual = log_step(*_etas(problem, calibration, beta)) - problem.log_measured
+        return residual, _score(residual, problem, use, cauchy) + float((beta**2 * precision).sum())
+
+    def jacobian(beta: NDArray[np.float64]) -> NDArray[np.float64]:
+        etas = _etas(problem, calibration, beta)
+        return _jacobian(problem, derivatives(log_step, *etas, names=problem.columns), len(beta))
+
+    def normal(J: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        weights = _weights(residual, problem, use, cauchy)
+        return (J.T * weights) @ J + np.diag(precision), J.T @ (weights * residual) + precision * beta
+
+    beta = start
+    residual, score = at(beta)
+    J, damping = jacobian(beta), 2.5e-4
+    H, gradient = normal(J)
+    for _ in range(MAX_ITERATIONS):
+        candidate = beta - np.linalg.solve(H + damping * np.diag(np.diag(H)), gradient)
+        new_residual, new_score = at(candidate)
+        if not np.isfinite(new_score) or new_score > score * (1 + 1e-9):
+            damping *= 8
+            continue
+        gain = score - new_score
+        beta, residual, score = candidate, new_residual, new_score
+        J, damping = jacobian(beta), max(damping / 4, 1e-4)
+        if gain < tolerance:
+            break
+        H, gradient = normal(J)
+    else:
+        raise RuntimeError(f"the fit goes on after {MAX_ITERATIONS} steps")
+    curvature = (J**2 * _weights(residual, problem, use, cauchy)[:, None]).sum(axis=0) + precision
+    touched = ((np.abs(J) > 1e-4) & use[:, None]).sum(axis=0)
+    return Solution(beta=beta, sd=1 / np.sqrt(curvature), num_rows=touched, residual=residual)
+
+
+def _weights(
+    residual: NDArray[np.float64], problem: Problem, use: NDArray[np.bool_], cauchy: float
+) -> NDArray[np.float64]:
+    scaled = residual / (cauchy * problem.noise)
+    return use * problem.share / (1 + scaled**2) / problem.noise**2
+
+
+def _score(residual: NDArray[np.float64], problem: Problem, use: NDArray[np.bool_], cauchy: float) -> float:
+    scaled = residual / (cauchy * problem.noise)
+    return float((use * problem.share * cauchy**2 * np.log1p(scaled**2)).sum())
+
+
+def as_calibration(problem: Problem, solution: Solution, *, use: NDArray[np.bool_], made: str) -> Calibration:
+    """The solution as offsets of the prior; those that no row informs are left to it."""
+    offsets = {
+        key: Offset(
+            value=float(solution.beta[i]), sd=float(solution.sd[i]), num_rows=int(solution.num_rows[i])
+        )
+        for i, key in enumerate(problem.keys)
+        if solution.num_rows[i] > 0
+    }
+
+    def residual_sd(kind: NDArray[np.bool_]) -> float:
+        chosen = use & kind & ~problem.is_sweep
+        return float(np.median(np.abs(solution.residual[chosen if chosen.any() else use]))) / MEDIAN_OF_NORMAL
+
+    sds = {"dense": residual_sd(~problem.is_moe), "moe": residual_sd(problem.is_moe)}
+    return replace(prior(), offsets=offsets, residual_sd=sds, made=made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A calibration with what it was fitted to."""
+
+    problem: Problem
+    solution: Solution
+    sources: tuple[str, ...]  # of every row
+    calibration: Calibration
+
+
+def fit(
+    runs: Sequence[PublishedRun], *, made: str, surfaces: Mapping[str, BySurface] | None = None
+) -> Fitted:
+    """The calibration of all `runs`; each has conditions and a rate. `surfaces` by accelerator are not fitted."""
+    problem = make_problem(runs, prior(), surfaces=surfaces)
+    everything = np.ones(len(runs), dtype=bool)
+    solution = solve(problem, prior(), use=everything)
+    return Fitted(
+        problem=problem,
+        solution=solution,
+        sources=tuple(r.source_key for r in runs),
+        calibration=as_calibration(problem, solution, use=everything, made=made),
+    )
+
+
+def without(fitted: Fitted, source: str) -> Calibration:
+    """The calibration of all rows but those of `source`: found as `fit` finds its own, and from where that begins."""
+    use = np.array([s != source for s in fitted.sources])
+    if use.all():
+        return fitted.calibration
+    solution = solve(fitted.problem, prior(), use=use)
+    return as_calibration(fitted.problem, solution, use=use, made=f"without {source}")

@@ -1,0 +1,265 @@
+"""From kernels to steps: what only whole training steps show, fitted to those that were measured.
+
+    minimise  Σ_steps rho(log predicted - log measured)  +  Σ_parameters ((log parameter - log prior) / prior sd)^2
+
+Kernels and exchanges by themselves leave out what a process does between them, and how processes that share a host get
+in each other's way. Both are a handful of parameters of the cost model; they start from what the kernels say, and
+Gauss-Newton moves them so that the steps of the records come out. rho is Cauchy's, which lets go of a step that
+something else disturbed. How wrong the result is, each step left out in turn says (the linear formula for it: Cook and
+Weisberg 1982, "Residuals and influence in regression", section 2.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.calibration.device import DeviceCalibration, Kernels
+from meshwright.calibration.parameters import Measured, prior
+from meshwright.cost.rates import system_rates
+from meshwright.cost.step import estimate_steps
+from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
+from meshwright.cost.uncertainty import Z80
+from meshwright.records.device import FEWEST_SAMPLES, Row
+from meshwright.records.steps import plan_of, run_of
+from meshwright.specs.precision import Precision
+from meshwright.specs.run import Run
+
+Floats = NDArray[np.float64]
+
+FEWEST_STEPS = 8
+LEAST_NOISE = 0.03
+"""Of the logarithm of a step: two processes agree no better than this."""
+FEW_NOISE = 0.08
+"""Likewise when there were too few repetitions for an interval; steps repeat better than kernels do."""
+Z95 = 1.96
+LARGEST_SHARE = 0.999
+CAUCHY = 2.0
+ITERATIONS = 12
+DERIVATIVE_STEP = 0.02
+COVERED = 0.8  # share of left-out steps that an interval holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Free:
+    """A parameter that the fit may move: where it starts, and how far it is believed to be from there. Both are
+    assumptions; what moves it are the measured steps."""
+
+    start: float
+    sd: float  # of its logarithm
+
+
+ANYWHERE = {"general_factor": Free(start=1.0, sd=0.2), "step_s": Free(start=1e-3, sd=1.0)}
+KERNELS = (
+    "elementwise_factor",
+    "optimizer_passes",
+    "attention_forward_ratio",
+    "attention_backward_ratio",
+)
+"""Measured by themselves: they start from there."""
+KERNELS_SD = 0.6
+ON_HOST = ANYWHERE | {
+    "general_factor": Free(start=1.0, sd=0.1),
+    "elementwise_kernels": Free(start=prior().parameters["elementwise_kernels"].prior, sd=1.0),
+    "head_factor": Free(start=1.0, sd=0.3),
+    "accumulation_passes": Free(start=1.0, sd=0.5),
+}
+"""A processor starts each operation itself."""
+EXCHANGES = {
+    "data": {
+        "data_exchange_s": Free(start=3e-4, sd=1.5),
+        "data_exchange_factor": Free(start=1.0, sd=0.4),
+    },
+    "tensor": {
+        "tensor_exchange_s": Free(start=3e-4, sd=1.5),
+        "tensor_exchange_factor": Free(start=1.0, sd=0.4),
+    },
+    "pipeline": {"pipeline_exchange_s": Free(start=3e-4, sd=1.5)},
+}
+"""And what surrounds an exchange, by what is divided."""
+DIVIDED = {"ddp": "data", "zero1": "data", "fsdp": "data", "tensor": "tensor", "pipeline": "pipeline"}
+AROUND = {"data_layer_s", *(name for names in EXCHANGES.values() for name in names)}
+LAYER = Free(start=5e-4, sd=1.5)
+SHARING = Free(start=1.0, sd=0.2)
+MORE_PROCESSES = Free(start=1.0, sd=1.0)
+"""Of what is around an exchange, where more processes wait for it than the fewest that were measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedUp:
+    """A calibration that gives the measured steps, and by how much it misses each of them when that was left out."""
+
+    device: DeviceCalibration
+    left_out: Floats  # log(predicted / measured)
+    before: Floats  # the same of the kernels alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """Steps of one number of processes in one number format."""
+
+    index: list[int]
+    runs: list[Run]
+    num_processes: int
+    precision: Precision
+    tables: Mapping[str, Any]
+
+
+def add_up(device: DeviceCalibration, rows: Sequence[Row]) -> AddedUp | None:
+    """`device` with the parameters that whole steps show; None when there are too few of them."""
+    if len(rows) < FEWEST_STEPS:
+        return None
+    cases = _cases(rows)
+    measured = np.log([row.seconds_median for row in rows])
+    noise = np.array([_noise(row) for row in rows])
+    free = _free(device, rows)
+    names, starts = list(free), np.log([f.start for f in free.values()])
+    precision = np.array([1 / f.sd**2 for f in free.values()])
+
+    def residual_at(beta: Floats) -> Floats:
+        return _log_steps(_with(device, names, starts + beta), cases, len(rows)) - measured
+
+    def weights_at(residual: Floats) -> Floats:
+        return 1 / (1 + (residual / (CAUCHY * noise)) ** 2) / noise**2
+
+    def score(residual: Floats, beta: Floats) -> float:
+        rho = CAUCHY**2 * np.log1p((residual / (CAUCHY * noise)) ** 2)
+        return float(rho.sum() + (beta**2 * precision).sum())
+
+    beta = np.zeros(len(names))
+    residual, damping = residual_at(beta), 1e-2
+    for _ in range(ITERATIONS):
+        jacobian = _jacobian(residual_at, beta, residual)
+        weights = weights_at(residual)
+        curvature = (jacobian.T * weights) @ jacobian + np.diag(precision)
+        gradient = jacobian.T @ (weights * residual) + precision * beta
+        tried = beta - np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
+        tried_residual = residual_at(tried)
+        if score(tried_residual, tried) < score(residual, beta):
+            beta, residual, damping = tried, tried_residual, damping / 4
+        else:
+            damping *= 8
+    jacobian, weights = _jacobian(residual_at, beta, residual), weights_at(residual)
+    curvature = (jacobian.T * weights) @ jacobian + np.diag(precision)
+    leverage = weights * np.einsum("rp,pq,rq->r", jacobian, np.linalg.inv(curvature), jacobian)
+    left_out = residual / (1 - np.minimum(leverage, 0.9))
+    found = _with(device, names, starts + beta)
+    spread = float(np.quantile(np.abs(left_out), COVERED)) / Z80
+    return AddedUp(
+        device=replace(found, unexplained_sd=max(spread, LEAST_NOISE)),
+        left_out=left_out,
+        before=_log_steps(device, cases, len(rows)) - measured,
+    )
+
+
+def _noise(row: Row) -> float:
+    """Of the logarithm of a step's seconds."""
+    few = FEW_NOISE if row.samples < FEWEST_SAMPLES else LEAST_NOISE
+    return math.hypot(math.log(row.seconds_high / row.seconds_low) / (2 * Z95), few)
+
+
+def _cases(rows: Sequence[Row]) -> list[_Case]:
+    by_case: dict[tuple[int, str], list[int]] = {}
+    for i, row in enumerate(rows):
+        by_case.setdefault((row.point.num_processes, row.point.format), []).append(i)
+    return [
+        _case(index, [rows[i] for i in index], num_processes=n) for (n, _), index in sorted(by_case.items())
+    ]
+
+
+def _case(index: list[int], rows: list[Row], *, num_processes: int) -> _Case:
+    runs = [run_of(row.point) for row in rows]
+    models, plans = [model_row(run.model) for run in runs], [plan_row(plan_of(row.point)) for row in rows]
+    batches = [BatchTable(seq_len=run.sequence_length, global_batch=run.global_batch) for run in runs]
+    precision = runs[0].precision
+    return _Case(
+        index=index,
+        runs=runs,
+        num_processes=num_processes,
+        precision=precision,
+        tables={
+            "model": type(models[0]).stack(models),
+            "plan": type(plans[0]).stack(plans),
+            "batch": BatchTable.stack(batches),
+            "precision": precision_row(precision),
+        },
+    )
+
+
+def _free(device: DeviceCalibration, rows: Sequence[Row]) -> dict[str, Free]:
+    """What these steps may move. What is called `NAME:N` is a factor on it with N processes."""
+    free = dict(ON_HOST if device.shares_host else ANYWHERE)
+    for name in KERNELS:
+        if name in device.parameters:
+            free[name] = Free(start=device.parameters[name].value, sd=KERNELS_SD)
+    if not device.shares_host:
+        return free
+    for kernel in {row.point.kernel for row in rows} & DIVIDED.keys():
+        free |= EXCHANGES[DIVIDED[kernel]]
+    if any(row.point.num_processes > 1 for row in rows):
+        free["data_layer_s"] = LAYER
+    counts = sorted({row.point.num_processes for row in rows} - {1})
+    around = [name for name in free if name in AROUND]
+    free |= {f"sharing:{count}": SHARING for count in counts}
+    return free | {f"{name}:{count}": MORE_PROCESSES for name in around for count in counts[1:]}
+
+
+def _with(device: DeviceCalibration, names: Sequence[str], logs: Floats) -> DeviceCalibration:
+    values = dict(zip(names, np.exp(logs).tolist(), strict=True))
+    by_processes: dict[str, dict[int, float]] = {}
+    for name, x in values.items():
+        of, _, count = name.partition(":")
+        if count:
+            by_processes.setdefault(of, {})[int(count)] = x
+    sharing = by_processes.pop("sharing", {})
+    fewest = min(sharing, default=1)
+    parameters = {name: _known(name, x) for name, x in values.items() if ":" not in name}
+    factors = {name: values[name] / device.parameters[name].value for name in KERNELS if name in values}
+    return replace(
+        device,
+        parameters={**device.parameters, **parameters},
+        by_threads={count: _moved(kernels, factors) for count, kernels in device.by_threads.items()},
+        sharing={1: 1.0, **sharing} if sharing else {},
+        by_processes={name: {fewest: 1.0, **factors} for name, factors in by_processes.items()},
+    )
+
+
+def _known(name: str, value: float) -> Measured:
+    is_share = prior().parameters[name].transform == "logit"
+    return Measured(value=min(value, LARGEST_SHARE) if is_share else value, sd=0.0)
+
+
+def _moved(kernels: Kernels, factors: Mapping[str, float]) -> Kernels:
+    """With fewer threads a kernel is as far from what it takes alone as with all."""
+    moved = {
+        name: _known(name, kernels.parameters[name].value * factor)
+        for name, factor in factors.items()
+        if name in kernels.parameters
+    }
+    return replace(kernels, parameters={**kernels.parameters, **moved})
+
+
+def _log_steps(device: DeviceCalibration, cases: Sequence[_Case], num_rows: int) -> Floats:
+    """Logarithms of predicted seconds, in the order of the rows."""
+    found = np.empty(num_rows)
+    for case in cases:
+        rates = system_rates(
+            device.cluster(case.num_processes), case.precision, case.runs[0].stack,
+            calibration=device.calibration(num_devices=case.num_processes),
+        )  # fmt: skip
+        found[case.index] = np.log(estimate_steps(**case.tables, rates=rates).step_s)
+    return found
+
+
+def _jacobian(residual_at: Any, beta: Floats, residual: Floats) -> Floats:
+    columns = []
+    for i in range(len(beta)):
+        moved = beta.copy()
+        moved[i] += DERIVATIVE_STEP
+        columns.append((residual_at(moved) - residual) / DERIVATIVE_STEP)
+    return np.stack(columns, axis=1)

@@ -1,0 +1,256 @@
+"""Records of a device: one line a measurement in `records.csv`, and beside it `records.json`, which says of what.
+
+Lines are appended as they are measured, so that an interruption costs one point. A last line that a killed process
+left half written is dropped when the file is opened again; a point that failed is measured again. Reading is strict:
+what is not ours, or was altered so that it makes no sense, is refused with file and line.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.records.files import Cells, csv_line, differing, read_lines, read_sidecar, sidecar_text
+from meshwright.records.measurement import Measurement
+from meshwright.records.points import KERNELS, POINT_FIELDS, Family, Point
+
+SCHEMA = "meshwright bench records 2"
+MADE_BY = "meshwright bench device"
+CSV_NAME, SIDECAR_NAME = "records.csv", "records.json"
+TIMES = ("seconds_median", "seconds_low", "seconds_high", "seconds_q1", "seconds_q3")
+COLUMNS = (
+    *POINT_FIELDS, *TIMES, "samples", "calls", "flops", "bytes",
+    "outliers", "clock_hz", "temperature_c", "status", "reason",
+)  # fmt: skip
+SIDECAR_KEYS = (
+    "schema",
+    "device",
+    "driver",
+    "software",
+    "command",
+    "started",
+    "ended",
+    "git_commit",
+    "budget_s",
+)
+SAME_DEVICE = ("device", "driver", "software")
+"""Keys of the sidecar that must not change between measurements of one file."""
+
+
+FEWEST_SAMPLES = 6  # that give an interval of 95 %
+FEW_SD = 0.25
+"""Of the logarithm of a median of fewer samples: an assumption, as their own range says too little."""
+
+
+class Status(StrEnum):
+    """How a measurement ended."""
+
+    OK = "ok"  # the median is known as well as was asked for
+    WIDE = "wide"  # the time was spent before it was
+    FAILED = "failed"  # nothing was measured; `reason` says why
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the file. Seconds are of one call; those of a failed measurement are 0."""
+
+    point: Point
+    seconds_median: float = 0.0
+    seconds_low: float = 0.0  # 95 % interval of the median
+    seconds_high: float = 0.0
+    seconds_q1: float = 0.0
+    seconds_q3: float = 0.0
+    samples: int = 0
+    calls: int = 0  # in each sample
+    outliers: str = ""  # `sample:seconds`, separated by spaces
+    clock_hz: float | None = None
+    temperature_c: float | None = None
+    status: Status
+    reason: str = ""
+
+    @property
+    def log_sd(self) -> float:
+        """Standard deviation of the logarithm of the median."""
+        of_interval = math.log(self.seconds_high / self.seconds_low) / (2 * 1.96)
+        return of_interval if self.samples >= FEWEST_SAMPLES else max(of_interval, FEW_SD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """A file that was read, failed measurements included."""
+
+    path: Path
+    sidecar: Mapping[str, Any]
+    rows: tuple[Row, ...]
+
+    @property
+    def measured(self) -> list[Row]:
+        return [row for row in self.rows if row.status is not Status.FAILED]
+
+
+def row_of(
+    point: Point, found: Measurement, *, clock_hz: float | None = None, temperature_c: float | None = None
+) -> Row:
+    """The line of a measurement that ended."""
+    (low, high), (q1, q3) = found.interval, found.quartiles
+    return Row(
+        point=point,
+        seconds_median=found.median,
+        seconds_low=low,
+        seconds_high=high,
+        seconds_q1=q1,
+        seconds_q3=q3,
+        samples=found.n,
+        calls=found.calls,
+        outliers=" ".join(f"{o.sample}:{o.seconds:.6g}" for o in found.outliers),
+        clock_hz=clock_hz,
+        temperature_c=temperature_c,
+        status=Status.OK if found.is_narrow else Status.WIDE,
+    )
+
+
+def failed(point: Point, reason: str) -> Row:
+    """The line of a measurement that could not be made."""
+    return Row(point=point, status=Status.FAILED, reason=" ".join(reason.split()))
+
+
+def in_windows(rows: Iterable[Row]) -> list[Row]:
+    """One row for each point. Of a point that was measured in several windows: the median of their medians, and as
+    its interval all of them."""
+    by_point: dict[Point, list[Row]] = {}
+    for row in rows:
+        by_point.setdefault(row.point, []).append(row)
+    return [_over_windows(same) if len(same) > 1 else same[0] for same in by_point.values()]
+
+
+def _over_windows(rows: list[Row]) -> Row:
+    medians = [row.seconds_median for row in rows]
+    return replace(
+        rows[0],
+        seconds_median=statistics.median(medians),
+        seconds_low=min(medians),
+        seconds_high=max(medians),
+        samples=sum(row.samples for row in rows),
+    )
+
+
+class Recorder:
+    """`folder` with its two files, open for more. Raises InputError when it holds records of something else."""
+
+    def __init__(self, folder: Path, *, sidecar: Mapping[str, Any], resume: bool) -> None:
+        self.path = folder / CSV_NAME
+        self.sidecar = {"schema": SCHEMA, **sidecar}
+        self.done: set[Point] = set()
+        folder.mkdir(parents=True, exist_ok=True)
+        kept: list[Row] = []
+        if self.path.exists():
+            if not resume:
+                raise InputError(
+                    "there are records already", got=str(self.path), hint="add to them with --resume"
+                )
+            kept = self._kept()
+        write_atomically(self.path, _text(kept))
+        write_atomically(folder / SIDECAR_NAME, sidecar_text(self.sidecar))
+
+    def append(self, row: Row) -> None:
+        """Add one line; it is in the file when this returns."""
+        with self.path.open("a", encoding="utf-8", newline="") as stream:
+            stream.write(_line(row))
+        if row.status is not Status.FAILED:
+            self.done.add(row.point)
+
+    def added_by_others(self) -> list[Row]:
+        """What another process has appended since the last call or `append`."""
+        new = [row for row in read(self.path, whole=False).rows if row.point not in self.done]
+        self.done |= {row.point for row in new}
+        return new
+
+    def close(self, *, ended: str) -> None:
+        """Note when the measuring ended."""
+        self.sidecar = {**self.sidecar, "ended": ended}
+        write_atomically(self.path.with_name(SIDECAR_NAME), sidecar_text(self.sidecar))
+
+    def _kept(self) -> list[Row]:
+        before = read(self.path, whole=False)
+        for key in SAME_DEVICE:
+            if before.sidecar.get(key) != self.sidecar.get(key):
+                raise InputError(
+                    f"{self.path}: these records are of another {key}",
+                    got=differing(before.sidecar.get(key), self.sidecar.get(key)),
+                    hint="write to another folder with --out",
+                )
+        self.sidecar["started"] = before.sidecar["started"]
+        self.done = {row.point for row in before.measured}
+        return before.measured
+
+
+# --- reading ---
+
+
+def read(path: Path, *, whole: bool = True) -> Records:
+    """The records at `path`, the CSV file or its folder. With `whole` false a last line cut short is left out.
+
+    Raises InputError with file and line for whatever is not a file of this schema.
+    """
+    path = path / CSV_NAME if path.is_dir() else path
+    lines = read_lines(path, columns=COLUMNS, what="bench records", made_by=MADE_BY, whole=whole)
+    sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
+    return Records(path=path, sidecar=sidecar, rows=tuple(map(_row, lines)))
+
+
+def _row(line: Cells) -> Row:
+    where = line.where
+    status = line.one_of("status", Status)
+    family = line.one_of("family", Family)
+    if (kernel := line.cells["kernel"]) not in KERNELS[family]:
+        raise InputError(f"{where}: kernel", got=kernel, allowed=", ".join(KERNELS[family]))
+    numbers = {name: line.whole(name) for name in POINT_FIELDS if name not in ("family", "kernel", "format")}
+    point = Point(family=family, kernel=kernel, format=line.cells["format"], **numbers)
+    is_failed = status is Status.FAILED
+    times = {name: line.number(name, least=0.0, may_be_least=is_failed) or 0.0 for name in TIMES}
+    if not (times["seconds_low"] <= times["seconds_median"] <= times["seconds_high"]):
+        raise InputError(f"{where}: seconds_median is not between seconds_low and seconds_high")
+    return Row(
+        point=point,
+        **times,
+        samples=line.whole("samples"),
+        calls=line.whole("calls"),
+        outliers=line.cells["outliers"],
+        clock_hz=line.number("clock_hz"),
+        temperature_c=line.number("temperature_c"),
+        status=status,
+        reason=line.cells["reason"],
+    )
+
+
+# --- writing ---
+
+
+def _line(row: Row) -> str:
+    point = {name: getattr(row.point, name) or "" for name in POINT_FIELDS}
+    measured = {
+        **{name: f"{getattr(row, name):.9g}" for name in TIMES},
+        "samples": row.samples,
+        "calls": row.calls,
+        "outliers": row.outliers,
+        "clock_hz": "" if row.clock_hz is None else f"{row.clock_hz:.6g}",
+        "temperature_c": "" if row.temperature_c is None else f"{row.temperature_c:g}",
+    }
+    if row.status is Status.FAILED:
+        measured = dict.fromkeys(measured, "")
+    cells = {
+        **point, **measured, "flops": f"{row.point.flops:.9g}", "bytes": f"{row.point.bytes:.9g}",
+        "status": row.status.value, "reason": row.reason,
+    }  # fmt: skip
+    return csv_line([str(cells[name]) for name in COLUMNS])
+
+
+def _text(rows: Iterable[Row]) -> str:
+    return csv_line(COLUMNS) + "".join(_line(row) for row in rows)

@@ -1,0 +1,80 @@
+"""Samples of one measurement: the median with its 95 % interval, quartiles and outliers.
+
+The interval needs no assumption about the distribution (order statistics: Conover 1999, section 3.2): with n samples
+the median lies between the k-th smallest and the k-th largest with probability 1 - 2 P(B < k), B binomial (n, 1/2).
+Five samples are too few for 95 %; then low and high are the smallest and the largest.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+FAR_OUT = 3.0
+"""Interquartile ranges beyond the quartiles at which a sample is an outlier (Tukey 1977, section 2D: far out)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlier:
+    """A sample far from the others. The first sample is 1."""
+
+    sample: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """`seconds` of one call, by sample, in the order in which they were taken."""
+
+    seconds: tuple[float, ...]
+    calls: int  # in each sample
+    target_ratio: float
+
+    @property
+    def n(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the median lies with a confidence of 95 %; the whole range when n is below 6."""
+        ordered = sorted(self.seconds)
+        k = max(1, _rank(self.n))
+        return ordered[k - 1], ordered[-k]
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        if self.n == 1:
+            return self.seconds[0], self.seconds[0]
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the interval is one of 95 % and as narrow as was asked for."""
+        low, high = self.interval
+        return _rank(self.n) > 0 and (high - low) / 2 <= self.target_ratio * self.median
+
+    @property
+    def outliers(self) -> tuple[Outlier, ...]:
+        low, high = self.quartiles
+        reach = FAR_OUT * (high - low)
+        return tuple(
+            Outlier(sample=i, seconds=s)
+            for i, s in enumerate(self.seconds, start=1)
+            if s < low - reach or s > high + reach
+        )
+
+
+def _rank(n: int) -> int:
+    """The largest k whose order statistics hold the median with 95 %; 0 where none does."""
+    below, k = 0.5**n, 0  # P(B < k + 1)
+    while below <= (1 - CONFIDENCE) / 2:
+        k += 1
+        below += math.comb(n, k) * 0.5**n
+    return k

@@ -1,0 +1,246 @@
+"""Records of `bench train`: one line a training in `trainings.csv`, and beside it `trainings.json`, which says of what.
+
+A line is in the file when its training has ended, so that an interruption costs one training. Reading is strict. What
+failed is tried again by `--resume`; a run file that was changed in between is refused, and so is another device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.records.files import Cells, csv_line, differing, read_lines, read_sidecar, sidecar_text
+from meshwright.records.sweep import Configuration
+
+SCHEMA = "meshwright bench trainings 1"
+MADE_BY = "meshwright bench train"
+CSV_NAME, SIDECAR_NAME = "trainings.csv", "trainings.json"
+SIDECAR_KEYS = (
+    "schema", "device", "driver", "software", "command", "started", "ended", "git_commit", "steps", "warmup",
+    "configurations",
+)  # fmt: skip
+
+
+class Status(StrEnum):
+    """How a training ended."""
+
+    OK = "ok"
+    REFUSED = "refused"  # by the run file, the engine, or for want of a package or a device
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMED_OUT = "timed_out"  # ended because it took longer than was allowed
+    KILLED = "killed"  # by a signal
+    FAILED = "failed"  # diverged, lost a process, or a bug
+
+
+OF_THE_CONFIGURATION = (Status.REFUSED, Status.OUT_OF_MEMORY, Status.TIMED_OUT)
+"""What would come again: the other runs of such a configuration are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the file. What was not measured is 0, what was not predicted is None."""
+
+    configuration: str
+    engine: str
+    run: int  # of this configuration; the first is 1
+    status: Status
+    reason: str = ""
+    folder: str = ""  # of this training, below that of the records
+    started: str  # ISO 8601, UTC
+    wall_s: float
+    model: str = ""
+    precision: str = ""
+    plan: str = ""
+    num_devices: int = 0
+    threads: int = 0  # CPU threads of one process
+    sequence_length: int = 0
+    global_batch: int = 0  # sequences
+    micro_batch: int = 0
+    steps: int = 0  # that count
+    step_s_median: float | None = None
+    step_s_low: float | None = None  # the fastest
+    step_s_high: float | None = None
+    tokens_per_s_per_device: float | None = None  # at the median step
+    mfu: float | None = None
+    mfu_convention: str = ""
+    peak_memory_bytes: float | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    predicted_step_s: float | None = None
+    predicted_step_s_low: float | None = None  # 80 % interval
+    predicted_step_s_high: float | None = None
+    predicted_mfu: float | None = None
+    predicted_memory_bytes: float | None = None
+    error: float | None = None  # tokens/s/device: measured over predicted, minus one
+    inside: str = ""  # yes, no: whether the interval holds the measured step time
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.sequence_length
+
+
+COLUMNS = tuple(f.name for f in fields(Row))
+KINDS = {f.name: str(f.type) for f in fields(Row)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainings:
+    """A file that was read, failures included."""
+
+    path: Path
+    sidecar: Mapping[str, Any]
+    rows: tuple[Row, ...]
+
+
+class Recorder:
+    """`folder` with its two files, open for more. Raises InputError when it holds records of something else."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        configurations: Sequence[Configuration],
+        steps: int,
+        warmup: int,
+        command: Sequence[str],
+        started: str,
+        resume: bool,
+    ) -> None:
+        self.path = folder / CSV_NAME
+        self.rows: list[Row] = []
+        self.sidecar: dict[str, Any] = {
+            "schema": SCHEMA, "device": None, "driver": None, "software": {}, "command": list(command),
+            "started": started, "ended": None, "git_commit": None, "steps": steps, "warmup": warmup,
+            "configurations": {c.name: _told(c) for c in configurations},
+        }  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            if not resume:
+                raise InputError(
+                    "there are trainings already",
+                    got=str(self.path),
+                    hint="go on with --resume, or name another --out",
+                )
+            self._take_up()
+        write_atomically(self.path, _text(self.rows))
+        self._save_sidecar()
+
+    @property
+    def done(self) -> set[tuple[str, int]]:
+        """Configuration and number of the runs that were measured."""
+        return {(row.configuration, row.run) for row in self.rows if row.status is Status.OK}
+
+    def append(self, row: Row) -> None:
+        """Add one line; it is in the file when this returns."""
+        with self.path.open("a", encoding="utf-8", newline="") as stream:
+            stream.write(_line(row))
+        self.rows.append(row)
+
+    def identify(self, record: Mapping[str, Any], *, engine: str, driver: str | None) -> None:
+        """Take from a training's record what it ran on. Raises InputError when that is not what the others ran on."""
+        device = {key: value for key, value in record["device"].items() if key != "threads"}
+        software = record["software"]
+        before = self.sidecar
+        for what, then, now in (
+            ("device", before["device"], device),
+            ("driver", before["device"] and before["driver"], driver),
+            (f"software ({engine})", before["software"].get(engine), software),
+        ):
+            if then is not None and then != now:
+                raise InputError(
+                    f"{self.path}: these trainings are of another {what}", got=differing(then, now),
+                    hint="write to another folder with --out",
+                )  # fmt: skip
+        known = engine in before["software"]
+        self.sidecar |= {
+            "device": device,
+            "driver": driver,
+            "software": before["software"] | {engine: software},
+        }
+        if not known:
+            self.sidecar["git_commit"] = record["git_commit"]
+            self._save_sidecar()
+
+    def close(self, *, ended: str) -> None:
+        """Note when the measuring ended."""
+        self.sidecar["ended"] = ended
+        self._save_sidecar()
+
+    def _save_sidecar(self) -> None:
+        write_atomically(self.path.with_name(SIDECAR_NAME), sidecar_text(self.sidecar))
+
+    def _take_up(self) -> None:
+        """Keep what was measured. What was asked for then must be what is asked for now, as far as both name it."""
+        before = read(self.path, whole=False)
+        for key in ("steps", "warmup"):
+            if before.sidecar[key] != self.sidecar[key]:
+                raise InputError(
+                    f"{self.path}: these trainings have another --{key}", got=self.sidecar[key],
+                    allowed=before.sidecar[key], hint="write to another folder with --out",
+                )  # fmt: skip
+        then, now = before.sidecar["configurations"], self.sidecar["configurations"]
+        changed = [name for name in then if name in now and then[name]["digest"] != now[name]["digest"]]
+        if changed:
+            raise InputError(
+                f"{self.path}: the run file or what --set lays over it was changed since", got=changed[0],
+                hint="write to another folder with --out",
+            )  # fmt: skip
+        kept = ("device", "driver", "software", "started", "git_commit")
+        self.sidecar |= {key: before.sidecar[key] for key in kept} | {"configurations": then | now}
+        self.rows = [row for row in before.rows if row.status is Status.OK]
+
+
+def _told(configuration: Configuration) -> dict[str, Any]:
+    return {
+        "run_file": configuration.path,
+        "sweep": list(configuration.assignments),
+        "overrides": list(configuration.overrides),
+        "digest": configuration.digest,
+    }
+
+
+def read(path: Path, *, whole: bool = True) -> Trainings:
+    """The records at `path`, the CSV file or its folder. With `whole` false a last line cut short is left out.
+
+    Raises InputError with file and line for whatever is not a file of this schema.
+    """
+    path = path / CSV_NAME if path.is_dir() else path
+    lines = read_lines(path, columns=COLUMNS, what="bench trainings", made_by=MADE_BY, whole=whole)
+    sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
+    return Trainings(path=path, sidecar=sidecar, rows=tuple(map(_row, lines)))
+
+
+def _row(line: Cells) -> Row:
+    values: dict[str, Any] = {}
+    for name, kind in KINDS.items():
+        match kind:
+            case "str":
+                values[name] = line.cells[name]
+            case "Status":
+                values[name] = line.one_of(name, Status)
+            case "int":
+                values[name] = line.whole(name)
+            case "float":
+                values[name] = line.number(name, may_be_least=False)
+            case _:
+                values[name] = line.number(name)
+    return Row(**values)
+
+
+def _line(row: Row) -> str:
+    return csv_line([_cell(getattr(row, name)) for name in COLUMNS])
+
+
+def _cell(value: str | float | None) -> str:
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    return "" if value is None or value == 0 else str(value)
+
+
+def _text(rows: Iterable[Row]) -> str:
+    return csv_line(COLUMNS) + "".join(_line(row) for row in rows)

@@ -1,0 +1,14 @@
+"""What every engine shares when it trains on PyTorch: below all engines, and none of them is imported here.
+
+data/            sources, tokenizers, packing, batches
+models/          the modules of a decoder and their weight initialization
+weights/         Hugging Face safetensors in and out
+checkpoints/     training states on disk
+conversion       checkpoints to and from Hugging Face formats
+optimizer        AdamW on fp32 master weights; `optimizer_states` keeps its states in 16 or 8 bits
+gemms            GEMM shapes of a step; `gemm_tuning`: the kernels chosen for them
+device, machine  this machine as PyTorch and as other programs see it
+processes        one process a device; `rendezvous`, `signals`, `hang`
+metrics          throughput, MFU and statistics of steps
+telemetry        what a run leaves behind: steps, events, record; `clock`, `trackers`
+"""

@@ -1,0 +1,50 @@
+"""Training states on disk: whole or absent, checked before they are read, and free of the plan that wrote them.
+
+    FOLDER/step-00000100/            renamed into place when everything is on the disk
+        __0_0.distcp, .metadata      PyTorch's distributed checkpoint: every tensor by name, in shards
+        manifest.json                step, plan, place in the data, and size and SHA-256 of every file
+    FOLDER/.partial-step-00000120/   being written, or left by a killed process: never read, removed by the next save
+    FOLDER/.removed-step-00000080/   being removed
+
+content   which model a checkpoint is of
+files     which checkpoints there are, and whether their files are what their manifests say
+peers     the processes that save together: what one meets, all hear of
+writing   `save`
+reading   `load`
+saver     saving in the background of a training
+stalls    how long its steps stood still for that
+"""
+
+from meshwright.training.checkpoints.content import Content, as_manifest, content, content_of, refuse_others
+from meshwright.training.checkpoints.files import (
+    MANIFEST,
+    NAME,
+    Saved,
+    checkpoints,
+    damage_of,
+    newest,
+    newest_good,
+    read_manifest,
+)
+from meshwright.training.checkpoints.reading import load
+from meshwright.training.checkpoints.saver import Saver
+from meshwright.training.checkpoints.writing import save
+
+__all__ = [
+    "MANIFEST",
+    "NAME",
+    "Content",
+    "Saved",
+    "Saver",
+    "as_manifest",
+    "checkpoints",
+    "content",
+    "content_of",
+    "damage_of",
+    "load",
+    "newest",
+    "newest_good",
+    "read_manifest",
+    "refuse_others",
+    "save",
+]

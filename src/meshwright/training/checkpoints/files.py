@@ -1,0 +1,151 @@
+"""Which checkpoints there are, and whether their files are what their manifests say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.training.checkpoints.peers import Peers
+
+NAME = re.compile(r"step-(\d{8,})")
+PARTIAL, REMOVED = ".partial-", ".removed-"
+MANIFEST, SEAL = "manifest.json", "manifest_sha256"
+READ_BYTES = 2**22
+
+Digests = dict[str, dict[str, Any]]
+"""Size and SHA-256 by file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """One checkpoint on the disk."""
+
+    path: Path
+    step: int  # steps taken when it was written
+
+
+def checkpoints(folder: Path) -> list[Saved]:
+    """All whole checkpoints below `folder`, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [(NAME.fullmatch(path.name), path) for path in folder.iterdir() if (path / MANIFEST).is_file()]
+    return sorted((Saved(path=p, step=int(m[1])) for m, p in found if m), key=lambda saved: saved.step)
+
+
+def newest(folder: Path) -> Saved:
+    """The newest checkpoint, checked. Every process calls it.
+
+    Raises InputError when there is none, or when its files are not what its manifest says; the message then names
+    the newest one that is.
+    """
+    found = checkpoints(folder)
+    if not found:
+        raise InputError("there is no checkpoint to resume from", got=str(folder))
+    damage = damage_of(found[-1].path)
+    if not damage:
+        return found[-1]
+    good = newest_good(folder)
+    if good is None:
+        hint = "no older checkpoint is whole"
+    else:
+        hint = f"the last good one is {good.path}: remove {found[-1].path} to resume from step {good.step}"
+    raise InputError(f"checkpoint {found[-1].path} is damaged: {damage}", hint=hint)
+
+
+def newest_good(folder: Path) -> Saved | None:
+    """The newest checkpoint whose files are what its manifest says. Every process calls it."""
+    return next((saved for saved in reversed(checkpoints(folder)) if not damage_of(saved.path)), None)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the checkpoint at `path`. Raises InputError when it cannot be read."""
+    try:
+        return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the manifest of checkpoint {path}: {error}") from error
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with the files of a checkpoint, or None. Processes divide the files; all get one answer."""
+    peers = Peers()
+    try:
+        manifest = read_manifest(path)
+        if sealed(manifest) != manifest:
+            return "its manifest was altered (its checksum differs)"
+        files = manifest["files"]
+        damages = (_damage(path / name, files[name]) for name in peers.share(files))
+        damage = next((d for d in damages if d), None)
+    except (InputError, KeyError, TypeError, AttributeError):
+        damage = "its manifest cannot be read"
+    return next((d for d in peers.gathered(damage) if d), None)
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """`manifest` with the SHA-256 of all else that it says."""
+    said = {key: value for key, value in manifest.items() if key != SEAL}
+    return said | {SEAL: hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()}
+
+
+def _damage(file: Path, expected: Mapping[str, Any]) -> str | None:
+    if not file.is_file():
+        return f"{file.name} is missing"
+    size = file.stat().st_size
+    if size != expected["bytes"]:
+        return f"{file.name} has {size:,} bytes, was written with {expected['bytes']:,}"
+    return None if _sha256(file) == expected["sha256"] else f"{file.name} was altered (its checksum differs)"
+
+
+def names(folder: Path) -> list[str]:
+    """Of the files there, in no order."""
+    return [path.name for path in folder.iterdir()]
+
+
+def digests(folder: Path, names: Iterable[str]) -> Digests:
+    """Size and SHA-256 of these files, as a manifest holds them."""
+    return {n: {"bytes": (folder / n).stat().st_size, "sha256": _sha256(folder / n)} for n in names}
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def clear(folder: Path) -> None:
+    """Remove what killed processes left of checkpoints that they wrote or removed."""
+    for prefix in (PARTIAL, REMOVED):
+        for left in folder.glob(f"{prefix}step-*"):
+            shutil.rmtree(left)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint. It loses its name first: a process killed meanwhile leaves no half of it."""
+    doomed = path.with_name(REMOVED + path.name)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def prune(folder: Path, *, keep: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    if keep is not None:
+        for old in checkpoints(folder)[:-keep]:
+            remove(old.path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,114 @@
+"""Saving in the background of a training.
+
+The loop copies the states to host memory and goes on; a thread writes the copy. So a save costs the loop the time of
+the copy, and the memory of one more set of states on the host. At most one checkpoint is on its way to the disk: the
+next save waits for it, and so does the end of the run.
+
+The threads of all processes talk through a group of their own: their messages never mix with those of the steps.
+Source: CheckFreq (Mohan et al. 2021), section 4, which calls the two phases snapshot and persist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from meshwright.specs.run import Checkpoint
+from meshwright.training.checkpoints.peers import Peers
+from meshwright.training.checkpoints.stalls import Stalls
+from meshwright.training.checkpoints.writing import save
+
+TIMEOUT = timedelta(hours=1)  # processes wait so long for the slowest disk among them
+
+
+class Saver:
+    """The checkpoints of one training. Every process makes one and calls the same methods in the same order."""
+
+    def __init__(self, settings: Checkpoint, *, num_ranks: int) -> None:
+        self.settings = settings
+        group = dist.new_group(backend="gloo", timeout=TIMEOUT) if num_ranks > 1 else None
+        self.peers = Peers(group=group)
+        self.newest: Path | None = None  # the last one that is whole
+        self.num_saved = 0
+        self.stalls = Stalls()
+        self._copies: dict[str, Tensor] = {}
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, state: dict[str, Tensor], *, step: int, about: Mapping[str, Any]) -> None:
+        """Save `state`, in the background if the settings say so. Raises as `wait` and `writing.save` do."""
+        with self.stalls.during():
+            self._join()
+            if self.settings.asynchronous:
+                copied = staged(state, copies=self._copies)
+                self._thread = Thread(target=self._write, args=(copied, step, dict(about)), daemon=True)
+                self._thread.start()
+            else:
+                self._write(state, step, about)
+                self._raise()
+
+    def wait(self) -> None:
+        """Return when no checkpoint is on its way. Raises the InputError of the one that was."""
+        with self.stalls.during():
+            self._join()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the checkpoint that was on its way could not be written; `wait` says why."""
+        return self._error is not None
+
+    def _write(self, state: dict[str, Tensor], step: int, about: Mapping[str, Any]) -> None:
+        folder, keep = Path(self.settings.folder), self.settings.keep
+        try:
+            self.newest = save(state, folder=folder, step=step, about=about, keep=keep, peers=self.peers)
+            self.num_saved += 1
+        except BaseException as error:  # raised where the loop waits for this thread
+            self._error = error
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._raise()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def staged(state: Mapping[str, Tensor], *, copies: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`state` in host memory. `copies` holds the memory from one save to the next, pinned beside a GPU."""
+    on_host, is_gpu = {}, False
+    for name, tensor in state.items():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if name not in copies:
+            copies[name] = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
+        copies[name].copy_(local.detach(), non_blocking=True)
+        is_gpu = is_gpu or local.is_cuda
+        on_host[name] = _placed_as(tensor, copies[name])
+    if is_gpu:
+        torch.cuda.current_stream().synchronize()
+    return on_host
+
+
+def _placed_as(tensor: Tensor, local: Tensor) -> Tensor:
+    """`local` as the shard that `tensor` says it is."""
+    if not isinstance(tensor, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )

@@ -1,0 +1,134 @@
+"""From tensors to a checkpoint: written aside, synced, checksummed, and only then given its name."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save as write_state
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.training.checkpoints import files
+from meshwright.training.checkpoints.peers import Peers
+
+
+def save(
+    state: dict[str, Tensor],
+    *,
+    folder: Path,
+    step: int,
+    about: Mapping[str, Any],
+    keep: int | None,
+    peers: Peers | None = None,
+) -> Path:
+    """Write `state` and return the checkpoint's folder. Every process calls it; `about` goes into the manifest.
+
+    Raises InputError in all processes when the disk of one is full or cannot be written; older checkpoints are then
+    as before.
+    """
+    peers = peers or Peers()
+    with disk_errors(folder):
+        partial = begin(folder, step=step, peers=peers)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # DCP says that it assumes one process where there is one
+            write_state(state, storage_writer=_Writer(partial, sync_files=True), process_group=peers.group)
+        names = peers.share(files.names(partial))
+        digests = peers.together(lambda: files.digests(partial, names))
+        return end(partial, digests, step=step, about=about, keep=keep, peers=peers)
+
+
+def begin(folder: Path, *, step: int, peers: Peers) -> Path:
+    """An empty folder for the files of the checkpoint after `step`, which nobody takes for one. Raises OSError."""
+    partial = folder / f"{files.PARTIAL}step-{step:08d}"
+    peers.on_first(lambda: _begin(folder, partial))
+    return partial
+
+
+def end(
+    partial: Path,
+    digests: Sequence[files.Digests],
+    *,
+    step: int,
+    about: Mapping[str, Any],
+    keep: int | None,
+    peers: Peers,
+) -> Path:
+    """Make a checkpoint of `partial`, now that all its files are on the disk; the ones not kept go. Raises OSError.
+
+    `digests`: those of its files, by process.
+    """
+    manifest = {**about, "step": step, "files": {n: d for part in digests for n, d in part.items()}}
+    final = partial.with_name(partial.name.removeprefix(files.PARTIAL))
+    peers.on_first(lambda: _end(partial, final, manifest, keep))
+    return final
+
+
+class _Writer(FileSystemWriter):
+    """Raises what the operating system said, which `torch.save` buries below an error of its own."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this process's tensors."""
+        with _unburied():
+            return super().write_data(plan, planner)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write which tensor is where."""
+        with _unburied():
+            super().finish(metadata, results)
+
+
+@contextmanager
+def _unburied() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise OSError(cause.errno, cause.strerror) from error
+
+
+def _begin(folder: Path, partial: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files.clear(folder)
+    partial.mkdir()
+
+
+def _end(partial: Path, final: Path, manifest: Mapping[str, Any], keep: int | None) -> None:
+    write_atomically(partial / files.MANIFEST, json.dumps(files.sealed(manifest), indent=2) + "\n")
+    files.sync_folder(partial)
+    if final.exists():
+        files.remove(final)
+    partial.rename(final)
+    files.sync_folder(final.parent)
+    files.prune(final.parent, keep=keep)
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn what the operating system says of a full or unwritable disk into an InputError."""
+    try:
+        yield
+    except (OSError, CheckpointException) as error:
+        cause = error
+        if isinstance(error, CheckpointException):  # DCP wraps what each process raised
+            cause = next((e for e, _ in error.failures.values() if isinstance(e, OSError)), None)
+        if not isinstance(cause, OSError):
+            raise
+        hint = "older checkpoints are untouched: free space, or set train.checkpoint.keep, and --resume"
+        words = f"cannot write a checkpoint below {folder}: {cause.strerror or cause}"
+        raise InputError(words, hint=hint) from error

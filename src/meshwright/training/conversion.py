@@ -1,0 +1,170 @@
+"""Checkpoints to Hugging Face's formats and back, in one process on the host.
+
+a pretraining's checkpoint    model.safetensors, config.json
+a checkpoint of adapters      PEFT's adapter; merged: the base's weights with the adapters' products added
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from meshwright.errors import InputError
+from meshwright.specs.model import BaseFormat, Lora, Model
+from meshwright.specs.run import Run
+from meshwright.training import checkpoints as checkpoint
+from meshwright.training.checkpoints import Content, Saved
+from meshwright.training.models import (
+    Transformer,
+    adapted,
+    add_adapters,
+    build_model,
+    init_adapters,
+    materialize,
+    merge_adapters,
+)
+from meshwright.training.optimizer import AdamW, masters_of
+from meshwright.training.weights import (
+    Origin,
+    adapters_of,
+    find_weights,
+    load_adapters,
+    load_weights,
+    read_lora,
+    save_adapters,
+    save_weights,
+)
+
+FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""What weights can be written as."""
+
+
+def export_weights(saved: Saved, held: Content, folder: Path, *, dtype: str) -> None:
+    """Write the weights of a checkpoint that holds all of them. Raises InputError where `folder` is not empty."""
+    module = build_model(held.shapes, device="cpu")
+    checkpoint.load(saved, into=_weights(module) | _buffers(module))
+    save_weights(module, folder, dtype=FORMATS[dtype])
+
+
+def export_adapters(saved: Saved, held: Content, folder: Path, *, dtype: str) -> None:
+    """Write the adapters of a checkpoint in PEFT's format. Needs no base."""
+    assert held.lora is not None
+    module = build_model(held.shapes)
+    add_adapters(module, held.lora)
+    adapters = {name: torch.empty(p.shape) for name, p in adapters_of(module).items()}
+    checkpoint.load(saved, into={f"weights.{name}": tensor for name, tensor in adapters.items()})
+    adapters = {name: tensor.to(FORMATS[dtype]) for name, tensor in adapters.items()}
+    save_adapters(adapters, folder, model=held.shapes, lora=held.lora, base=held.weights)
+
+
+def export_merged(saved: Saved, held: Content, folder: Path, *, dtype: str, base: str | None) -> None:
+    """Write the weights of the base with the checkpoint's adapters added, in fp32, and rounded once.
+
+    `base` is where the base is now; None: where it was. Raises InputError when it is another one.
+    """
+    assert held.lora is not None
+    origin = _base(base or held.weights)
+    require_base(origin, fingerprint=held.weights_fingerprint, name=held.weights)
+    module = _with_base(held.shapes, held.lora, origin, dtype=dtype)
+    checkpoint.load(saved, into={f"weights.{n}": p.detach() for n, p in adapters_of(module).items()})
+    merge_adapters(module)
+    save_weights(module, folder, dtype=FORMATS[dtype])
+
+
+def export_merged_folder(run: Run, adapters: Path, folder: Path, *, dtype: str) -> None:
+    """As `export_merged`, of a PEFT folder that holds adapters of `run`."""
+    assert run.lora is not None
+    module = _with_base(run.model, run.lora, _base(run.weights), dtype=dtype)
+    load_adapters(module, adapters)
+    merge_adapters(module)
+    save_weights(module, folder, dtype=FORMATS[dtype])
+
+
+def require_base(origin: Origin | None, *, fingerprint: str | None, name: str | None) -> None:
+    """Raise InputError where adapters that belong to the weights of `fingerprint` are to stand on others.
+
+    None are random ones.
+    """
+    if (origin and origin.fingerprint) != fingerprint:
+        raise InputError(
+            "the adapters belong to other weights", got=origin.name if origin else "random ones", allowed=name,
+            hint="the files were changed; give the run file whose `weights` names the right ones",
+        )  # fmt: skip
+
+
+def _base(name: str | None) -> Origin:
+    if name is None:
+        raise InputError(
+            "adapters of random weights cannot be merged: there are no weights to add them to",
+            hint="leave --merge out to export the adapters",
+        )
+    return find_weights(name)
+
+
+def _with_base(model: Model, lora: Lora, origin: Origin, *, dtype: str) -> Transformer:
+    """A model on the host with the weights of `origin`, and adapters that nothing has filled yet."""
+    module = build_model(model, dtype=FORMATS[dtype])
+    add_adapters(module, replace(lora, base_format=BaseFormat.FULL))
+    materialize(module, device="cpu")
+    load_weights(module, origin.folder)
+    return module
+
+
+def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
+    """Step 0 of `run`: the weights of a folder (with `task: lora` the adapters of a PEFT folder), and optimizer
+    states that have seen nothing. Raises InputError when the folder holds something else.
+    """
+    if run.lora is None:
+        module = build_model(run.model, device="cpu")
+        load_weights(module, weights)
+        origin = None
+    else:
+        module = _adapters(run, weights, lora=run.lora)
+        origin = None if run.weights is None else find_weights(run.weights)
+    optimizer = AdamW(masters_of([module], compute=torch.float32), settings=run.optimizer, is_alone=True)
+    state = optimizer.state() | (_buffers(module) if run.lora is None else {})
+    about = {"run": run.name, "model": run.model.name, "plan": None, "tokens": 0, "from": str(weights)}
+    about |= checkpoint.as_manifest(checkpoint.content(run, weights=origin))
+    return checkpoint.save(state, folder=folder, step=0, about=about, keep=None)
+
+
+def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
+    """The model of `run` on the meta device, its adapters real and filled from `folder`."""
+    found = read_lora(folder, model=run.model)
+    if (found.rank, found.alpha, set(found.targets)) != (lora.rank, lora.alpha, set(lora.targets)):
+        raise InputError(
+            "the adapters are others than those of the run file", got=str(found), allowed=str(lora)
+        )
+    module = _with_empty_adapters(run, lora)
+    load_adapters(module, folder)
+    return module
+
+
+def export_first_adapters(run: Run, folder: Path) -> None:
+    """Write the adapters that a training of `run` begins with, in PEFT's format and in fp32."""
+    assert run.lora is not None
+    module = _with_empty_adapters(run, run.lora)
+    init_adapters(module, seed=run.train.seed)
+    save_adapters(adapters_of(module), folder, model=run.model, lora=run.lora, base=run.weights)
+
+
+def _with_empty_adapters(run: Run, lora: Lora) -> Transformer:
+    """The model of `run` on the meta device, with adapters on the host."""
+    module = build_model(run.model)
+    add_adapters(module, lora)
+    for _, layer in adapted(module):
+        layer.lora_a.to_empty(device="cpu")
+        layer.lora_b.to_empty(device="cpu")
+    return module
+
+
+def _weights(module: Transformer) -> dict[str, Tensor]:
+    return {f"weights.{name}": p.detach() for name, p in module.named_parameters()}
+
+
+def _buffers(module: Transformer) -> dict[str, Tensor]:
+    kept = module.state_dict().keys()
+    return {f"buffers.{name}": buffer for name, buffer in module.named_buffers() if name in kept}

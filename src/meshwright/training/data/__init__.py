@@ -1,0 +1,28 @@
+"""Text to batches: sources, tokenizers, tokens in a cache, samples, and batches that are a pure function of the step.
+
+open_data(run)  ->  Corpus(train, validation, tokenizer)
+Batches(samples=corpus.train, global_batch=..., seed=..., data_rank=..., data_width=...).at(step)
+"""
+
+from meshwright.training.data.batches import Batch, Batches
+from meshwright.training.data.opening import Corpus, open_data, open_tokenizer
+from meshwright.training.data.packing import IGNORED_LABEL, PADDING_DOCUMENT, Samples
+from meshwright.training.data.tokenization import Progress
+from meshwright.training.data.tokenizer import Tokenizer
+from meshwright.training.data.workers import ReadAhead, WorkerChoice, measure_workers
+
+__all__ = [
+    "IGNORED_LABEL",
+    "PADDING_DOCUMENT",
+    "Batch",
+    "Batches",
+    "Corpus",
+    "Progress",
+    "ReadAhead",
+    "Samples",
+    "Tokenizer",
+    "WorkerChoice",
+    "measure_workers",
+    "open_data",
+    "open_tokenizer",
+]

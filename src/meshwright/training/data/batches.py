@@ -1,0 +1,136 @@
+"""Global batches as a pure function of (seed, step, data rank, data width).
+
+Step i trains on samples i*G to i*G + G - 1 of an endless order: epoch after epoch, each shuffled anew. Data rank r of
+w takes the r-th of w equal parts of every batch, so the batches of all ranks laid end to end are the same on any number
+of processes, and the step number is all the state there is: resuming means asking for the next step.
+
+    B sequences of this rank   T positions of a sequence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from meshwright.errors import InputError
+from meshwright.training.data.packing import IGNORED_LABEL, Sample, Samples
+from meshwright.training.data.shuffle import Permutation
+from meshwright.training.data.workers import prefetch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One rank's part of a global batch."""
+
+    tokens_BT: torch.Tensor  # int64
+    labels_BT: torch.Tensor  # int64: the next token; IGNORED_LABEL (-100) where the loss does not count it
+    positions_BT: torch.Tensor  # int64: from the start of the document
+    documents_BT: torch.Tensor  # int64: 0, 1, ... within a row; -1 is padding
+    loss_mask_BT: torch.Tensor  # bool: labels_BT != IGNORED_LABEL
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Labels that the loss counts."""
+        return int(self.loss_mask_BT.sum())
+
+    @property
+    def num_bytes(self) -> int:
+        """That it takes in memory."""
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def to(self, device: torch.device | str) -> Batch:
+        """A copy on `device`, from pinned memory without waiting where that is a GPU."""
+        is_gpu = torch.device(device).type == "cuda"
+        tensors = {
+            name: tensor.pin_memory() if is_gpu else tensor for name, tensor in self._tensors().items()
+        }
+        return Batch(**{name: tensor.to(device, non_blocking=is_gpu) for name, tensor in tensors.items()})
+
+    def micro_batches(self, size: int) -> Iterator[Batch]:
+        """Consecutive rows, `size` at a time; the last part is smaller where it does not divide."""
+        for start in range(0, len(self.tokens_BT), size):
+            yield Batch(**{name: tensor[start : start + size] for name, tensor in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """What one data rank trains on. Ranks that share data (tensor, pipeline, context) share `data_rank`."""
+
+    samples: Samples
+    global_batch: int  # sequences of all data ranks together
+    seed: int = 0
+    data_rank: int = 0
+    data_width: int = 1
+    vocab: int | None = None  # of the model; a token beyond it is refused
+    is_shuffled: bool = True  # False: corpus order, for validation
+
+    def __post_init__(self) -> None:
+        if self.data_width < 1 or self.global_batch < 1 or self.global_batch % self.data_width:
+            raise InputError(
+                "a global batch is shared out evenly among the data ranks",
+                got=f"{self.global_batch} sequences for {self.data_width} ranks",
+            )
+        if not 0 <= self.data_rank < self.data_width:
+            raise InputError("data rank", got=self.data_rank, allowed=f"0 to {self.data_width - 1}")
+        if self.samples.num_samples < 1:
+            raise InputError("the data has not one whole sample", hint="use more text or a shorter sequence")
+
+    @property
+    def num_per_epoch(self) -> int:
+        """Whole global batches of one epoch."""
+        return self.samples.num_samples // self.global_batch
+
+    def epoch_of(self, step: int) -> float:
+        """How often the data has been seen when `step` begins."""
+        return step * self.global_batch / self.samples.num_samples
+
+    def sample_numbers(self, step: int) -> list[int]:
+        """Which samples this rank trains on in `step`."""
+        num_rows = self.global_batch // self.data_width
+        first = step * self.global_batch + self.data_rank * num_rows
+        epochs, places = np.divmod(
+            np.arange(first, first + num_rows, dtype=np.int64), self.samples.num_samples
+        )
+        if not self.is_shuffled:
+            return places.tolist()
+        numbers = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            of_epoch = epochs == epoch
+            order = Permutation(length=self.samples.num_samples, seed=self.seed, epoch=int(epoch))
+            numbers[of_epoch] = order.at(places[of_epoch])
+        return numbers.tolist()
+
+    def at(self, step: int) -> Batch:
+        """This rank's part of global batch `step`, counted from 0."""
+        samples = [self.samples.sample(number) for number in self.sample_numbers(step)]
+        labels_BT = _stack([s.labels_T for s in samples])
+        self._refuse_unknown_tokens(samples)
+        return Batch(
+            tokens_BT=_stack([s.tokens_T for s in samples]),
+            labels_BT=labels_BT,
+            positions_BT=_stack([s.positions_T for s in samples]),
+            documents_BT=_stack([s.documents_T for s in samples]),
+            loss_mask_BT=labels_BT != IGNORED_LABEL,
+        )
+
+    def iterate(self, *, start: int = 0, stop: int | None = None, num_workers: int = 1) -> Iterator[Batch]:
+        """Batches `start`, `start` + 1, ... up to `stop` (exclusive; None: endless), read ahead by threads."""
+        return prefetch(self.at, start=start, stop=stop, num_workers=num_workers)
+
+    def _refuse_unknown_tokens(self, samples: list[Sample]) -> None:
+        largest = max(int(s.tokens_T.max()) for s in samples)
+        if self.vocab is not None and largest >= self.vocab:
+            raise InputError(
+                "a token of the data is not in the model's vocabulary", got=largest, allowed=f"0 to {self.vocab - 1}",
+                hint="the tokenizer (or the one that made the token files) does not belong to this model",
+            )  # fmt: skip
+
+
+def _stack(rows: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(rows).astype(np.int64, copy=False))

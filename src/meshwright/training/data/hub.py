@@ -1,0 +1,86 @@
+"""Data sets through the Hugging Face `datasets` library: by name from the hub, or a folder it saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError, MissingDependencyError
+from meshwright.training.data.documents import Chat, Document, document_from_record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """One split of a data set, and the library's own hash of its content and of what was done to it."""
+
+    dataset: Any = field(repr=False)
+    fingerprint: str
+    num_bytes: int | None
+
+    def documents(self, name: str, *, text_key: str | None, chat: Chat) -> Iterator[Document]:
+        """One document a row."""
+        if text_key is not None:
+            if text_key not in self.dataset.column_names:
+                columns = ", ".join(self.dataset.column_names)
+                raise InputError(f"{name}: no column of that name", got=text_key, allowed=columns)
+            rows = self.dataset.select_columns([text_key])
+        else:
+            rows = self.dataset
+        for number, record in enumerate(rows):
+            yield document_from_record(record, where=f"{name}: row {number}", text_key=text_key, chat=chat)
+
+
+def is_saved_to_disk(path: Path) -> bool:
+    """Whether `datasets.save_to_disk` wrote this folder."""
+    return (path / "dataset_dict.json").is_file() or (
+        (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+    )
+
+
+def rows_from_disk(path: Path, *, split: str | None) -> Rows:
+    """A folder of `datasets.save_to_disk`. Raises InputError when it cannot be read or lacks the split."""
+    datasets = _require_datasets(str(path))
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except Exception as error:  # the library passes on whatever its file formats raise
+        raise _failed(str(path), error) from error
+    if isinstance(loaded, datasets.DatasetDict):
+        chosen = split or "train"
+        if chosen not in loaded:
+            raise InputError(f"{path}: no such split", got=chosen, allowed=", ".join(loaded))
+        return _rows(loaded[chosen])
+    if split is not None and split != str(loaded.split):
+        raise InputError(f"{path}: no such split", got=split, allowed=str(loaded.split))
+    return _rows(loaded)
+
+
+def rows_from_hub(name: str, *, config: str | None, split: str) -> Rows:
+    """A data set by name, downloaded once by the library. Raises InputError when it cannot be had."""
+    datasets = _require_datasets(name)
+    try:
+        return _rows(datasets.load_dataset(name, config, split=split))
+    except Exception as error:  # connection, unknown name, config or split, broken files: all in one place
+        raise _failed(name, error) from error
+
+
+def _rows(dataset: Any) -> Rows:
+    return Rows(dataset=dataset, fingerprint=dataset._fingerprint, num_bytes=dataset.dataset_size)
+
+
+def _require_datasets(name: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        message = f"the data set {name} needs the datasets library"
+        raise MissingDependencyError(message, hint="pip install datasets") from error
+    return datasets
+
+
+def _failed(name: str, error: Exception) -> InputError:
+    first_line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return InputError(
+        f"the datasets library cannot load it: {first_line}", got=name,
+        hint="check the name, ?config=...&split=..., and the connection; a local path needs to exist",
+    )  # fmt: skip

@@ -1,0 +1,203 @@
+"""Samples of a fixed length, cut from a corpus, each a pure function of its number.
+
+Two ways. A *stream* cuts the corpus every `sequence_length` tokens, through documents: nothing is wasted, which is what
+pretraining wants. *Whole documents* are laid side by side until the next one does not fit, and the rest of the sample
+is padding: answers keep their prompts, which is what fine-tuning wants.
+
+In both, attention and positions begin anew at every document, and the last token of a document has no label: what
+follows it is unrelated.
+
+    N tokens of a piece   T positions of a sample   P samples   E extents (see `split`)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from meshwright.errors import InputError
+from meshwright.training.data.split import Extents
+from meshwright.training.data.store import TokenStore
+
+IGNORED_LABEL = -100  # what torch's cross-entropy ignores by default
+PADDING_DOCUMENT = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One row of a batch. All arrays are int64 of T positions; padding has document -1, token 0 and position 0."""
+
+    tokens_T: np.ndarray
+    labels_T: np.ndarray  # the next token, or IGNORED_LABEL where the loss does not count it
+    positions_T: np.ndarray  # from the start of the document, or of the part of it in this sample
+    documents_T: np.ndarray  # 0, 1, ... within the sample
+
+
+class Samples(Protocol):
+    """A corpus as numbered samples."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch."""
+        ...
+
+    @property
+    def sequence_length(self) -> int:
+        """T."""
+        ...
+
+    def sample(self, number: int) -> Sample:
+        """Sample `number` of an epoch, in corpus order."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSamples:
+    """The corpus cut every `sequence_length` tokens; each sample also reads the token after it, for the last label."""
+
+    store: TokenStore
+    sequence_length: int
+    ranges_E2: np.ndarray = field(repr=False)
+    starts_E: np.ndarray = field(repr=False)  # where each extent begins when extents are laid end to end
+    num_samples: int
+
+    def sample(self, number: int) -> Sample:
+        """Tokens number*T to number*T + T of the extents laid end to end."""
+        start = number * self.sequence_length
+        stop = start + self.sequence_length + 1
+        tokens, trained, begins = [], [], []
+        extent = int(np.searchsorted(self.starts_E, start, side="right")) - 1
+        at = start
+        while at < stop:
+            first, last = self.ranges_E2[extent]
+            a = int(first) + at - int(self.starts_E[extent])
+            b = min(int(last), a + stop - at)
+            tokens.append(self.store.tokens(a, b))
+            trained.append(self.store.trained(a, b))
+            begins.append(np.concatenate([[0], self.store.starts_between(a, b) - a]) + at - start)
+            at, extent = at + b - a, extent + 1
+        return assemble(
+            np.concatenate(tokens),
+            np.concatenate(trained),
+            np.concatenate(begins),
+            length=self.sequence_length,
+        )
+
+
+def stream_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -> StreamSamples:
+    """Cut these extents. The tokens after the last whole sample are left out."""
+    ranges_E2 = extents.ranges_E2
+    return StreamSamples(
+        store=store,
+        sequence_length=sequence_length,
+        ranges_E2=ranges_E2,
+        starts_E=np.cumsum(np.concatenate([[0], ranges_E2[:, 1] - ranges_E2[:, 0]]))[:-1],
+        num_samples=max(0, (extents.num_tokens - 1) // sequence_length),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeSamples:
+    """Whole documents side by side; row p of `ranges_P2` holds the positions of sample p."""
+
+    store: TokenStore
+    sequence_length: int
+    ranges_P2: np.ndarray = field(repr=False)
+
+    @property
+    def num_samples(self) -> int:
+        """P."""
+        return len(self.ranges_P2)
+
+    def sample(self, number: int) -> Sample:
+        """Its documents; one that is too long is cut, and its next token is the last label."""
+        start, stop = map(int, self.ranges_P2[number])
+        stop = min(stop, start + self.sequence_length + 1)
+        begins = np.concatenate([[0], self.store.starts_between(start, stop) - start])
+        return assemble(
+            self.store.tokens(start, stop),
+            self.store.trained(start, stop),
+            begins,
+            length=self.sequence_length,
+        )
+
+
+def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -> WholeSamples:
+    """Fill samples with the documents of these extents, in order. Extents begin and end with documents."""
+    ranges = []
+    for start, end in extents.ranges_E2:
+        while start < end:
+            last = store.document_at(min(int(start) + sequence_length, int(end) - 1))
+            stop = end if int(end) - int(start) <= sequence_length else store.start_of(last)
+            if stop <= start:  # not even one document fits
+                stop = store.start_of(store.document_at(int(start)) + 1)
+            ranges.append((int(start), int(stop)))
+            start = stop
+    return WholeSamples(
+        store=store,
+        sequence_length=sequence_length,
+        ranges_P2=np.array(ranges, dtype=np.int64).reshape(-1, 2),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticSamples:
+    """Random tokens: the load of training without data. Every sample is one document, and no two are alike."""
+
+    vocab: int
+    sequence_length: int
+    seed: int = 0
+    num_samples: int = 1 << 40
+
+    def sample(self, number: int) -> Sample:
+        """Uniform tokens from a generator of this number's own."""
+        generator = np.random.Generator(
+            np.random.Philox(key=np.array([self.seed % 2**64, number], dtype=np.uint64))
+        )
+        tokens_N = generator.integers(0, self.vocab, size=self.sequence_length + 1, dtype=np.int64)
+        return assemble(
+            tokens_N, np.ones(len(tokens_N), bool), np.zeros(1, np.int64), length=self.sequence_length
+        )
+
+
+def assemble(tokens_N: np.ndarray, trained_N: np.ndarray, begins: np.ndarray, *, length: int) -> Sample:
+    """A sample from up to `length` + 1 tokens; `begins` are the places at which documents begin, the first is 0.
+
+    >>> s = assemble(np.array([5, 6, 9, 7, 8]), np.ones(5, bool), np.array([0, 3]), length=6)
+    >>> for row in (s.tokens_T, s.labels_T, s.positions_T, s.documents_T): print(row.tolist())
+    [5, 6, 9, 7, 8, 0]
+    [6, 9, -100, 8, -100, -100]
+    [0, 1, 2, 0, 1, 0]
+    [0, 0, 0, 1, 1, -1]
+    """
+    num_tokens = len(tokens_N)
+    is_begin_N = np.zeros(num_tokens, dtype=bool)
+    is_begin_N[begins] = True
+    documents_N = np.cumsum(is_begin_N) - 1
+    positions_N = np.arange(num_tokens) - np.flatnonzero(is_begin_N)[documents_N]
+    counted_N = trained_N[1:] & ~is_begin_N[1:]
+    labels_N = np.where(counted_N, tokens_N[1:], IGNORED_LABEL)
+    return Sample(
+        tokens_T=_fit(tokens_N, length, 0),
+        labels_T=_fit(labels_N, length, IGNORED_LABEL),
+        positions_T=_fit(positions_N, length, 0),
+        documents_T=_fit(documents_N, length, PADDING_DOCUMENT),
+    )
+
+
+def _fit(values_N: np.ndarray, length: int, padding: int) -> np.ndarray:
+    """The first `length` values, padded where there are fewer."""
+    if len(values_N) >= length:
+        return values_N[:length]
+    return np.concatenate([values_N, np.full(length - len(values_N), padding, values_N.dtype)])
+
+
+def require_samples(samples: Samples, *, name: str, needed: int) -> None:
+    """Raise InputError when a corpus has fewer samples than one global batch."""
+    if samples.num_samples < needed:
+        raise InputError(
+            f"{name} is too small: one global batch needs {needed} samples of {samples.sequence_length} tokens",
+            got=samples.num_samples, hint="use more text, a smaller global batch, or a shorter sequence",
+        )  # fmt: skip

@@ -1,0 +1,84 @@
+"""Validation text held out of a corpus that has none of its own.
+
+Documents are taken in a fixed random order until they make up `HELD_OUT_RATIO` of the tokens: at least
+`LEAST_HELD_OUT_TOKENS`, unless that were more than `MOST_HELD_OUT_RATIO`, and at most `MOST_HELD_OUT_TOKENS`. Seed,
+sequence length, batch and number of processes play no part, so every run on the same tokens is validated on the same
+text and never trains on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.training.data.shuffle import Permutation
+from meshwright.training.data.store import TokenStore
+
+HELD_OUT_RATIO, MOST_HELD_OUT_RATIO = 0.02, 0.1
+LEAST_HELD_OUT_TOKENS, MOST_HELD_OUT_TOKENS = 1 << 16, 1 << 24
+_ORDER_SEED = 0x5EED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extents:
+    """Ranges of positions in a store, ascending and apart: row e holds start and stop."""
+
+    ranges_E2: np.ndarray = field(repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all ranges."""
+        return int((self.ranges_E2[:, 1] - self.ranges_E2[:, 0]).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """A corpus in two parts that share no token."""
+
+    train: Extents
+    validation: Extents
+
+
+def everything(store: TokenStore) -> Extents:
+    """The whole corpus."""
+    return Extents(ranges_E2=np.array([[0, store.num_tokens]], dtype=np.int64))
+
+
+def num_held_out(num_tokens: int) -> int:
+    """How many tokens of a corpus are for validation.
+
+    >>> [num_held_out(n) for n in (1_000, 1_000_000, 10_000_000, 10**12)]
+    [100, 65536, 200000, 16777216]
+    """
+    least = min(LEAST_HELD_OUT_TOKENS, int(num_tokens * MOST_HELD_OUT_RATIO))
+    return min(max(1, least, int(num_tokens * HELD_OUT_RATIO)), MOST_HELD_OUT_TOKENS)
+
+
+def hold_out(store: TokenStore, *, whole_documents: bool) -> Split:
+    """Training and validation parts.
+
+    A document that is longer than what is still to be held out gives its end only, unless `whole_documents`; then
+    it is taken whole, and a corpus of one document has no validation part.
+    """
+    wanted = num_held_out(store.num_tokens)
+    order = Permutation(length=store.num_documents, seed=_ORDER_SEED)
+    ranges: list[tuple[int, int]] = []
+    most = store.num_documents - 1 if whole_documents else store.num_documents
+    for place in range(most):
+        document = int(order.at(place)[0])
+        start, stop = store.start_of(document), store.start_of(document + 1)
+        start = start if whole_documents else max(start, stop - wanted)
+        ranges.append((start, stop))
+        wanted -= stop - start
+        if wanted <= 0:
+            break
+    held = np.array(sorted(ranges), dtype=np.int64).reshape(-1, 2)
+    return Split(train=Extents(ranges_E2=_gaps(held, store.num_tokens)), validation=Extents(ranges_E2=held))
+
+
+def _gaps(ranges_E2: np.ndarray, num_tokens: int) -> np.ndarray:
+    """What `ranges_E2` leaves of all positions."""
+    starts = np.concatenate([[0], ranges_E2[:, 1]])
+    stops = np.concatenate([ranges_E2[:, 0], [num_tokens]])
+    return np.stack([starts, stops], axis=1)[stops > starts].astype(np.int64)

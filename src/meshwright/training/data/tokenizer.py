@@ -1,0 +1,211 @@
+"""Text to tokens and back, for the tokenizers a run file can name.
+
+    bytes            every byte is a token: no dependency, works on anything
+    bpe:SIZE         a byte-level BPE of SIZE tokens, trained on the corpus itself (see `bpe`)
+    PATH             a `tokenizer.json`, or a folder that holds one
+    OWNER/NAME       a repository on the Hugging Face hub
+
+A document becomes: its start token where the tokenizer uses one, its text, and the end token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from meshwright.errors import InputError, MissingDependencyError
+from meshwright.files import write_atomically
+from meshwright.training.data.chat import ChatML, JinjaChat
+from meshwright.training.data.documents import Chat
+
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|im_end|>")
+"""Names of the end token, tried in this order where `tokenizer_config.json` does not say."""
+
+
+class Aligned(NamedTuple):
+    """Tokens, and where each ends in the text."""
+
+    ids_N: np.ndarray
+    stops_N: np.ndarray  # characters; one past the token's last one, 0 for a token without text
+
+
+class Tokenizer(Protocol):
+    """What the data pipeline asks of a tokenizer."""
+
+    name: str
+    vocab: int  # one more than the largest token
+    start: int | None  # put before every document
+    end: int  # put after every document
+    fingerprint: str  # changes whenever any text could become other tokens
+    chat: Chat
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Tokens of each text, without start and end."""
+        ...
+
+    def align(self, text: str) -> Aligned:
+        """Tokens of one text and the characters they stand for."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these tokens, without start, end and other marks."""
+        ...
+
+
+class ByteTokenizer:
+    """256 bytes and an end token.
+
+    >>> tokens = ByteTokenizer().encode(["né"])[0]; tokens.tolist(), ByteTokenizer().decode(tokens)
+    ([110, 195, 169], 'né')
+    """
+
+    name: str = "bytes"
+    vocab: int = 257
+    start: int | None = None
+    end: int = 256
+    fingerprint: str = "bytes-1"
+    chat: Chat = ChatML()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """UTF-8."""
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
+
+    def align(self, text: str) -> Aligned:
+        """Every byte of a character ends where the character ends."""
+        stops = [at + 1 for at, character in enumerate(text) for _ in character.encode()]
+        return Aligned(self.encode([text])[0], np.array(stops, dtype=np.int64))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """UTF-8; a broken character, as at the end of a sample, becomes U+FFFD."""
+        return bytes(int(i) for i in ids if i < self.end).decode(errors="replace")
+
+
+class JsonTokenizer:
+    """A `tokenizer.json` of the Hugging Face `tokenizers` library.
+
+    `config` is the content of the `tokenizer_config.json` beside it: it names the end token and may hold a chat
+    template. The start token is the one that the tokenizer itself puts before an empty text.
+    """
+
+    def __init__(self, text: str, *, name: str, config: Mapping[str, Any] | None = None) -> None:
+        tokenizers = require_tokenizers()
+        config = config or {}
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises plain Exception for every malformed file
+            raise InputError(f"not a tokenizer.json: {error}", got=name) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        known: Mapping[str, int] = self._tokenizer.get_vocab()
+        end = _end_token(known, config, name)
+        marks = {key: _content(config.get(key)) or "" for key in ("bos_token", "eos_token")}
+        template = config.get("chat_template")
+        before = self._tokenizer.encode("").ids
+        self.name = name
+        self.vocab = max(known.values()) + 1
+        self.end = known[end]
+        self.end_text = end
+        self.start: int | None = before[0] if before and before[0] != self.end else None
+        self.chat: Chat = JinjaChat(template=template, marks=marks) if isinstance(template, str) else ChatML()
+        self.text = text
+        content = json.dumps([text, end, template, marks if template else None]).encode()
+        self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the files from which `tokenizer_from_path`, and transformers, make it again."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_text}
+        write_atomically(folder / "tokenizer.json", self.text)
+        write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """All texts at once, on all cores."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def align(self, text: str) -> Aligned:
+        """Offsets of the library, in characters."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        stops = [stop for _, stop in encoding.offsets]
+        return Aligned(np.array(encoding.ids, dtype=np.int64), np.array(stops, dtype=np.int64))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Marks such as the end token are left out."""
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+
+
+def tokenizer_from_path(path: Path) -> JsonTokenizer:
+    """A `tokenizer.json` or the folder that holds it. Raises InputError when it cannot be read or used."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    config_file = file.with_name("tokenizer_config.json")
+    try:
+        text = file.read_text(encoding="utf-8")
+        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    except OSError as error:
+        raise InputError(f"cannot read the tokenizer: {error.strerror}", got=str(file)) from error
+    except ValueError as error:
+        raise InputError(f"the tokenizer is not JSON: {error}", got=str(file)) from error
+    template_file = file.with_name("chat_template.jinja")  # newer repositories keep the template apart
+    if template_file.is_file() and "chat_template" not in config:
+        config["chat_template"] = template_file.read_text(encoding="utf-8")
+    return JsonTokenizer(text, name=str(path), config=config)
+
+
+def tokenizer_from_hub(name: str) -> JsonTokenizer:
+    """A tokenizer of the Hugging Face hub, from its local copy where there is one."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    except ImportError as error:
+        message = "a tokenizer from the Hugging Face hub needs huggingface_hub"
+        raise MissingDependencyError(message, hint="pip install huggingface_hub tokenizers") from error
+    try:
+        file = Path(hf_hub_download(name, "tokenizer.json"))
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"cannot fetch the tokenizer: {first_line}", got=name,
+            hint="name a local folder with a tokenizer.json, `bytes`, or `bpe:SIZE` to train one on the corpus",
+        ) from error  # fmt: skip
+    for optional in ("tokenizer_config.json", "chat_template.jinja"):
+        try:
+            hf_hub_download(name, optional)
+        except (OSError, HfHubHTTPError):
+            continue  # not every repository has both
+    found = tokenizer_from_path(file)
+    found.name = name
+    return found
+
+
+def require_tokenizers() -> Any:
+    """The `tokenizers` library. Raises MissingDependencyError when it is absent."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        message = "this tokenizer needs the tokenizers library"
+        hint = "pip install tokenizers (or set data.tokenizer: bytes, which needs nothing)"
+        raise MissingDependencyError(message, hint=hint) from error
+    return tokenizers
+
+
+def _end_token(known: Mapping[str, int], config: Mapping[str, Any], name: str) -> str:
+    named = _content(config.get("eos_token"))
+    candidates = (named,) if named is not None else END_TOKENS
+    found = next((token for token in candidates if token in known), None)
+    if found is None:
+        raise InputError(
+            f"the tokenizer {name} has no end-of-document token", allowed=", ".join(map(str, candidates)),
+            hint="name it as eos_token in tokenizer_config.json, beside tokenizer.json",
+        )  # fmt: skip
+    return found
+
+
+def _content(token: Any) -> str | None:
+    """A special token is written as text, or as an object that holds it."""
+    token = token.get("content") if isinstance(token, Mapping) else token
+    return token if isinstance(token, str) else None

@@ -1,0 +1,227 @@
+"""This machine: its device, its memory, and how fast it multiplies and copies, measured in a second or two.
+
+The quick measurement stands in where no datasheet does (`cluster: here`). A rate is the best of several repetitions:
+other programs only ever make it lower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from meshwright import catalog
+from meshwright.errors import MissingDependencyError
+from meshwright.specs.hardware import Accelerator, Cluster, Fabric
+from meshwright.training.machine import processor_name
+from meshwright.training.metrics import THIS_MACHINE
+
+GEMM_SIZES = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}
+COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
+REPETITIONS = 5
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
+NVIDIA_FP8 = (8, 9)  # compute capability
+AMD_FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}  # CDNA 3 has formats of its own
+FP8_DEVICES = f"NVIDIA of compute capability 8.9 and newer, AMD {' and '.join(AMD_FP8)}"
+
+KNOWN_GPUS = (
+    ("H200", "h200"), ("H100 PCIe", "h100-pcie"), ("H100", "h100"), ("H20", "h20"), ("H800", "h800"),
+    ("B200", "b200"), ("B300", "b300"), ("A100-SXM4-40GB", "a100-40gb"), ("A100", "a100"), ("L40S", "l40s"),
+    ("MI355X", "mi355x"), ("MI350X", "mi350x"), ("MI325X", "mi325x"), ("MI300X", "mi300x"),
+    ("RTX 4090", "rtx-4090"), ("RTX A6000", "rtx-a6000"), ("V100", "v100"),
+)  # fmt: skip
+"""What a driver calls a device, and what the catalogue does; the first that the name contains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What this machine was measured to do with one device."""
+
+    matmul_flops_per_s: dict[str, float]  # by number format
+    copy_bytes_per_s: float  # bytes read plus bytes written
+
+
+def find_device(*, local_rank: int = 0) -> torch.device:
+    """The accelerator of this process, or the CPU where there is none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def num_devices(device: torch.device) -> int:
+    """Devices of this machine as a plan counts them. All cores together are one."""
+    return torch.cuda.device_count() if device.type == "cuda" else 1
+
+
+def device_name(device: torch.device) -> str:
+    """What the driver, or the processor, calls itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return processor_name()
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory of the device, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that was in use since the process began: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def forget_memory(device: torch.device) -> None:
+    """Give back what is free and count the peak from now on, where that can be done."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def resident_bytes() -> int:
+    """What this process has in memory now; its peak where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return peak_memory_bytes(torch.device("cpu"))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """Let the C library keep what is freed for the next step, which needs the same again; GPUs do it anyway.
+
+    Its habit is to give large tensors back to the system at once, which then clears every page anew: a sixth of the
+    processor time of a small model's step.
+    """
+    if device.type == "cpu" and platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_TRIM_THRESHOLD, -1)
+        mallopt(M_MMAP_MAX, 0)
+
+
+def measure_rates(device: torch.device) -> Rates:
+    """GEMM rate of each format, that of the best size, and copy rate; each the best of `REPETITIONS`."""
+    sizes = GEMM_SIZES[device.type]
+    rates = {
+        name: max(_gemm_flops_per_s(size, dtype, device) for size in sizes) for name, dtype in FORMATS.items()
+    }
+    if multiplies_fp8(device):
+        rates["fp8"] = max(2 * size**3 / _best_s(_fp8_product(size, device), device) for size in sizes)
+    source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy_s = _best_s(lambda: target.copy_(source), device)
+    return Rates(matmul_flops_per_s=rates, copy_bytes_per_s=2 * source.numel() / copy_s)
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether `device` has fp8 matrix units that PyTorch uses."""
+    if device.type != "cuda":
+        return False
+    if torch.version.hip:
+        return _amd_architecture(device) in AMD_FP8
+    return torch.cuda.get_device_capability(device) >= NVIDIA_FP8
+
+
+def _amd_architecture(device: torch.device) -> str:
+    return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+
+
+def fp8_dtype(device: torch.device) -> torch.dtype:
+    """The fp8 format that the matrix units of `device` take."""
+    return AMD_FP8[_amd_architecture(device)] if torch.version.hip else torch.float8_e4m3fn
+
+
+def _fp8_product(size: int, device: torch.device) -> Callable[[], object]:
+    dtype = fp8_dtype(device)
+    a, b = (torch.ones(size, size, device=device).to(dtype) for _ in range(2))
+    one = torch.ones((), device=device)
+    return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+
+def _gemm_flops_per_s(size: int, dtype: torch.dtype, device: torch.device) -> float:
+    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    return 2 * size**3 / _best_s(lambda: a @ b, device)
+
+
+def _best_s(function: Callable[[], object], device: torch.device) -> float:
+    function()  # the first call picks kernels and touches pages
+    best = float("inf")
+    for _ in range(REPETITIONS):
+        synchronize(device)
+        start_s = time.perf_counter()
+        function()
+        synchronize(device)
+        best = min(best, time.perf_counter() - start_s)
+    return best
+
+
+def known_name(device: torch.device) -> str | None:
+    """What the catalogue calls `device`; None where it does not know it."""
+    if device.type != "cuda":
+        return None
+    return next((name for words, name in KNOWN_GPUS if words in device_name(device)), None)
+
+
+def cluster_here(device: torch.device, *, num_devices: int, rates: Rates | None) -> Cluster:
+    """`num_devices` devices of this machine as a cluster: the catalogue's where it knows the device, else with `rates`.
+
+    On a CPU they are processes that share it, each with its part of the memory; without `rates` it is taken for the
+    catalogue's generic one, which is good enough to choose a plan by.
+    """
+    known = known_name(device)
+    if known is not None:
+        return catalog.cluster(f"{known}-{num_devices}x1")
+    usual = catalog.accelerator("cpu")
+    accelerator = Accelerator(
+        name=device_name(device),
+        vendor=THIS_MACHINE,
+        architecture=platform.machine(),
+        peak_flops_per_s=rates.matmul_flops_per_s if rates else usual.peak_flops_per_s,
+        memory_bytes=memory_bytes(device) // num_devices,
+        memory_bytes_per_s=rates.copy_bytes_per_s if rates else usual.memory_bytes_per_s,
+        num_compute_units=0,  # the cores of a process work on one matrix product together
+        output_tiles=False,
+        sources={"all": f"measured here: best of {REPETITIONS} repetitions" if rates else "catalogue: cpu"},
+    )
+    # Processes exchange through memory: one copy in, one out.
+    half_bytes_per_s = accelerator.memory_bytes_per_s / 2
+    fabric = Fabric(
+        name="memory of this machine",
+        scale_up_domain=num_devices,
+        scale_up_bytes_per_s=half_bytes_per_s,
+        scale_up_peer_bytes_per_s=half_bytes_per_s,
+        scale_up_latency_s=50e-6,  # gloo over the loopback device, an assumption
+        scale_out_bytes_per_s=half_bytes_per_s,
+        scale_out_latency_s=50e-6,
+    )
+    return Cluster(
+        name="here", accelerator=accelerator, fabric=fabric, devices_per_node=num_devices, num_nodes=1
+    )
+
+
+def require(accelerator: str, *, device: torch.device) -> None:
+    """Raise MissingDependencyError when a run names an accelerator and there is none at all on this machine."""
+    if device.type == "cpu" and accelerator != "cpu":
+        raise MissingDependencyError(
+            f"the run is for {accelerator}, and this machine has no accelerator that PyTorch can use",
+            hint="train on this machine's CPU with --set cluster=here --set parallel=auto",
+        )

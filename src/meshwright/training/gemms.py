@@ -1,0 +1,92 @@
+"""The matrix products of one step on one device: which shapes, and how often.
+
+Those of linear layers and of the head. Products of routed experts are grouped, and their rows change from step to
+step: they are not among them; nor are adapters, which are too narrow to tell apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from meshwright.specs.plan import Plan, Recompute
+from meshwright.specs.run import Run
+from meshwright.training.models import build_model
+from meshwright.training.models.gemm import Kernel, Linear
+from meshwright.training.models.loss import CHUNK_LOGITS
+
+COLUMNS = ("query", "query_up", "key", "value", "kv_up", "gate", "up")
+ROWS = ("output", "down")
+"""What tensor parallelism divides: outputs, or inputs. `parallel.tensor` has the same names."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Product:
+    """`kernel` of a linear layer of m rows, n outputs and k inputs."""
+
+    format: str
+    m: int
+    n: int
+    k: int
+    kernel: Kernel
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, columns and depth of the product itself."""
+        m, n, k = self.m, self.n, self.k
+        shapes = {
+            Kernel.FORWARD: (m, n, k),
+            Kernel.INPUT_GRADIENT: (m, k, n),
+            Kernel.WEIGHT_GRADIENT: (n, k, m),
+        }
+        return shapes[self.kernel]
+
+    @property
+    def flops(self) -> int:
+        """2 a multiply-add."""
+        return 2 * self.m * self.n * self.k
+
+
+def products_of(run: Run, plan: Plan) -> dict[Product, int]:
+    """How often a device makes each product in a step, on the pipeline stage that has most layers and the head."""
+    model = build_model(run.model)
+    tokens = run.sequence_length * plan.micro_batch // plan.context
+    counts: Counter[Product] = Counter()
+    micro_batches = plan.num_micro_batches(run.global_batch)
+    matmul = run.precision.matmul
+    for layer in list(model.layers.values())[:: plan.pipeline]:
+        for name, module in layer.named_modules():
+            if isinstance(module, Linear):
+                n, k = _divided(name.rpartition(".")[2], module.out_features, module.in_features, plan)
+                _count(counts, run, plan, format=matmul, shape=(tokens, n, k), count=micro_batches)
+    vocab = run.model.vocab // plan.tensor
+    rows = max(1, min(tokens, CHUNK_LOGITS // vocab))
+    chunks = micro_batches * (tokens // rows)
+    head = "bf16" if matmul == "fp8" else matmul
+    _count(counts, run, plan, format=head, shape=(rows, vocab, run.model.hidden), count=chunks, is_head=True)
+    return dict(sorted(counts.items(), key=lambda item: (item[0].flops, item[0])))
+
+
+def _divided(name: str, n: int, k: int, plan: Plan) -> tuple[int, int]:
+    if name in COLUMNS:
+        return n // plan.tensor, k
+    return (n, k // plan.tensor) if name in ROWS else (n, k)
+
+
+def _count(
+    counts: Counter[Product],
+    run: Run,
+    plan: Plan,
+    *,
+    format: str,
+    shape: tuple[int, int, int],
+    count: int,
+    is_head: bool = False,
+) -> None:
+    m, n, k = shape
+    again = plan.recompute is Recompute.FULL and not is_head
+    for kernel in Kernel:
+        if kernel is Kernel.WEIGHT_GRADIENT and run.lora is not None:
+            continue  # the base is frozen
+        times = 2 if again and kernel is Kernel.FORWARD else 1
+        counts[Product(format=format, m=m, n=n, k=k, kernel=kernel)] += times * count

@@ -1,0 +1,44 @@
+"""Decoders as plain modules: Llama, Mistral, Mixtral, Qwen3, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3.
+
+To read it: `transformer`, then `attention`, `feed_forward`, `experts`; the rest is what they are made of.
+
+>>> import torch
+>>> from meshwright.catalog import model
+>>> llama = build_model(model("llama3.1-8b"), dtype=torch.bfloat16)  # on the meta device: no memory
+>>> sum(p.numel() for p in llama.parameters())
+8030261248
+"""
+
+from __future__ import annotations
+
+from meshwright.training.models.build import build_model, materialize
+from meshwright.training.models.families import FAMILIES, check_model
+from meshwright.training.models.initialize import init_adapters, init_weights, reset_buffers, stream
+from meshwright.training.models.load import load_ratio, set_balance, take_load, update_bias
+from meshwright.training.models.lora import LoraLinear, adapted, add_adapters, merge_adapters
+from meshwright.training.models.loss import IGNORE, linear_cross_entropy
+from meshwright.training.models.transformer import Block, Options, Transformer
+
+__all__ = [
+    "FAMILIES",
+    "IGNORE",
+    "Block",
+    "LoraLinear",
+    "Options",
+    "Transformer",
+    "adapted",
+    "add_adapters",
+    "build_model",
+    "check_model",
+    "init_adapters",
+    "init_weights",
+    "linear_cross_entropy",
+    "load_ratio",
+    "materialize",
+    "merge_adapters",
+    "reset_buffers",
+    "set_balance",
+    "stream",
+    "take_load",
+    "update_bias",
+]

@@ -1,0 +1,142 @@
+"""Attention: grouped queries (Ainslie et al. 2023) and latent keys and values (DeepSeek-V2, section 2.1).
+
+B sequences, T tokens, S keys, D hidden, H query heads, G key/value heads, K query/key width of a head, V value width,
+R rotary part of K. With tensor parallelism H and G are the heads of this rank: widths of heads are constants,
+numbers of heads are read off the tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
+
+from meshwright.specs.model import Model
+from meshwright.training.models import blockwise
+from meshwright.training.models.gemm import Linear
+from meshwright.training.models.layout import Layout
+from meshwright.training.models.rope import rotate_halves, rotate_interleaved, score_scale
+
+
+class CoreAttention(nn.Module):
+    """softmax(q k / sqrt(K)) v, the part without weights. Context parallelism puts its own in this place."""
+
+    def __init__(self, *, scale: float, windowed: bool) -> None:
+        super().__init__()
+        self.scale = scale
+        self.windowed = windowed
+
+    def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: Layout) -> Tensor:
+        """[B, T, H, V]."""
+        return self.attend(q_BTHK, k_BTGK, v_BTGV, mask_B1TS=self.mask(layout))
+
+    def mask(self, layout: Layout) -> Tensor | None:
+        """Which keys each query may see; None: plainly causal."""
+        return layout.windowed_mask_B1TS if self.windowed else layout.mask_B1TS
+
+    def attend(self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, mask_B1TS: Tensor | None) -> Tensor:
+        """[B, T, H, V]. Without a mask the last query sees all keys, the one before all but one."""
+        q_BHTK, k_BGSK, v_BGSV = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGV))
+        if blockwise.suits(q_BHTK, k_BGSK):
+            out_BHTV = blockwise.attend(q_BHTK, k_BGSK, v_BGSV, mask_B1TS=mask_B1TS, scale=self.scale)
+            return out_BHTV.transpose(1, 2)
+        repeats = q_BHTK.shape[1] // k_BGSK.shape[1]
+        # On CUDA the kernel that takes a mask cannot read grouped heads: asked to, PyTorch writes out all scores.
+        grouped = repeats > 1 and not (q_BHTK.is_cuda and mask_B1TS is not None)
+        if repeats > 1 and not grouped:
+            k_BGSK = k_BGSK.repeat_interleave(repeats, dim=1)
+            v_BGSV = v_BGSV.repeat_interleave(repeats, dim=1)
+        is_square = q_BTHK.shape[1] == k_BSGK.shape[1]
+        if mask_B1TS is None and not is_square:
+            mask_B1TS = causal_lower_right(q_BTHK.shape[1], k_BSGK.shape[1])
+        out_BHTV = functional.scaled_dot_product_attention(
+            q_BHTK,
+            k_BGSK,
+            v_BGSV,
+            attn_mask=mask_B1TS,
+            is_causal=mask_B1TS is None,
+            scale=self.scale,
+            enable_gqa=grouped,
+        )
+        return out_BHTV.transpose(1, 2)
+
+
+class GroupedAttention(nn.Module):
+    """Each key/value head serves H / G query heads."""
+
+    def __init__(self, model: Model, *, windowed: bool) -> None:
+        super().__init__()
+        a = model.attention
+        self.head_dim, self.value_dim = a.head_dim, a.v_dim
+        self.query = Linear(model.hidden, a.num_heads * a.head_dim, bias=a.bias)
+        self.key = Linear(model.hidden, a.num_kv_heads * a.head_dim, bias=a.bias)
+        self.value = Linear(model.hidden, a.num_kv_heads * a.v_dim, bias=a.bias)
+        self.query_norm = nn.RMSNorm(a.head_dim, eps=model.norm_epsilon) if a.qk_norm else nn.Identity()
+        self.key_norm = nn.RMSNorm(a.head_dim, eps=model.norm_epsilon) if a.qk_norm else nn.Identity()
+        self.core = CoreAttention(scale=a.head_dim**-0.5, windowed=windowed)
+        self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
+
+    def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
+        """[B, T, D]."""
+        q_BTHK = self.query_norm(self.query(x_BTD).unflatten(-1, (-1, self.head_dim)))
+        k_BTGK = self.key_norm(self.key(x_BTD).unflatten(-1, (-1, self.head_dim)))
+        v_BTGV = self.value(x_BTD).unflatten(-1, (-1, self.value_dim))
+        q_BTHK = rotate_halves(q_BTHK, layout.cos_BT1J, layout.sin_BT1J)
+        k_BTGK = rotate_halves(k_BTGK, layout.cos_BT1J, layout.sin_BT1J)
+        out_BTHV = self.core(q_BTHK, k_BTGK, v_BTGV, layout)
+        return self.output(out_BTHV.flatten(-2))
+
+
+class LatentAttention(nn.Module):
+    """Queries, keys and values grow out of narrow latents; one rotary key serves all heads.
+
+    Of the K widths of a query or key the first K - R carry no position, the last R are rotated.
+    """
+
+    def __init__(self, model: Model, *, windowed: bool) -> None:
+        super().__init__()
+        a = model.attention
+        self.head_dim, self.value_dim = a.head_dim, a.v_dim
+        self.rotary_dim, self.plain_dim = a.rope_head_dim, a.head_dim - a.rope_head_dim
+        self.latent_dim = a.kv_lora_rank
+        width = a.num_heads * a.head_dim
+        if a.query_lora_rank:
+            self.query_down = Linear(model.hidden, a.query_lora_rank, bias=a.bias)
+            self.query_norm = nn.RMSNorm(a.query_lora_rank, eps=1e-6)  # not the model's: DeepSeek's own code
+            self.query_up = Linear(a.query_lora_rank, width, bias=False)
+        else:
+            self.query = Linear(model.hidden, width, bias=False)
+        self.kv_down = Linear(model.hidden, a.kv_lora_rank + a.rope_head_dim, bias=a.bias)
+        self.kv_norm = nn.RMSNorm(a.kv_lora_rank, eps=1e-6)
+        self.rotary_key = nn.Identity()  # tensor parallelism hands every rank the one key here
+        self.kv_up = Linear(a.kv_lora_rank, a.num_heads * (self.plain_dim + a.v_dim), bias=False)
+        scale = a.head_dim**-0.5 * score_scale(model.rope)
+        self.core = CoreAttention(scale=scale, windowed=windowed)
+        self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
+
+    def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
+        """[B, T, D]."""
+        q_source_BTX = self.query_down(x_BTD) if hasattr(self, "query_down") else x_BTD
+        latent_BTL, k_rotary_BTR = self.kv_down(x_BTD).split([self.latent_dim, self.rotary_dim], dim=-1)
+        q_BTHK, k_BTHK, v_BTHV = self.expand(
+            q_source_BTX, latent_BTL, k_rotary_BTR, layout.cos_BT1J, layout.sin_BT1J
+        )
+        return self.output(self.core(q_BTHK, k_BTHK, v_BTHV, layout).flatten(-2))
+
+    def expand(
+        self, q_source_BTX: Tensor, latent_BTL: Tensor, k_rotary_BTR: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads: X is the queries' latent, or D where they have none."""
+        if hasattr(self, "query_up"):
+            q_BTHK = self.query_up(self.query_norm(q_source_BTX)).unflatten(-1, (-1, self.head_dim))
+        else:
+            q_BTHK = self.query(q_source_BTX).unflatten(-1, (-1, self.head_dim))
+        q_plain, q_rotary = q_BTHK.split([self.plain_dim, self.rotary_dim], dim=-1)
+        q_BTHK = torch.cat([q_plain, rotate_interleaved(q_rotary, cos, sin)], dim=-1)
+
+        kv_BTHX = self.kv_up(self.kv_norm(latent_BTL)).unflatten(-1, (-1, self.plain_dim + self.value_dim))
+        k_plain, v_BTHV = kv_BTHX.split([self.plain_dim, self.value_dim], dim=-1)
+        k_rotary_BT1R = rotate_interleaved(self.rotary_key(k_rotary_BTR).unsqueeze(2), cos, sin)
+        k_BTHK = torch.cat([k_plain, k_rotary_BT1R.expand(-1, -1, k_plain.shape[2], -1)], dim=-1)
+        return q_BTHK, k_BTHK, v_BTHV

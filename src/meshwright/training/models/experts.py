@@ -1,0 +1,209 @@
+"""Mixture of experts without dropping: every token reaches each of its experts.
+
+    router    scores every expert for every token and picks top_k
+    spread    rows, one a (token, expert) pair, sorted by expert
+    experts   one feed-forward block each, weights stacked [E, out, in]: expert parallelism shards E
+    gather    rows back to tokens, weighted and added
+
+B sequences, T tokens, N = B T, D hidden, F hidden of an expert, E experts, C choices (top_k), M = N C rows.
+Sources: Mixtral (Jiang et al. 2024, section 2.1), DeepSeek-V3 (2024, section 2.1.2), Switch (Fedus et al. 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+
+from meshwright.specs.model import Experts as ExpertsSpec
+from meshwright.specs.model import Model, Router
+from meshwright.training.models.balance import attach_loss, balance_loss
+from meshwright.training.models.feed_forward import FeedForward, swiglu
+
+
+class Choice(NamedTuple):
+    """What the router decided."""
+
+    weights_NC: Tensor  # fp32
+    experts_NC: Tensor  # integers below E
+    scores_NE: Tensor  # fp32, what the balance loss is taken of
+
+
+class TopKRouter(nn.Module):
+    """Scores in fp32 whatever the weights are: a flipped choice costs more than a slow product this small.
+
+    With sigmoid scores `bias_E` shifts the choice but not the weight; `load.update_bias` moves it.
+    `load_E` counts the rows each expert got in training since `load.take_load`.
+    """
+
+    bias_E: Tensor | None
+    load_E: Tensor
+
+    def __init__(self, hidden: int, spec: ExpertsSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.weight = nn.Parameter(torch.empty(spec.num_experts, hidden))
+        sigmoid = spec.router is Router.SIGMOID
+        bias_E = torch.zeros(spec.num_experts, dtype=torch.float32) if sigmoid else None
+        self.register_buffer("bias_E", bias_E)
+        self.register_buffer("load_E", torch.zeros(spec.num_experts, dtype=torch.long), persistent=False)
+
+    def forward(self, x_ND: Tensor) -> Choice:
+        """The chosen experts of every token."""
+        logits_NE = functional.linear(x_ND.float(), self.plain_weight().float())
+        sigmoid = self.spec.router is Router.SIGMOID
+        scores_NE = logits_NE.sigmoid() if sigmoid else logits_NE.softmax(dim=-1)
+        with torch.no_grad():
+            shifted_NE = scores_NE if self.bias_E is None else scores_NE + self.bias_E
+            experts_NC = self._limit_groups(shifted_NE).topk(self.spec.top_k, dim=-1).indices
+        weights_NC = scores_NE.gather(1, experts_NC)
+        if self.spec.normalize_top_k:
+            weights_NC = weights_NC / (weights_NC.sum(dim=-1, keepdim=True) + 1e-20)
+        return Choice(weights_NC * self.spec.routed_scale, experts_NC, scores_NE)
+
+    def plain_weight(self) -> Tensor:
+        """The weight as a plain tensor. Tensor parallelism puts its own in this place."""
+        return self.weight
+
+    def _limit_groups(self, scores_NE: Tensor) -> Tensor:
+        """Leaves the best groups of each token. A group is as good as its two best experts (V3), or one (V2)."""
+        if not self.spec.num_groups:
+            return scores_NE
+        num_best = 2 if self.spec.router is Router.SIGMOID else 1
+        grouped_NGX = scores_NE.unflatten(-1, (self.spec.num_groups, -1))
+        worth_NG = grouped_NGX.topk(num_best, dim=-1).values.sum(dim=-1)
+        best = worth_NG.topk(self.spec.groups_per_token, dim=-1).indices
+        kept_NG = torch.zeros_like(worth_NG, dtype=torch.bool).scatter_(1, best, True)
+        return grouped_NGX.masked_fill(~kept_NG.unsqueeze(-1), float("-inf")).flatten(-2)
+
+
+class Experts(nn.Module):
+    """All experts of a layer. Expert parallelism (`parallel.expert`) leaves each rank some of them."""
+
+    def __init__(self, hidden: int, spec: ExpertsSpec) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(spec.num_experts, spec.ffn_hidden, hidden))
+        self.up = nn.Parameter(torch.empty(spec.num_experts, spec.ffn_hidden, hidden))
+        self.down = nn.Parameter(torch.empty(spec.num_experts, hidden, spec.ffn_hidden))
+        self.activation = swiglu
+
+    def forward(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
+        """[M, D]: the first `counts_E[0]` rows go through expert 0, and so on."""
+        return run_experts(
+            rows_MD, counts_E, gate=self.gate, up=self.up, down=self.down, activation=self.activation
+        )
+
+
+def run_experts(
+    rows_MD: Tensor,
+    counts_E: Tensor,
+    *,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """[M, D]: rows sorted by expert through these stacks of weights, `counts_E[e]` of them through expert e."""
+    is_grouped = rows_MD.is_cuda and rows_MD.dtype is torch.bfloat16 and hasattr(functional, "grouped_mm")
+    if is_grouped and len(rows_MD):  # under expert parallelism a rank may have no rows at all
+        ends_E = counts_E.cumsum(0).to(torch.int32)
+
+        def times(x: Tensor, weight: Tensor) -> Tensor:
+            return functional.grouped_mm(x, weight.transpose(-2, -1), offs=ends_E)
+
+        return times(activation(times(rows_MD, gate), times(rows_MD, up)), down)
+    # unbind, not indexing: the gradient of an index is a whole zero stack for every expert
+    parts = zip(rows_MD.split(counts_E.tolist()), gate.unbind(), up.unbind(), down.unbind(), strict=True)
+    return torch.cat(
+        [
+            functional.linear(activation(functional.linear(x, gate_FD), functional.linear(x, up_FD)), down_DF)
+            for x, gate_FD, up_FD, down_DF in parts
+        ]
+    )
+
+
+class MixtureOfExperts(nn.Module):
+    """Routed experts, plus shared ones that see every token.
+
+    `balance_loss` is the coefficient of the auxiliary loss; see `balance` for how it joins the gradient, and
+    `load.set_balance` for its scale and the ranks that hold other parts of the same sequences.
+    """
+
+    sequence_group: distributed.ProcessGroup | None
+
+    def __init__(self, model: Model, *, balance_loss: float) -> None:
+        super().__init__()
+        spec = model.experts
+        assert spec is not None
+        self.router = TopKRouter(model.hidden, spec)
+        self.experts = Experts(model.hidden, spec)
+        self.shared = FeedForward(model.hidden, spec.shared_hidden) if spec.shared_hidden else None
+        self.balance_loss = balance_loss
+        self.loss_scale = 1.0
+        self.sequence_group = None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D]."""
+        x_ND = x_BTD.flatten(0, 1)
+        weights_NC, experts_NC, scores_NE = self.router(x_ND)
+        with torch.no_grad():
+            order_M = experts_NC.flatten().argsort(stable=True)
+            counts_E = torch.bincount(experts_NC.flatten(), minlength=scores_NE.shape[1])
+            if self.training:
+                self.router.load_E += counts_E
+        if self.training and self.balance_loss:
+            loss = self._balance_loss(scores_NE.unflatten(0, x_BTD.shape[:2]), experts_NC)
+            weights_NC = attach_loss(weights_NC, loss * (self.balance_loss * self.loss_scale))
+        rows_MD = _Spread.apply(x_ND, order_M, experts_NC.shape[1])
+        rows_MD = self.experts(rows_MD, counts_E)
+        chosen_NCD = _Unsort.apply(rows_MD, order_M).unflatten(0, experts_NC.shape)
+        out_ND = (chosen_NCD * weights_NC.to(x_ND.dtype).unsqueeze(-1)).sum(dim=1)
+        out_BTD = out_ND.view_as(x_BTD)
+        return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
+
+    def _balance_loss(self, scores_BTE: Tensor, experts_NC: Tensor) -> Tensor:
+        experts_BX = experts_NC.view(len(scores_BTE), -1)
+        counts_BE = experts_BX.new_zeros(len(scores_BTE), scores_BTE.shape[-1])
+        counts_BE.scatter_add_(1, experts_BX, torch.ones_like(experts_BX))
+        if self.sequence_group is not None:
+            distributed.all_reduce(counts_BE, group=self.sequence_group)
+        return balance_loss(scores_BTE, counts_BE)
+
+
+class _Spread(torch.autograd.Function):
+    """Copies every token to its rows. The gradient adds them in a fixed order: no atomics, same bits each time."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, order_M: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(order_M)
+        ctx.top_k = top_k
+        return x_ND[order_M // top_k]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (order_M,) = ctx.saved_tensors
+        return unsort(grads[0], order_M).unflatten(0, (-1, ctx.top_k)).sum(dim=1), None, None
+
+
+class _Unsort(torch.autograd.Function):
+    """Puts rows sorted by expert back in the order of tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_MD: Tensor, order_M: Tensor) -> Tensor:
+        ctx.save_for_backward(order_M)
+        return unsort(rows_MD, order_M)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (order_M,) = ctx.saved_tensors
+        return grads[0][order_M], None
+
+
+def unsort(rows_MD: Tensor, order_M: Tensor) -> Tensor:
+    """The rows of which `rows_MD` is the `order_M`."""
+    out_MD = torch.empty_like(rows_MD)
+    out_MD[order_M] = rows_MD
+    return out_MD

@@ -1,0 +1,142 @@
+"""First weights, the same for every way of sharding them.
+
+    matrices                                   normal, std 0.02
+    matrices that write to the residual stream normal, std 0.02 / sqrt(2 L)      GPT-2 (Radford et al. 2019)
+    norms 1, biases 0
+    adapters: A uniform up to 1 / sqrt(in), B 0                                 PEFT
+
+Every tensor has a random stream of its own, seeded by its name; every expert of a stack too. So a rank that holds
+one expert, one stage or one shard draws just the numbers that one process would have drawn. The stream depends on
+the kind of device, as PyTorch's does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from meshwright.specs.model import Model
+from meshwright.training.models.experts import Experts
+from meshwright.training.models.lora import adapted
+from meshwright.training.models.transformer import Transformer
+
+STD = 0.02
+RESIDUAL_WRITERS = ("attention.output.weight", "ffn.down.weight", "experts.down", "shared.down.weight")
+
+
+@torch.no_grad()
+def init_weights(model: Transformer, *, seed: int, std: float = STD) -> None:
+    """Fills all parameters and buffers of a model that is not on the meta device (see `materialize`)."""
+    assert not any(p.is_meta for p in model.parameters()), "materialize comes first"
+    init_adapters(model, seed=seed)
+    stacked = {f"{name}." for name, module in model.named_modules() if isinstance(module, Experts)}
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        if (constant := _constant(name)) is not None:
+            parameter.fill_(constant)
+        else:
+            spread = _spread(name, num_layers=model.model.num_layers, std=std)
+            is_stack = any(name.startswith(prefix) for prefix in stacked)
+            fill = _fill_stack if is_stack else _fill
+            fill(parameter, name, partial(Tensor.normal_, std=spread), seed=seed)
+    reset_buffers(model)
+
+
+def first_weight(
+    model: Model, name: str, *, shape: tuple[int, ...], expert: int | None, seed: int, device: torch.device
+) -> Tensor:
+    """What `init_weights` puts into the whole tensor `name`, or into one expert of that stack: fp32 of `shape`."""
+    whole = torch.empty(shape, dtype=torch.float32, device=device)
+    if (constant := _constant(name)) is not None:
+        return whole.fill_(constant)
+    key = name if expert is None else f"{name}.{expert}"
+    spread = _spread(name, num_layers=model.num_layers, std=STD)
+    return whole.normal_(std=spread, generator=_generator(seed, key, device))
+
+
+def _constant(name: str) -> float | None:
+    """What all of a norm or a bias is; None: a matrix, which is random."""
+    if name.endswith("norm.weight"):
+        return 1.0
+    return 0.0 if name.endswith((".bias", ".bias_E")) else None
+
+
+def _spread(name: str, *, num_layers: int, std: float) -> float:
+    return std / math.sqrt(2 * num_layers) if name.endswith(RESIDUAL_WRITERS) else std
+
+
+@torch.no_grad()
+def init_adapters(model: nn.Module, *, seed: int) -> None:
+    """Fills the adapters alone, so that weights loaded before or after stay."""
+    for name, layer in adapted(model):
+        limit = layer.in_features**-0.5
+        draw = partial(Tensor.uniform_, **{"from": -limit, "to": limit})
+        _fill(layer.lora_a.weight, f"{name}.lora_a.weight", draw, seed=seed)
+        layer.lora_b.weight.zero_()
+
+
+def reset_buffers(model: nn.Module) -> None:
+    """Zeroes loads and balancing biases: all buffers these models have."""
+    for buffer in model.buffers():
+        buffer.zero_()
+
+
+def _fill(parameter: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int) -> None:
+    """Draws the whole tensor and keeps this rank's part."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    whole = torch.empty(parameter.shape, dtype=torch.float32, device=local.device)
+    draw(whole, generator=_generator(seed, name, local.device))
+    _keep(whole, parameter)
+
+
+def _fill_stack(stack: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int) -> None:
+    """Draws the experts of this rank one by one: no second stack is ever held where the part is one slice."""
+    local = stack.to_local() if isinstance(stack, DTensor) else stack
+    where = local_part(stack)
+    if where is None:
+        whole = torch.empty(stack.shape, dtype=torch.float32, device=local.device)
+        for index, expert in enumerate(whole):
+            draw(expert, generator=_generator(seed, f"{name}.{index}", local.device))
+        return _keep(whole, stack)
+    expert = torch.empty(stack.shape[1:], dtype=torch.float32, device=local.device)
+    for index, target in enumerate(local, start=where[0].start):
+        draw(expert, generator=_generator(seed, f"{name}.{index}", local.device))
+        target.copy_(expert[where[1:]])
+
+
+def _keep(whole: Tensor, parameter: Tensor) -> None:
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(whole)
+        return
+    # src_data_rank None: every rank has drawn the same whole, nothing is sent
+    mesh, placements = parameter.device_mesh, parameter.placements
+    parameter.to_local().copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local())
+
+
+def local_part(tensor: Tensor) -> tuple[slice, ...] | None:
+    """The slice of the whole that this rank holds; None where it is not one slice."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    # type(), not isinstance: a strided shard is a Shard too, and not one slice
+    if any(type(p) not in (Shard, Replicate) for p in tensor.placements):
+        return None
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(o, o + size) for o, size in zip(offset, shape, strict=True))
+
+
+def _generator(seed: int, key: str, device: torch.device) -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(stream(seed, key))
+
+
+def stream(seed: int, key: str) -> int:
+    """Where the random numbers called `key` begin, 63 bits; Python's own `hash` differs between processes."""
+    digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,101 @@
+"""What every layer must know about the tokens besides their values: where they stand and what they may see.
+
+B sequences, S tokens of a sequence, T those of them that are here (all but with context parallelism): queries are
+T, keys S. J pairs of rotary dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meshwright.specs.model import Rope
+from meshwright.training.models.rope import rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """Which tokens of every sequence are here: of 2 `width` equal chunks number `rank` and the one as far from the end.
+
+    A late query sees many keys and an early one few; so paired, every rank has the same work. One alone has all.
+
+    >>> [Chunks(rank=r, width=2).order(4).tolist() for r in (0, 1)]
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
+    """
+
+    rank: int = 0
+    width: int = 1
+
+    def order(self, num_tokens: int, *, device: torch.device | None = None) -> Tensor:
+        """Where the tokens that are here stand in their sequence, [T]; `num_tokens` is T."""
+        here_T = torch.arange(num_tokens, device=device)
+        if self.width == 1:
+            return here_T
+        length = num_tokens // 2
+        late = 2 * self.width - 1 - self.rank
+        return here_T + torch.where(here_T < length, self.rank, late - 1) * length
+
+    def of(self, x_BS: Tensor) -> Tensor:
+        """Those columns of `x_BS` that are here, [B, T]."""
+        return x_BS[:, self.order(x_BS.shape[1] // self.width, device=x_BS.device)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layout:
+    """Made once per forward pass and shared by all layers.
+
+    A mask is True where a query may see a key; None is plainly causal, which fused kernels know how to skip.
+    """
+
+    cos_BT1J: Tensor
+    sin_BT1J: Tensor
+    mask_B1TS: Tensor | None  # of layers with full attention
+    windowed_mask_B1TS: Tensor | None  # of layers with a sliding window
+
+
+def make_layout(
+    positions_BT: Tensor,
+    documents_BS: Tensor | None,
+    *,
+    chunks: Chunks,
+    rope: Rope,
+    rotary_width: int,
+    window: int,
+) -> Layout:
+    """`positions_BT` count tokens in rotary angles; `documents_BS` are any integers, equal within a document.
+
+    `window` is in tokens, 0 where no layer has one.
+    """
+    cos_BT1J, sin_BT1J = rotation(rope, positions_BT, width=rotary_width)
+    num_tokens, device = positions_BT.shape[1], positions_BT.device
+    length = num_tokens * chunks.width
+    order_T = chunks.order(num_tokens, device=device)
+    mask_B1TS = None if documents_BS is None else see(documents_BS, window=0, order_T=order_T)
+    windowed_B1TS = mask_B1TS
+    if 0 < window < length:
+        if documents_BS is None:
+            documents_BS = torch.zeros(1, length, dtype=torch.long, device=device)
+        windowed_B1TS = see(documents_BS, window=window, order_T=order_T)
+    return Layout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=mask_B1TS, windowed_mask_B1TS=windowed_B1TS)
+
+
+def see(documents_BS: Tensor, *, window: int, order_T: Tensor | None = None) -> Tensor:
+    """Which keys each query may see [B, 1, T, S]: earlier ones of its document, the last `window` of them.
+
+    Queries stand at `order_T` of the sequence; all of them are meant unless it is given.
+
+    >>> see(torch.tensor([[0, 0, 1, 1]]), window=0)[0, 0].int()
+    tensor([[1, 0, 0, 0],
+            [1, 1, 0, 0],
+            [0, 0, 1, 0],
+            [0, 0, 1, 1]], dtype=torch.int32)
+    """
+    order_S = torch.arange(documents_BS.shape[1], device=documents_BS.device)
+    if order_T is None:
+        order_T = order_S
+    distance_TS = order_T[:, None] - order_S[None, :]
+    allowed_TS = distance_TS >= 0 if window == 0 else (distance_TS >= 0) & (distance_TS < window)
+    same_BTS = documents_BS[:, order_T, None] == documents_BS[:, None, :]
+    return (same_BTS & allowed_TS).unsqueeze(1)

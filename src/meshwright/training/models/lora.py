@@ -1,0 +1,150 @@
+"""Low-rank adapters (Hu et al. 2021): a frozen matrix W and a trained product beside it.
+
+    y = x W^T + (alpha / r) dropout(x) A^T B^T        A [r, in], B [out, r]; B begins at zero
+
+An adapted matrix keeps its name and its place; `lora_a` and `lora_b` are added below it. In a mixture of experts only
+attention is adapted: PEFT takes the name of any feed-forward matrix there, shared or dense, for the routed experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.errors import InputError
+from meshwright.specs.model import AttentionKind, BaseFormat, Lora
+from meshwright.training.models.gemm import linear
+from meshwright.training.models.quantized import QuantizedWeight
+from meshwright.training.models.transformer import Transformer
+
+GROUPED_TARGETS = {
+    "query": ("attention.query",),
+    "key": ("attention.key",),
+    "value": ("attention.value",),
+    "output": ("attention.output",),
+    "gate": ("ffn.gate",),
+    "up": ("ffn.up",),
+    "down": ("ffn.down",),
+}
+"""Places within a layer that a target means; those that a layer lacks are skipped."""
+
+LATENT_TARGETS = GROUPED_TARGETS | {
+    "query": ("attention.query", "attention.query_down", "attention.query_up"),
+    "key": ("attention.kv_down", "attention.kv_up"),
+    "value": ("attention.kv_down", "attention.kv_up"),
+}
+"""The same for latent attention, where keys and values share their matrices."""
+
+
+class FrozenLinear(nn.Linear):
+    """A linear layer that is not trained: `weight` and `bias` are those of the layer it replaces.
+
+    In 8 or 4 bits it has `quantized` in place of its weight.
+    """
+
+    def __init__(self, base: nn.Linear, *, base_format: BaseFormat) -> None:
+        super().__init__(base.in_features, base.out_features, bias=base.bias is not None, device="meta")
+        self.weight, self.bias = base.weight, base.bias
+        self.quantized = None
+        if base_format is not BaseFormat.FULL:
+            del self.weight
+            with base.weight.device:
+                self.quantized = QuantizedWeight(base.out_features, base.in_features, kind=base_format)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The frozen product."""
+        if self.quantized is None:
+            return linear(input, self.weight, self.bias)
+        product = self.quantized(input)
+        return product if self.bias is None else product + self.bias
+
+
+class LoraLinear(FrozenLinear):
+    """A frozen linear layer with an adapter."""
+
+    def __init__(self, base: nn.Linear, lora: Lora, *, dtype: torch.dtype) -> None:
+        super().__init__(base, base_format=lora.base_format)
+        device = base.weight.device
+        self.scale = lora.alpha / lora.rank
+        self.dropout = nn.Dropout(lora.dropout)
+        self.lora_a = nn.Linear(base.in_features, lora.rank, bias=False, device=device, dtype=dtype)
+        self.lora_b = nn.Linear(lora.rank, base.out_features, bias=False, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Adapters multiply in their own dtype, which may be wider than the frozen weight's."""
+        base = super().forward(input)
+        narrow = self.lora_a(self.dropout(input).to(self.lora_a.weight.dtype))
+        return base + (self.lora_b(narrow) * self.scale).to(base.dtype)
+
+
+def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.float32) -> None:
+    """Freeze `built` and give the matrices that `lora` targets an adapter, in place.
+
+    Do it before sharding and `materialize`; then `init_weights` or `init_adapters` fills them. Raises InputError for
+    a target that the model does not have. With a quantised base the other linear layers of the blocks are too.
+    """
+    built.requires_grad_(False)
+    latent = built.model.attention.kind is AttentionKind.MLA
+    table = LATENT_TARGETS if latent else GROUPED_TARGETS
+    for target in lora.targets:
+        if target not in table:
+            raise InputError("no such LoRA target", got=target, allowed=", ".join(table))
+        if built.model.experts and table[target][0].startswith("ffn."):
+            raise InputError(
+                f"{built.model.name}: in a mixture of experts only attention is adapted",
+                got=target,
+                allowed=", ".join(t for t, where in table.items() if where[0].startswith("attention.")),
+            )
+    places = {place for target in lora.targets for place in table[target]}
+    for layer in built.layers.values():
+        for place in sorted(places):
+            if _has_linear(layer, place):
+                base = layer.get_submodule(place)
+                assert isinstance(base, nn.Linear)
+                if not isinstance(base, LoraLinear):
+                    layer.set_submodule(place, LoraLinear(base, lora, dtype=dtype))
+        if lora.base_format is not BaseFormat.FULL:
+            _freeze_others(layer, lora.base_format)
+
+
+def _freeze_others(layer: nn.Module, base_format: BaseFormat) -> None:
+    """Quantise what has no adapter."""
+    adapters = {f"{name}.{part}" for name, _ in adapted(layer) for part in ("lora_a", "lora_b")}
+    for name, module in list(layer.named_modules()):
+        if isinstance(module, nn.Linear) and not isinstance(module, FrozenLinear) and name not in adapters:
+            layer.set_submodule(name, FrozenLinear(module, base_format=base_format))
+
+
+def _has_linear(layer: nn.Module, place: str) -> bool:
+    try:
+        return isinstance(layer.get_submodule(place), nn.Linear)
+    except AttributeError:
+        return False
+
+
+def quantized_weights(built: nn.Module) -> Iterator[tuple[str, QuantizedWeight]]:
+    """Matrices in 8 or 4 bits, by the names of the weights they stand for."""
+    for name, module in built.named_modules():
+        if isinstance(module, FrozenLinear) and module.quantized is not None:
+            yield f"{name}.weight", module.quantized
+
+
+def adapted(built: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    """Adapted layers by name, in the order of the model."""
+    for name, module in built.named_modules():
+        if isinstance(module, LoraLinear):
+            yield name, module
+
+
+@torch.no_grad()
+def merge_adapters(built: Transformer) -> None:
+    """Add every adapter to its matrix, in fp32, and take it away. Not for sharded models."""
+    for name, layer in list(adapted(built)):
+        assert layer.quantized is None, "merge into the weights as they were before they were rounded"
+        product = layer.lora_b.weight.float() @ layer.lora_a.weight.float() * layer.scale
+        layer.weight.copy_(layer.weight.float() + product)
+        plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        plain.weight, plain.bias = layer.weight, layer.bias
+        built.set_submodule(name, plain)

@@ -1,0 +1,148 @@
+"""The decoder: embedding, layers of attention and feed-forward, norm, head.
+
+    x = embedding(tokens)
+    x = x + attention(norm(x));  x = x + ffn(norm(x))        num_layers times
+    logits = head(norm(x))
+
+One class for every family: what differs is which attention and which feed-forward a layer gets, and that follows
+from `specs.model.Model`. A pipeline stage is the same class with some of its layers; their names stay those of
+the whole model, so a checkpoint of a stage is a part of a checkpoint of the model.
+
+B sequences, T tokens, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from meshwright.specs.model import AttentionKind, Model
+from meshwright.training.models.attention import GroupedAttention, LatentAttention
+from meshwright.training.models.experts import MixtureOfExperts
+from meshwright.training.models.families import is_dense, is_windowed
+from meshwright.training.models.feed_forward import FeedForward
+from meshwright.training.models.layout import Chunks, Layout, make_layout
+from meshwright.training.models.loss import CHUNK_LOGITS, linear_cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What training adds to a model's shapes."""
+
+    balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss
+    z_loss: float = 0.0  # coefficient of the squared log-partition function
+    chunk_logits: int = CHUNK_LOGITS  # logits in memory at once
+
+
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self, model: Model, index: int, *, options: Options) -> None:
+        super().__init__()
+        latent = model.attention.kind is AttentionKind.MLA
+        windowed = is_windowed(model, index)
+        self.attention_norm = nn.RMSNorm(model.hidden, eps=model.norm_epsilon)
+        self.attention = (LatentAttention if latent else GroupedAttention)(model, windowed=windowed)
+        self.ffn_norm = nn.RMSNorm(model.hidden, eps=model.norm_epsilon)
+        self.ffn = (
+            FeedForward(model.hidden, model.ffn_hidden)
+            if is_dense(model, index)
+            else MixtureOfExperts(model, balance_loss=options.balance_loss)
+        )
+
+    def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
+        """[B, T, D]."""
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), layout)
+        return x_BTD + self.ffn(self.ffn_norm(x_BTD))
+
+
+class Head(nn.Linear):
+    """Logits, or with labels the summed loss: then logits never exist for more than a chunk of tokens.
+
+    The loss is made here and not in the trainer so that a sharded weight is whole while it is used.
+    """
+
+    def __init__(self, model: Model, *, options: Options) -> None:
+        super().__init__(model.hidden, model.vocab, bias=False)
+        self.options = options
+
+    def forward(
+        self, input: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None
+    ) -> Tensor:
+        """[B, T, V] in the weight's dtype, or a fp32 scalar. `input` is [B, T, D] (the name is nn.Linear's)."""
+        if labels_BT is None:
+            return functional.linear(input, self.weight)
+        return linear_cross_entropy(
+            input.flatten(0, 1),
+            self.weight,
+            labels_BT.flatten(),
+            weights_N=None if weights_BT is None else weights_BT.flatten(),
+            z_loss=self.options.z_loss,
+            chunk_logits=self.options.chunk_logits,
+        )
+
+
+class Transformer(nn.Module):
+    """A decoder-only transformer, or a pipeline stage of one.
+
+    `embedding` is None but in the first stage, `norm` and `head` but in the last. `layers` is keyed by the number
+    of the layer in the whole model.
+    """
+
+    def __init__(
+        self, model: Model, *, layers: range, is_first: bool, is_last: bool, options: Options
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.chunks = Chunks()  # context parallelism sets its own
+        self.embedding = nn.Embedding(model.vocab, model.hidden) if is_first else None
+        self.layers = nn.ModuleDict({str(i): Block(model, i, options=options) for i in layers})
+        self.norm = nn.RMSNorm(model.hidden, eps=model.norm_epsilon) if is_last else None
+        self.head = Head(model, options=options) if is_last else None
+        self.tie()
+
+    def tie(self) -> None:
+        """One parameter for embedding and head, where the model has it so and both are here."""
+        if self.model.tied_embeddings and self.embedding is not None and self.head is not None:
+            self.head.weight = self.embedding.weight
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+        labels_BT: Tensor | None = None,
+        weights_BT: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [B, T, V]; with labels the weighted sum of the losses of all tokens (fp32 scalar).
+
+        A stage takes the hidden states [B, T, D] of the one before as `tokens_BT`, and returns its own but at the
+        end. Positions count from 0 unless given; tokens attend within their document, all one document unless
+        given. Labels are the tokens to be predicted at each place, `loss.IGNORE` for none; weights are 1 unless
+        given. Where `chunks` says that only some tokens of each sequence are here, all arguments are of those, but
+        documents of all.
+        """
+        x_BTD = tokens_BT if self.embedding is None else self.embedding(tokens_BT)
+        if positions_BT is None:
+            order_T = self.chunks.order(tokens_BT.shape[1], device=x_BTD.device)
+            positions_BT = order_T.expand(len(tokens_BT), -1)
+        layout = self.layout(positions_BT, documents_BT)
+        for layer in self.layers.values():
+            x_BTD = layer(x_BTD, layout)
+        if self.norm is None or self.head is None:
+            return x_BTD
+        return self.head(self.norm(x_BTD), labels_BT, weights_BT)
+
+    def layout(self, positions_BT: Tensor, documents_BT: Tensor | None) -> Layout:
+        """Rotations and masks of all layers."""
+        a = self.model.attention
+        return make_layout(
+            positions_BT,
+            documents_BT,
+            chunks=self.chunks,
+            rope=self.model.rope,
+            rotary_width=a.rope_head_dim if a.kind is AttentionKind.MLA else a.head_dim,
+            window=a.window if a.num_windowed_layers else 0,
+        )

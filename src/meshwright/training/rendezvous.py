@@ -1,0 +1,18 @@
+"""Addresses by which the processes of a launch find each other, as torchrun sets them."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+def under_launcher() -> bool:
+    """Whether a launcher has started this process as one of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def free_port() -> int:
+    """A TCP port on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

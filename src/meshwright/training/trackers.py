@@ -1,0 +1,269 @@
+"""TensorBoard, Weights & Biases and MLflow behind one small protocol. Only the main process has any.
+
+    require(trackers)              before anything starts: what is named must be installed
+    shown = Trackers(names, ...)   opens them; step, text and finish go to each
+
+A tracker never stops a training: one that raises is warned of once and left out from then on. What a tracker calls
+the run is kept in the run's folder, so that a resumed training goes on in the same place.
+
+Where things go: TensorBoard's files lie in FOLDER/tensorboard; W&B follows its own environment (WANDB_MODE=offline
+needs no network) and writes below FOLDER; MLflow follows MLFLOW_TRACKING_URI, else FOLDER/mlflow.db.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from meshwright.errors import MissingDependencyError
+from meshwright.files import write_atomically
+from meshwright.records.training import Ending, Record
+from meshwright.specs.run import Tracker as Name
+
+PROJECT = "meshwright"
+IDENTITIES = "trackers.json"
+FLUSH_EVERY_S = 5.0
+"""MLflow takes values in portions: one request a step would cost more than a small step."""
+
+MAX_PORTION = 900
+"""Values of one MLflow request; it accepts 1000."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What a tracker is told at the beginning."""
+
+    name: str  # of the run
+    folder: Path
+    settings: Mapping[str, Any]  # the resolved run
+    after_step: int  # steps that were taken before, in a resumed training
+    identity: str | None = None  # what this tracker called the run then
+
+
+class Tracker(Protocol):
+    """One place that shows a run."""
+
+    @property
+    def identity(self) -> str | None:
+        """What it calls this run; None when its files alone tell."""
+        ...
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers of one step."""
+        ...
+
+    def text(self, name: str, words: str, *, step: int) -> None:
+        """Words that belong to a step."""
+        ...
+
+    def finish(self, record: Record) -> None:
+        """The run has ended."""
+        ...
+
+
+class TensorBoard:
+    """Event files, read with `tensorboard --logdir`."""
+
+    identity = None
+
+    def __init__(self, opening: Opening) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = opening.after_step + 1 if opening.after_step else None
+        self.writer = SummaryWriter(opening.folder / "tensorboard", purge_step=purge)
+        self.writer.add_text("run", _indented(json.dumps(opening.settings, indent=2, default=str)))
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def text(self, name: str, words: str, *, step: int) -> None:
+        self.writer.add_text(name, _indented(words), step)
+
+    def finish(self, record: Record) -> None:
+        self.writer.close()
+
+
+class Wandb:
+    """Weights & Biases."""
+
+    def __init__(self, opening: Opening) -> None:
+        import wandb
+
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=opening.name,
+            dir=opening.folder,
+            config=dict(opening.settings),
+            id=opening.identity,
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        self.identity: str | None = self.run.id
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def text(self, name: str, words: str, *, step: int) -> None:
+        import wandb
+
+        self.run.log({name: wandb.Html(f"<pre>{_escaped(words)}</pre>")}, step=step)
+
+    def finish(self, record: Record) -> None:
+        self.run.summary.update(_summary(record))
+        self.run.finish(exit_code=1 if record.ending is Ending.DIVERGED else 0)
+
+
+class MLflow:
+    """MLflow, through its client: nothing global is set."""
+
+    def __init__(self, opening: Opening) -> None:
+        from mlflow import MlflowClient
+
+        folder = opening.folder.resolve()
+        own = os.environ.get("MLFLOW_TRACKING_URI")
+        self.client = MlflowClient(tracking_uri=own or f"sqlite:///{folder / 'mlflow.db'}")
+        self.identity: str | None = opening.identity or self._begin(opening, None if own else folder)
+        self.waiting: list[Any] = []
+        self.flushed_s = time.monotonic()
+
+    def _begin(self, opening: Opening, folder: Path | None) -> str:
+        """A new run. `folder`: where its files go, unless a server decides that."""
+        found = self.client.get_experiment_by_name(PROJECT)
+        place = None if folder is None else (folder / "mlflow").as_uri()
+        parent = found.experiment_id if found else self.client.create_experiment(PROJECT, place)
+        run_id = self.client.create_run(parent, run_name=opening.name).info.run_id
+        self.client.log_dict(run_id, json.loads(json.dumps(opening.settings, default=str)), "run.json")
+        return run_id
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        self.waiting += [Metric(name, value, now_ms, step) for name, value in values.items()]
+        is_due = time.monotonic() - self.flushed_s > FLUSH_EVERY_S
+        if is_due or len(self.waiting) > MAX_PORTION:
+            self._flush()
+
+    def _flush(self) -> None:
+        for start in range(0, len(self.waiting), MAX_PORTION):
+            self.client.log_batch(self.identity, metrics=self.waiting[start : start + MAX_PORTION])
+        self.waiting, self.flushed_s = [], time.monotonic()
+
+    def text(self, name: str, words: str, *, step: int) -> None:
+        self.client.log_text(self.identity, words, f"{name}-{step}.txt")
+
+    def finish(self, record: Record) -> None:
+        from mlflow.entities import Metric
+
+        self._flush()
+        now_ms = int(time.time() * 1000)
+        last = [Metric(f"summary/{name}", value, now_ms, 0) for name, value in _summary(record).items()]
+        self.client.log_batch(self.identity, metrics=last)
+        self.client.set_terminated(
+            self.identity, "FINISHED" if record.ending is not Ending.DIVERGED else "FAILED"
+        )
+
+
+KINDS: dict[Name, Callable[[Opening], Tracker]] = {
+    Name.TENSORBOARD: TensorBoard,
+    Name.WANDB: Wandb,
+    Name.MLFLOW: MLflow,
+}
+PACKAGES = {
+    Name.TENSORBOARD: ("tensorboard",),
+    Name.WANDB: ("wandb",),
+    Name.MLFLOW: ("mlflow", "sqlalchemy"),  # mlflow-skinny has no database of its own
+}
+
+
+def require(names: tuple[Name, ...]) -> None:
+    """Raise MissingDependencyError for the first named tracker that is not installed."""
+    for name in names:
+        missing = [package for package in PACKAGES[name] if find_spec(package) is None]
+        if missing:
+            raise MissingDependencyError(
+                f"train.trackers names {name.value}, which needs {missing[0]}: it is not installed",
+                hint=f"pip install {name.value}",
+            )
+
+
+class Trackers:
+    """All trackers of a run. `warn` is told of the first failure of each."""
+
+    def __init__(self, names: tuple[Name, ...], *, opening: Opening, warn: Callable[[str], None]) -> None:
+        self.warn = warn
+        self.notes: list[str] = []
+        self.open: dict[Name, Tracker] = {}
+        known = _identities(opening.folder) if opening.after_step else {}
+        for name in names:
+            told = replace(opening, identity=known.get(name.value))
+            self._guarded(name, lambda name=name, told=told: self.open.update({name: KINDS[name](told)}))
+        found = {name.value: t.identity for name, t in self.open.items() if t.identity}
+        if found:
+            write_atomically(opening.folder / IDENTITIES, json.dumps(found) + "\n")
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        """One line of `steps.jsonl`: its numbers."""
+        values = {
+            name: float(value)
+            for name, value in entry.items()
+            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        self._each(lambda tracker: tracker.step(entry["step"], values))
+
+    def text(self, name: str, words: str, *, step: int) -> None:
+        """Words, such as a sample of what the model writes."""
+        self._each(lambda tracker: tracker.text(name, words, step=step))
+
+    def finish(self, record: Record) -> None:
+        """Close all of them."""
+        self._each(lambda tracker: tracker.finish(record))
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self.open.items()):
+            self._guarded(name, lambda tracker=tracker: act(tracker))
+
+    def _guarded(self, name: Name, act: Callable[[], None]) -> None:
+        """A tracker is somebody else's program, network included: whatever it raises, the training goes on."""
+        try:
+            act()
+        except Exception as error:
+            self.open.pop(name, None)
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            words = f"{name.value} failed and was left out from here on: {reason}"
+            self.notes.append(words)
+            self.warn(f"warning: {words}")
+
+
+def _identities(folder: Path) -> dict[str, str]:
+    try:
+        return json.loads((folder / IDENTITIES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _summary(record: Record) -> dict[str, float]:
+    """The numbers of a record's statistics that are single ones."""
+    return {
+        name: float(value)
+        for name, value in record.statistics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _indented(words: str) -> str:
+    """As a block that Markdown leaves as it is."""
+    return "\n".join(f"    {line}" for line in words.splitlines())
+
+
+def _escaped(words: str) -> str:
+    from html import escape
+
+    return escape(words)

@@ -1,0 +1,36 @@
+"""Weights from and to Hugging Face safetensors, one tensor at a time.
+
+names     what each of our tensors is called in each family's files
+config    the config.json that goes with them
+tensors   the safetensors format: read slices, write without a copy
+reading   files into a model, whole or sharded
+writing   a model into files
+folder    folders that appear whole or not at all
+origin    the folder that a run file means
+adapters  LoRA adapters in PEFT's format
+"""
+
+from __future__ import annotations
+
+from meshwright.training.weights.adapters import adapters_of, load_adapters, read_lora, save_adapters
+from meshwright.training.weights.config import config_of
+from meshwright.training.weights.names import family_of, file_names
+from meshwright.training.weights.origin import Origin, differences, find_weights, fingerprint
+from meshwright.training.weights.reading import load_weights
+from meshwright.training.weights.writing import save_weights
+
+__all__ = [
+    "Origin",
+    "adapters_of",
+    "config_of",
+    "differences",
+    "family_of",
+    "file_names",
+    "find_weights",
+    "fingerprint",
+    "load_adapters",
+    "load_weights",
+    "read_lora",
+    "save_adapters",
+    "save_weights",
+]

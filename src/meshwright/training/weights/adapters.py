@@ -1,0 +1,173 @@
+"""LoRA adapters from and to a folder that `peft.PeftModel.from_pretrained` loads.
+
+adapter_config.json            rank, alpha, targets
+adapter_model.safetensors      base_model.model.<name in the family's files>.lora_A.weight, .lora_B.weight
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from meshwright.errors import InputError
+from meshwright.specs.model import AttentionKind, Lora, Model
+from meshwright.training.models import Transformer
+from meshwright.training.models.lora import GROUPED_TARGETS, LATENT_TARGETS
+from meshwright.training.weights.folder import is_writer, new_folder
+from meshwright.training.weights.names import family_of, file_names
+from meshwright.training.weights.reading import fill
+from meshwright.training.weights.tensors import Entry, Folder, write_file
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+_CHANGED_MEANING = (
+    "use_dora",
+    "use_rslora",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "fan_in_fan_out",
+)
+"""Keys of PEFT's config under which an adapter is not what this module thinks it is."""
+
+
+def adapters_of(built: Transformer) -> dict[str, Tensor]:
+    """The adapters of `built` by their names in it."""
+    return {name: p for name, p in built.named_parameters() if ".lora_" in name}
+
+
+@torch.no_grad()
+def save_adapters(
+    tensors: Mapping[str, Tensor], folder: str | Path, *, model: Model, lora: Lora, base: str | None
+) -> None:
+    """Write adapters, named as `adapters_of` names them. `base` is the frozen model: a folder or a name on the hub.
+
+    Tensors may be sharded, and those of other stages may be on other processes: every process must call this, the
+    first writes. Raises InputError when the folder is not empty.
+    """
+    whole = _gathered({name: _whole(tensor).cpu() for name, tensor in tensors.items()})
+    if not is_writer():
+        return
+    entries = [
+        Entry(name=_peft_name(model, name), shape=tuple(t.shape), dtype=t.dtype, make=partial(_same, t))
+        for name, t in whole.items()
+    ]
+    with new_folder(Path(folder)) as partial_folder:
+        write_file(partial_folder / WEIGHTS, entries)
+        write_config(partial_folder, [entry.name for entry in entries], lora=lora, base=base)
+
+
+@torch.no_grad()
+def load_adapters(built: Transformer, folder: str | Path) -> None:
+    """Fill the adapters of `built`, which has those of `read_lora(folder)`. Raises InputError where it has not."""
+    files = Folder(Path(folder), single=WEIGHTS)
+    tensors = {_peft_name(built.model, name): tensor for name, tensor in adapters_of(built).items()}
+    missing, unexpected = tensors.keys() - files.files.keys(), files.files.keys() - tensors.keys()
+    if missing or unexpected:
+        raise InputError(
+            "the adapters are not of this model and these targets: "
+            f"{len(missing)} are missing and {len(unexpected)} unexpected",
+            got=min(missing | unexpected),
+        )
+    for name, tensor in tensors.items():
+        if files.shape(name) != tuple(tensor.shape):
+            raise InputError(f"{name} has another shape", got=files.shape(name), allowed=tuple(tensor.shape))
+    for name, tensor in tensors.items():
+        fill(tensor, files, name)
+
+
+def read_lora(folder: str | Path, *, model: Model) -> Lora:
+    """Rank, alpha, dropout and targets of a PEFT folder. Raises InputError for an adapter of another kind."""
+    path = Path(folder) / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        rank, alpha, names = config["r"], config["lora_alpha"], config["target_modules"]
+    except OSError as error:
+        raise InputError(f"cannot read the adapter: {error.strerror or error}", got=str(path)) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"not the config of a LoRA adapter: {error!r}", got=str(path)) from error
+    changed = [key for key in _CHANGED_MEANING if config.get(key)]
+    if config.get("peft_type") != "LORA" or changed or config.get("bias", "none") != "none":
+        raise InputError(
+            "only plain LoRA adapters are read",
+            got=", ".join(changed) or config.get("peft_type"),
+            allowed="LORA",
+        )
+    if not isinstance(names, list):
+        raise InputError("target_modules of the adapter", got=names, allowed="a list of names")
+    return Lora(
+        rank=rank,
+        alpha=float(alpha),
+        dropout=float(config.get("lora_dropout", 0.0)),
+        targets=_targets(names, model),
+    )
+
+
+def _targets(names: list[str], model: Model) -> tuple[str, ...]:
+    """Our targets whose places are among `names` (last parts of names in files)."""
+    ends = {name.rsplit(".", 1)[-1] for name in names}
+    in_layer = family_of(model).in_layer
+    table = LATENT_TARGETS if model.attention.kind is AttentionKind.MLA else GROUPED_TARGETS
+
+    def ends_of(target: str) -> set[str]:
+        places = (f"{place}.weight" for place in table[target])
+        return {in_layer[p].removesuffix(".weight").rsplit(".", 1)[-1] for p in places if p in in_layer}
+
+    targets = tuple(target for target in table if ends_of(target) & ends)
+    unknown = ends - {end for target in targets for end in ends_of(target)}
+    if unknown:
+        raise InputError("the adapter targets what this engine does not adapt", got=min(unknown))
+    return targets
+
+
+def _gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the first process those of all; of each tensor one copy is sent, by the first process that has it."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return tensors
+    names: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(names, list(tensors))
+    before = {name for held in names[: dist.get_rank()] for name in held}
+    parts: list[dict[str, Tensor]] | None = [{}] * len(names) if is_writer() else None
+    dist.gather_object({n: t for n, t in tensors.items() if n not in before}, parts)
+    return {name: tensor for part in parts or [] for name, tensor in part.items()}
+
+
+def _peft_name(model: Model, name: str) -> str:
+    """`layers.0.attention.query.lora_a.weight` in PEFT's file."""
+    place, part = name.split(".lora_")
+    (in_file,) = file_names(model, f"{place}.weight", family=family_of(model))
+    return f"base_model.model.{in_file.removesuffix('.weight')}.lora_{part[0].upper()}.weight"
+
+
+def write_config(folder: Path, names: Iterable[str], *, lora: Lora, base: str | None) -> None:
+    """Write PEFT's config beside the tensors of `names`."""
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": sorted({name.rsplit(".", 3)[1] for name in names}),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,102 @@
+"""Where training starts: the folder that a run file's `weights` means, and whether it is the one it was before."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+
+from meshwright.catalog.huggingface import model_from_path
+from meshwright.errors import InputError, MeshwrightError, MissingDependencyError
+from meshwright.specs.model import Model
+from meshwright.training.weights.reading import Shapes, check_weights
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json"]
+SAMPLE_BYTES = 2**16
+NUMERICS = ("norm_epsilon", "rope", "attention.window", "attention.num_windowed_layers")
+ROUTING = tuple(
+    f"experts.{name}"
+    for name in ("top_k", "router", "num_groups", "groups_per_token", "normalize_top_k", "routed_scale")
+)
+"""What shapes do not show: with another value the same weights compute something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The weights that training starts from."""
+
+    name: str  # a folder, its path whole, or OWNER/NAME on the hub
+    folder: Path
+    fingerprint: str
+
+
+def find_weights(given: str) -> Origin:
+    """What `given` means: a folder, or a name on the Hugging Face hub, downloaded once into its cache.
+
+    Raises InputError when there is no such folder, or the hub cannot give it; MissingDependencyError without
+    `huggingface_hub`.
+    """
+    folder = Path(given)
+    if folder.is_dir():
+        folder = folder.resolve()
+        return Origin(name=str(folder), folder=folder, fingerprint=fingerprint(folder))
+    if folder.exists() or not HUB_NAME.fullmatch(given):
+        raise InputError(
+            "weights are a folder of safetensors, or OWNER/NAME on the Hugging Face hub", got=given,
+            hint="the folder does not exist" if not folder.exists() else "this is a file: name its folder",
+        )  # fmt: skip
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the weights {given} are on the Hugging Face hub", hint="pip install huggingface_hub"
+        ) from error
+    try:
+        folder = Path(snapshot_download(given, allow_patterns=HUB_FILES))
+    except Exception as error:  # connection, unknown or gated name, full disk: the library raises all kinds
+        words = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InputError(
+            f"the Hugging Face hub does not give these weights: {words}", got=given,
+            hint="without a connection, download the repository elsewhere and give the path of its folder",
+        ) from error  # fmt: skip
+    return Origin(name=given, folder=folder, fingerprint=fingerprint(folder))
+
+
+def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> list[str]:
+    """What the config.json beside the weights says otherwise than `model`, in words.
+
+    Raises InputError when the weights in `folder` are not those of `model`, or not of `shapes`.
+    """
+    check_weights(folder, model, shapes=shapes)
+    try:
+        beside = model_from_path(folder)
+    except (
+        MeshwrightError
+    ):  # no config.json, or an architecture without a reader: then the run file alone counts
+        return []
+    names = NUMERICS if model.experts is None else NUMERICS + ROUTING
+    pairs = [(name, attrgetter(name)(model), attrgetter(name)(beside)) for name in names]
+    return [
+        f"model.{name} is {ours}; the config.json of the weights says {theirs}"
+        for name, ours, theirs in pairs
+        if ours != theirs
+    ]
+
+
+def fingerprint(folder: Path) -> str:
+    """A digest of the sizes of all weight files and of samples of them: other weights have another one.
+
+    Samples, because reading all bytes of a large model takes minutes; weights that were trained differ everywhere.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}:".encode())
+        with path.open("rb") as file:
+            for start in (0, size // 2, max(0, size - SAMPLE_BYTES)):
+                file.seek(start)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()

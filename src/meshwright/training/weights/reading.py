@@ -1,0 +1,141 @@
+"""Files into a model: each rank reads just its own part of each tensor, straight into the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from meshwright.errors import InputError
+from meshwright.specs.model import Model
+from meshwright.training.models import Transformer, build_model
+from meshwright.training.models.initialize import local_part
+from meshwright.training.models.lora import quantized_weights
+from meshwright.training.weights.names import family_of, file_names, without_ignored
+from meshwright.training.weights.tensors import Folder
+
+_SHOWN = 5
+
+
+@torch.no_grad()
+def load_weights(built: Transformer, folder: str | Path) -> None:
+    """Fill the parameters and routing biases of `built` from a Hugging Face folder, casting to their dtype.
+
+    Adapters stay as they are; quantised matrices are rounded one by one.
+    `built` may be a stage, and its parameters may be DTensors; it must not be on the meta device. Raises InputError
+    that names what is missing, unexpected or of another shape, before anything is read.
+    """
+    assert not any(p.is_meta for p in built.parameters()), "materialize comes first"
+    files = check_weights(folder, built.model)
+    family = family_of(built.model)
+    for name, tensor in tensors_of(built).items():
+        names = file_names(built.model, name, family=family)
+        if not _is_stack(name):
+            fill(tensor, files, names[0])
+        else:
+            _fill_stack(tensor, files, names)
+    for name, weight in quantized_weights(built):
+        (file_name,) = file_names(built.model, name, family=family)
+        weight.take(files.read(file_name))
+
+
+def tensors_of(built: Transformer) -> dict[str, Tensor]:
+    """Parameters and routing biases, in the order of the model, without adapters and quantised matrices.
+
+    Tied weights are there once, under the embedding's name.
+    """
+    parameters = {name: p for name, p in built.named_parameters() if ".lora_" not in name}
+    if built.model.tied_embeddings:
+        parameters.pop("head.weight", None)  # of a last stage: it follows the embedding on the first
+    biases = {name: b for name, b in built.named_buffers() if name.endswith("router.bias_E")}
+    return parameters | biases
+
+
+def _is_stack(name: str) -> bool:
+    return ".experts." in name
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The tensors of a file."""
+
+
+def check_weights(folder: str | Path, model: Model, *, shapes: Shapes | None = None) -> Folder:
+    """The files of `folder`, opened. Every tensor of the whole `model` must be there, in its shape, and nothing else.
+
+    `shapes` are those tensors, where an engine says it of a model that the native one need not build. Raises
+    InputError otherwise.
+    """
+    files, architecture = Folder(Path(folder)), model.family
+    if shapes is None:
+        architecture, shapes = family_of(model).architecture, shapes_of(model)
+    held = without_ignored(set(files.files), model=model)
+    scales = sorted(n for n in held if n.endswith(("_scale", "_scale_inv", ".qweight", ".absmax", "_scales")))
+    if scales:
+        raise InputError(
+            "the weights are quantised; this engine reads bf16, fp16 and fp32",
+            got=scales[0],
+            hint="use the repository that holds the model in bf16",
+        )
+    missing = [n for n in shapes if n not in held]
+    unexpected = sorted(held - shapes.keys())
+    if missing or unexpected:
+        parts = [f"missing {_list(missing)}"] if missing else []
+        parts += [f"unexpected {_list(unexpected)}"] if unexpected else []
+        raise InputError(
+            f"the weights are not those of {model.name} ({architecture}): {'; '.join(parts)}",
+            got=str(files.folder),
+        )
+    for name, shape in shapes.items():
+        if files.shape(name) != shape:
+            raise InputError(f"{name} has another shape", got=files.shape(name), allowed=shape)
+    return files
+
+
+def shapes_of(model: Model) -> Shapes:
+    """Every tensor of a file of `model`'s weights, and its shape. Raises InputError as `names.family_of`."""
+    family = family_of(model)
+    return {
+        file_name: tuple(tensor.shape[1:] if _is_stack(name) else tensor.shape)
+        for name, tensor in tensors_of(build_model(model)).items()
+        for file_name in file_names(model, name, family=family)
+    }
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def fill(tensor: Tensor, files: Folder, name: str) -> None:
+    """Copy the tensor `name`, or of a sharded `tensor` this rank's part of it."""
+    if not isinstance(tensor, DTensor):
+        tensor.copy_(files.read(name))
+        return
+    where = local_part(tensor)
+    if where is None:
+        _distribute(tensor, files.read(name))
+    elif tensor.to_local().numel():
+        tensor.to_local().copy_(files.read(name, where=where))
+
+
+def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
+    """Expert by expert: no second stack is ever held."""
+    if not isinstance(tensor, DTensor):
+        for target, name in zip(tensor, names, strict=True):
+            target.copy_(files.read(name))
+        return
+    where = local_part(tensor)
+    if where is None:
+        _distribute(tensor, torch.stack([files.read(name) for name in names]))
+    elif tensor.to_local().numel():
+        for target, name in zip(tensor.to_local(), names[where[0]], strict=True):
+            target.copy_(files.read(name, where=where[1:]))
+
+
+def _distribute(tensor: DTensor, whole: Tensor) -> None:
+    whole = whole.to(tensor.device)
+    part = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    tensor.to_local().copy_(part.to_local())

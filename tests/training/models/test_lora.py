@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright.errors import InputError
+from meshwright.specs.model import Attention, AttentionKind, Experts, Lora, Model, Router
+from meshwright.training.models import (
+    adapted,
+    add_adapters,
+    build_model,
+    init_adapters,
+    init_weights,
+    materialize,
+    merge_adapters,
+)
+from meshwright.training.weights import (
+    adapters_of,
+    load_adapters,
+    load_weights,
+    read_lora,
+    save_adapters,
+    save_weights,
+)
+
+ALL = ("query", "key", "value", "output", "gate", "up", "down")
+DENSE = Model(
+    name="tiny",
+    hidden=32,
+    num_layers=2,
+    vocab=61,
+    ffn_hidden=48,
+    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=8),
+)
+MIXTURE = replace(DENSE, ffn_hidden=0, experts=Experts(num_experts=4, top_k=2, ffn_hidden=24))
+LATENT = replace(
+    DENSE,
+    attention=Attention(
+        kind=AttentionKind.MLA,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=12,
+        value_head_dim=8,
+        query_lora_rank=16,
+        kv_lora_rank=12,
+        rope_head_dim=4,
+    ),
+    experts=Experts(
+        num_experts=4, top_k=2, ffn_hidden=24, num_shared=1, num_dense_layers=1, router=Router.SIGMOID
+    ),
+)
+
+PEFT = {
+    "attention.query": "q_proj",
+    "attention.key": "k_proj",
+    "attention.value": "v_proj",
+    "attention.output": "o_proj",
+    "ffn.gate": "gate_proj",
+    "ffn.up": "up_proj",
+    "ffn.down": "down_proj",
+}
+CASES = [(DENSE, ALL), (MIXTURE, ALL[:4]), (LATENT, ALL[:4])]
+
+
+def adapted_model(model=DENSE, *, lora, seed=0, trained=True):
+    built = build_model(model)
+    add_adapters(built, lora)
+    materialize(built, device="cpu")
+    init_weights(built, seed=seed, std=0.2)
+    if trained:
+        generator = torch.Generator().manual_seed(seed)
+        for _, layer in adapted(built):
+            with torch.no_grad():
+                layer.lora_b.weight.normal_(0, 0.2, generator=generator)
+    return built
+
+
+def tokens():
+    return torch.randint(61, (2, 12), generator=torch.Generator().manual_seed(3))
+
+
+def test_an_untrained_adapter_changes_nothing():
+    plain = build_model(DENSE, device="cpu")
+    init_weights(plain, seed=0, std=0.2)
+    assert torch.equal(adapted_model(lora=Lora(), trained=False)(tokens()), plain(tokens()))
+
+
+@pytest.mark.parametrize(("model", "targets"), CASES)
+def test_only_adapters_are_trained(model, targets):
+    built = adapted_model(model, lora=Lora(rank=4, targets=targets))
+    built(tokens(), labels_BT=tokens()).backward()
+    with_gradient = {name for name, p in built.named_parameters() if p.grad is not None}
+    assert with_gradient == {name for name, _ in built.named_parameters() if ".lora_" in name}
+    assert with_gradient
+
+
+def test_gradients_equal_those_of_the_product_written_out():
+    lora = Lora(rank=4, alpha=8.0, targets=("query",))
+    built = adapted_model(lora=lora)
+    layer = next(layer for _, layer in adapted(built))
+    x = torch.randn(3, 32)
+    layer(x).square().sum().backward()
+    a, b = (w.weight.detach().clone().requires_grad_() for w in (layer.lora_a, layer.lora_b))
+    (x @ (layer.weight + 2.0 * b @ a).T).square().sum().backward()
+    torch.testing.assert_close(layer.lora_a.weight.grad, a.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer.lora_b.weight.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("model", "targets"), CASES)
+def test_merging_keeps_the_logits_and_leaves_plain_layers(model, targets):
+    built = adapted_model(model, lora=Lora(rank=4, targets=targets))
+    before = built(tokens())
+    merge_adapters(built)
+    assert not list(adapted(built))
+    torch.testing.assert_close(built(tokens()), before, rtol=0, atol=1e-4)  # of logits up to 4
+    assert [n for n, _ in built.named_parameters()] == [n for n, _ in build_model(model).named_parameters()]
+
+
+def test_dropout_is_for_training_only():
+    built = adapted_model(lora=Lora(rank=4, dropout=0.5))
+    built.train()
+    assert not torch.equal(built(tokens()), built(tokens()))
+    built.eval()
+    assert torch.equal(built(tokens()), built(tokens()))
+
+
+def test_adapters_stay_fp32_on_a_bf16_base():
+    built = build_model(DENSE, dtype=torch.bfloat16)
+    add_adapters(built, Lora())
+    materialize(built, device="cpu")
+    init_weights(built, seed=0)
+    layer = next(layer for _, layer in adapted(built))
+    assert (layer.weight.dtype, layer.lora_a.weight.dtype) == (torch.bfloat16, torch.float32)
+    assert built(tokens()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "message"),
+    [
+        (MIXTURE, ("gate",), "only attention is adapted"),
+        (LATENT, ("up",), "only attention is adapted"),
+        (DENSE, ("keys",), "no such LoRA target"),
+    ],
+)
+def test_targets_that_no_layer_has_are_refused(model, targets, message):
+    with pytest.raises(InputError, match=message):
+        add_adapters(build_model(model), Lora(targets=targets))
+
+
+@pytest.mark.parametrize(("model", "targets"), CASES)
+def test_saved_adapters_come_back(model, targets, tmp_path):
+    lora = Lora(rank=4, alpha=16.0, dropout=0.1, targets=targets)
+    built = adapted_model(model, lora=lora).eval()
+    save_adapters(adapters_of(built), tmp_path / "adapter", model=model, lora=lora, base="tiny")
+    assert read_lora(tmp_path / "adapter", model=model) == lora
+    again = adapted_model(model, lora=lora, trained=False).eval()
+    load_adapters(again, tmp_path / "adapter")
+    assert torch.equal(again(tokens()), built(tokens()))
+
+
+def test_adapters_of_other_targets_are_refused(tmp_path):
+    lora = Lora(rank=4, targets=("query",))
+    adapters = adapters_of(adapted_model(lora=lora))
+    save_adapters(adapters, tmp_path / "adapter", model=DENSE, lora=lora, base="tiny")
+    with pytest.raises(InputError, match="4 are missing and 4 unexpected"):
+        load_adapters(adapted_model(lora=Lora(rank=4, targets=("key",))), tmp_path / "adapter")
+    with pytest.raises(InputError, match="another shape"):
+        load_adapters(adapted_model(lora=Lora(rank=8, targets=("query",))), tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    with pytest.raises(InputError, match="not the config of a LoRA adapter"):
+        read_lora(tmp_path / "adapter", model=DENSE)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing:FutureWarning",  # peft 0.21 with transformers 5.23
+)
+@pytest.mark.parametrize(("model", "targets"), CASES)
+def test_peft_loads_what_we_save_and_we_load_what_peft_saves(model, targets, tmp_path):
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    lora = Lora(rank=4, alpha=16.0, targets=targets)
+    ours = adapted_model(model, lora=lora).eval()
+    save_weights(ours, tmp_path / "base", dtype=torch.float32)
+    save_adapters(
+        adapters_of(ours), tmp_path / "adapter", model=model, lora=lora, base=str(tmp_path / "base")
+    )
+
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    torch.testing.assert_close(theirs(tokens()).logits, ours(tokens()), rtol=1e-4, atol=1e-4)
+
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = build_model(model)
+    add_adapters(again, read_lora(tmp_path / "theirs", model=model))
+    materialize(again, device="cpu")
+    load_weights(again, tmp_path / "base")
+    init_adapters(again, seed=1)
+    load_adapters(again, tmp_path / "theirs")
+    assert torch.equal(again.eval()(tokens()), ours(tokens()))
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_gradients_equal_those_of_peft(tmp_path):
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    lora = Lora(rank=4, alpha=16.0, targets=ALL)
+    ours = adapted_model(lora=lora)
+    save_weights(ours, tmp_path / "base", dtype=torch.float32)
+    save_adapters(adapters_of(ours), tmp_path / "adapter", model=DENSE, lora=lora, base="base")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
+    labels = tokens().roll(-1, dims=1)
+    labels[:, -1] = -100
+    theirs(tokens(), labels=tokens()).loss.backward()  # transformers shifts labels itself
+    (ours(tokens(), labels_BT=labels) / (labels >= 0).sum()).backward()
+    by_name = dict(theirs.named_parameters())
+    for name, parameter in adapters_of(ours).items():
+        place, part = name.removesuffix(".weight").split(".lora_")
+        index, where = place.removeprefix("layers.").split(".", 1)
+        (theirs_name,) = [
+            n for n in by_name if f"layers.{index}." in n and f"{PEFT[where]}.lora_{part.upper()}." in n
+        ]
+        torch.testing.assert_close(parameter.grad, by_name[theirs_name].grad, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright import catalog
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.errors import InputError
+from meshwright.specs.model import (
+    Attention,
+    AttentionKind,
+    Experts,
+    Model,
+    Rope,
+    RopeScaling,
+    Router,
+)
+from meshwright.training.models import (
+    Options,
+    build_model,
+    init_weights,
+    load_ratio,
+    set_balance,
+    take_load,
+    update_bias,
+)
+from meshwright.training.models.balance import balance_loss
+from meshwright.training.models.experts import MixtureOfExperts
+from meshwright.training.models.layout import see
+
+DENSE = Model(
+    name="tiny",
+    hidden=32,
+    num_layers=4,
+    vocab=61,
+    ffn_hidden=48,
+    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=8),
+)
+MIXTURE = replace(DENSE, ffn_hidden=0, experts=Experts(num_experts=8, top_k=3, ffn_hidden=24, num_shared=1))
+SIGMOID = replace(MIXTURE, experts=replace(MIXTURE.experts, router=Router.SIGMOID, routed_scale=2.5))
+LATENT = replace(
+    SIGMOID,
+    ffn_hidden=48,
+    attention=Attention(
+        kind=AttentionKind.MLA,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=12,
+        value_head_dim=8,
+        query_lora_rank=16,
+        kv_lora_rank=12,
+        rope_head_dim=4,
+    ),
+    experts=replace(SIGMOID.experts, num_dense_layers=1, num_groups=4, groups_per_token=2),
+)
+ALL = [DENSE, MIXTURE, SIGMOID, LATENT]
+
+
+def filled(model=DENSE, *, seed=0, std=0.2, **options):
+    built = build_model(model, device="cpu", **options)
+    init_weights(built, seed=seed, std=std)
+    return built
+
+
+def tokens(batch=2, length=20, *, vocab=61, seed=3):
+    return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+# --- what is built
+
+
+@pytest.mark.parametrize("name", [n for n in catalog.model_names() if not n.startswith(("gpt", "gemma"))])
+def test_parameters_are_as_many_as_the_cost_model_counts(name):
+    model = replace(catalog.model(name), num_mtp_layers=0)
+    built = build_model(model)
+    counted = int(count_parameters(model_row(model)).total)
+    assert sum(p.numel() for p in built.parameters()) - counted == _qk_norms(model)
+    assert all(p.is_meta for p in built.parameters())
+
+
+def _qk_norms(model: Model) -> int:
+    """The cost model leaves out the norms of queries and keys: two head widths a layer."""
+    return 2 * model.attention.head_dim * model.num_layers if model.attention.qk_norm else 0
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (catalog.model("gpt3-175b"), "learned positions"),
+        (catalog.model("gpt-oss-20b"), "attention sinks"),
+        (catalog.model("deepseek-v3"), "multi-token prediction"),
+        (replace(DENSE, gated_ffn=False), "without a gate"),
+        (replace(DENSE, rope=Rope(scaling=RopeScaling.OTHER)), "stretching of rotary positions"),
+        (replace(DENSE, attention=replace(DENSE.attention, head_dim=7)), "an even head width"),
+        (replace(DENSE, family="MambaForCausalLM"), "cannot build this architecture"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(model, message):
+    with pytest.raises(InputError, match=message):
+        build_model(model)
+
+
+def test_a_stage_must_be_a_run_of_layers():
+    with pytest.raises(InputError, match="a stage is a run of layers"):
+        build_model(DENSE, layers=range(2, 9))
+
+
+def test_routing_biases_and_loads_keep_their_types_in_bf16():
+    built = filled(SIGMOID, dtype=torch.bfloat16)
+    router = built.layers["0"].ffn.router
+    assert (router.weight.dtype, router.bias_E.dtype, router.load_E.dtype) == (
+        torch.bfloat16,
+        torch.float32,
+        torch.int64,
+    )
+    assert built(tokens()).dtype == torch.bfloat16
+    assert torch.get_default_dtype() == torch.float32
+
+
+# --- first weights
+
+
+@pytest.mark.parametrize("model", ALL)
+def test_stages_begin_with_the_weights_of_the_whole_model(model):
+    whole = filled(model).state_dict()
+    parts = filled(model, layers=range(0, 1)).state_dict() | filled(model, layers=range(1, 4)).state_dict()
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_seeds_names_and_experts_have_streams_of_their_own():
+    first, second = filled(MIXTURE, seed=0), filled(MIXTURE, seed=1)
+    gate_EFD = first.layers["0"].ffn.experts.gate
+    assert not torch.equal(gate_EFD, second.layers["0"].ffn.experts.gate)
+    assert not torch.equal(gate_EFD, first.layers["1"].ffn.experts.gate)
+    assert not torch.equal(gate_EFD[0], gate_EFD[1])
+
+
+def test_residual_writers_begin_smaller_and_norms_at_one():
+    built = build_model(
+        replace(DENSE, hidden=256, attention=replace(DENSE.attention, head_dim=64)), device="cpu"
+    )
+    init_weights(built, seed=0)
+    layer = built.layers["0"]
+    assert layer.attention.query.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert layer.attention.output.weight.std().item() == pytest.approx(0.02 / 8**0.5, rel=0.05)
+    assert torch.equal(layer.ffn_norm.weight, torch.ones(256))
+
+
+# --- what is computed
+
+
+@pytest.mark.parametrize("model", ALL)
+def test_stages_one_after_the_other_are_the_model(model):
+    first, second = filled(model, layers=range(0, 3)), filled(model, layers=range(3, 4))
+    assert torch.equal(second(first(tokens())), filled(model)(tokens()))
+
+
+@pytest.mark.parametrize("model", ALL)
+def test_documents_of_a_packed_sequence_do_not_see_each_other(model):
+    built = filled(model)
+    first, second = tokens(1, 7, seed=1), tokens(1, 13, seed=2)
+    packed = built(
+        torch.cat([first, second], dim=1),
+        positions_BT=torch.cat([torch.arange(7), torch.arange(13)])[None],
+        documents_BT=torch.tensor([[0] * 7 + [1] * 13]),
+    )
+    torch.testing.assert_close(packed[:, :7], built(first), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(packed[:, 7:], built(second), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ALL)
+def test_one_document_is_the_same_as_none_given(model):
+    built = filled(model)
+    documents_BT = torch.zeros(2, 20, dtype=torch.long)
+    torch.testing.assert_close(
+        built(tokens(), documents_BT=documents_BT), built(tokens()), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_windows_are_in_the_last_layers_only():
+    model = replace(DENSE, attention=replace(DENSE.attention, window=3, num_windowed_layers=1))
+    built = filled(model)
+    assert [layer.attention.core.windowed for layer in built.layers.values()] == [False] * 3 + [True]
+    assert not torch.allclose(built(tokens()), filled(DENSE)(tokens()))
+    wide = replace(DENSE, attention=replace(DENSE.attention, window=20, num_windowed_layers=4))
+    assert torch.equal(filled(wide)(tokens()), filled(DENSE)(tokens()))
+
+
+def test_a_windowed_query_sees_its_last_tokens():
+    mask_TS = see(torch.tensor([[0, 0, 0, 0, 1]]), window=2)[0, 0]
+    assert mask_TS.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1],
+    ]
+
+
+@pytest.mark.parametrize("model", ALL)
+def test_the_loss_is_cross_entropy_of_the_logits(model):
+    built = filled(model)
+    labels_BT = tokens().roll(-1, dims=1)
+    labels_BT[0, :5] = -100
+    expected = torch.nn.functional.cross_entropy(
+        built(tokens()).flatten(0, 1), labels_BT.flatten(), reduction="sum"
+    )
+    torch.testing.assert_close(built(tokens(), labels_BT=labels_BT), expected)
+
+
+def test_tied_embeddings_are_one_parameter_that_both_ends_train():
+    built = filled(replace(DENSE, tied_embeddings=True))
+    assert built.head.weight is built.embedding.weight
+    assert "head.weight" not in dict(built.named_parameters())
+    built(tokens(), labels_BT=tokens()).backward()
+    assert (built.embedding.weight.grad.abs().sum(dim=1) > 0).all()  # the head reaches every row
+
+
+# --- mixture of experts
+
+
+@pytest.mark.parametrize("model", [MIXTURE, SIGMOID])
+def test_no_token_is_dropped_even_when_all_choose_one_expert(model):
+    built = filled(model).train()
+    for layer in built.layers.values():
+        with torch.no_grad():
+            layer.ffn.router.weight.zero_()  # equal scores: every token takes the same experts
+    built(tokens(), labels_BT=tokens()).backward()
+    load_E = take_load([built])[0]
+    assert load_E.sum() == 2 * 20 * 3
+    assert sorted(load_E.unique().tolist()) == [0, 40]
+
+
+def test_loads_are_counted_in_training_and_start_anew():
+    built = filled(MIXTURE).eval()
+    built(tokens())
+    assert take_load([built])[0].sum() == 0
+    built.train()(tokens())
+    built(tokens())
+    assert take_load([built])[3].sum() == 2 * 2 * 20 * 3
+    assert take_load([built])[3].sum() == 0
+
+
+def test_the_bias_rises_for_idle_experts_and_only_shifts_the_choice():
+    built = filled(SIGMOID).train()
+    for _ in range(200):
+        built(tokens())
+        load_LE = take_load([built])
+        update_bias([built], load_LE, speed=0.02)
+    assert load_ratio(load_LE) < 1.5
+    idle = filled(SIGMOID).train()
+    idle(tokens())
+    before = take_load([idle])
+    assert load_ratio(before) > load_ratio(load_LE)
+
+
+def test_the_attached_balance_loss_has_the_gradient_of_one_that_is_added():
+    attached = filled(MIXTURE, options=Options(balance_loss=0.5)).train()
+    plain = filled(MIXTURE).train()
+    scores = {}
+    for name, layer in plain.named_modules():
+        if isinstance(layer, MixtureOfExperts):
+            layer.router.register_forward_hook(lambda _m, _i, out, name=name: scores.update({name: out}))
+    labels_BT = tokens().roll(-1, dims=1)
+    loss = plain(tokens(), labels_BT=labels_BT) * 0.25
+    for choice in scores.values():
+        for scores_TE, experts_TC in zip(
+            choice.scores_NE.split(20), choice.experts_NC.split(20), strict=True
+        ):
+            share_E = torch.bincount(experts_TC.flatten(), minlength=8) / experts_TC.numel()
+            loss = loss + 0.25 * 0.5 * 20 * 8 * (share_E * scores_TE.mean(dim=0)).sum()
+    loss.backward()
+    set_balance([attached], scale=0.25)
+    (attached(tokens(), labels_BT=labels_BT) * 0.25).backward()
+    for (name, p), q in zip(plain.named_parameters(), attached.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_balanced_experts_have_a_balance_loss_of_one():
+    scores_BTE = torch.full((2, 16, 4), 0.25)
+    assert balance_loss(scores_BTE, torch.full((2, 4), 8)).item() / 32 == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("model", [MIXTURE, LATENT])
+def test_gradients_are_the_same_bits_each_time(model):
+    def gradients():
+        built = filled(model).train()
+        built(tokens(), labels_BT=tokens()).backward()
+        return [p.grad for p in built.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(gradients(), gradients(), strict=True))
+
+
+def test_an_expert_without_tokens_gets_a_zero_gradient():
+    built = filled(replace(MIXTURE, experts=replace(MIXTURE.experts, num_experts=64)))
+    built(tokens(1, 2), labels_BT=tokens(1, 2)).backward()
+    gate_EFD = built.layers["0"].ffn.experts.gate.grad
+    assert gate_EFD.shape[0] == 64
+    assert (gate_EFD.flatten(1).abs().sum(dim=1) == 0).sum() >= 58
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [DENSE, MIXTURE, LATENT])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of PyTorch's compiler
+def test_compiled_layers_compute_the_same(model):
+    plain, compiled = filled(model).train(), filled(model).train()
+    for layer in compiled.layers.values():
+        layer.compile()
+    losses = [built(tokens(), labels_BT=tokens()) for built in (plain, compiled)]
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for (name, p), q in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-4, msg=name)

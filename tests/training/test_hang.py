@@ -1,0 +1,94 @@
+"""A process that hangs says where it stands, and the run goes on without it."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+
+from meshwright.training import hang
+from meshwright.training.hang import Watchdog
+
+HANGS_ONCE = """
+import os, time
+from pathlib import Path
+from meshwright.engines.native.feed import Feed
+
+read = Feed.batch
+
+def sleeping_beauty():
+    time.sleep(1000)
+
+def batch(self, number):
+    if number == 12 and self.place.rank == 1 and not Path("hung").exists():
+        Path("hung").touch()
+        sleeping_beauty()
+    return read(self, number)
+
+Feed.batch = batch
+
+if __name__ == "__main__":
+    from meshwright.cli.main import main
+    main()
+"""
+
+
+@pytest.mark.distributed
+def test_a_hanging_process_is_found_and_replaced(tiny_run, tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS_ONCE)
+    training = tiny_run(
+        tmp_path,
+        parallel="{data_shard: 2, sharding: parameters}",
+        train="{steps: 30, checkpoint: {folder: saved, every_steps: 5}}",
+    )
+    process = training.start("--timeout", "8", "--max-restarts", "1", under=("hangs.py",))
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert "a step took longer than 8 s" in stderr
+    assert "starting again" in stderr
+    assert [entry["batch"] for entry in training.steps()] == list(range(30))
+
+
+def test_sigusr2_shows_where_a_run_stands(tiny_run, tmp_path, wait_for):
+    training = tiny_run(tmp_path, train="{steps: 100000}")
+    process = training.start()
+    stacks = tmp_path / "out" / "stacks" / "rank-00000.txt"
+    wait_for(training.steps, process)
+    process.send_signal(signal.SIGUSR2)
+    wait_for(lambda: "trainer.py" in stacks.read_text(), process)
+    num_steps = len(training.steps())
+    wait_for(lambda: len(training.steps()) > num_steps + 5, process)  # it goes on
+    training.kill(process)
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Instead of ending the process."""
+    calls = []
+    monkeypatch.setattr(hang.os, "_exit", calls.append)
+    return calls
+
+
+def test_a_step_that_takes_too_long(tmp_path, ended, capfd):
+    with Watchdog(tmp_path, rank=3, timeout_s=0.2) as watchdog:
+        watchdog.alive()
+        time.sleep(1.0)
+        watchdog.rest()
+    assert ended[0] == 1
+    assert "test_a_step_that_takes_too_long" in (tmp_path / "stacks" / "rank-00003.txt").read_text()
+    assert hang.stacks(tmp_path) == tmp_path / "stacks"
+    assert "process 3: a step took longer than 0.2 s" in capfd.readouterr().err
+
+
+def test_what_may_take_long_is_not_watched(tmp_path, ended):
+    with Watchdog(tmp_path, rank=0, timeout_s=0.2) as watchdog:
+        watchdog.alive()
+        watchdog.rest()
+        time.sleep(1.0)
+    assert not ended
+    assert hang.stacks(tmp_path) is None
+    hang.clear(tmp_path)
+    assert not (tmp_path / "stacks").exists()

@@ -1,0 +1,158 @@
+"""The optimizer: learning rates of every schedule, and steps equal to PyTorch's AdamW."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from meshwright.specs.run import LearningRateSchedule, Optimizer
+from meshwright.training.optimizer import AdamW, learning_rate, masters_of
+
+FALLING = (LearningRateSchedule.COSINE, LearningRateSchedule.LINEAR, LearningRateSchedule.WSD)
+LARGEST_SLOPE = {  # of the fall, over the slope of a line through the same steps
+    LearningRateSchedule.COSINE: math.pi / 2,
+    LearningRateSchedule.LINEAR: 1.0,
+    LearningRateSchedule.WSD: 1.0,
+}
+
+
+@st.composite
+def runs(draw, schedules=tuple(LearningRateSchedule)):
+    """Settings and the number of steps."""
+    num_steps = draw(st.integers(2, 400))
+    settings_ = Optimizer(
+        learning_rate=draw(st.floats(1e-6, 1e2)),
+        schedule=draw(st.sampled_from(schedules)),
+        warmup_steps=draw(st.integers(0, num_steps - 1)),
+        final_ratio=draw(st.floats(0, 1)),
+        decay_ratio=draw(st.floats(0.01, 1)),
+    )
+    return settings_, num_steps
+
+
+def rates_of(settings_, num_steps):
+    return [learning_rate(settings_, step=i, num_steps=num_steps) for i in range(num_steps)]
+
+
+@given(runs())
+def test_the_rate_rises_linearly_to_the_peak_and_never_again(case):
+    s, num_steps = case
+    rates = rates_of(s, num_steps)
+    warm_up = [s.learning_rate * (i + 1) / s.warmup_steps for i in range(s.warmup_steps)]
+    assert rates[: s.warmup_steps] == pytest.approx(warm_up)
+    assert max(rates) <= s.learning_rate * (1 + 1e-12)
+    after = rates[s.warmup_steps :]
+    if s.warmup_steps:
+        after = [rates[s.warmup_steps - 1], *after]
+    assert all(b <= a * (1 + 1e-12) for a, b in pairwise(after))
+
+
+@given(runs(FALLING))
+def test_the_last_step_has_the_final_rate(case):
+    s, num_steps = case
+    assert rates_of(s, num_steps)[-1] == pytest.approx(s.learning_rate * s.final_ratio, abs=1e-12)
+
+
+@given(runs(FALLING))
+def test_the_rate_makes_no_jump(case):
+    """Not at the end of the warm-up either: no step falls by more than the schedule's steepest."""
+    s, num_steps = case
+    start = s.warmup_steps
+    if s.schedule is LearningRateSchedule.WSD:
+        start = max(start, num_steps - max(1, round(s.decay_ratio * num_steps)))
+    rates = [s.learning_rate, *rates_of(s, num_steps)[s.warmup_steps :]]
+    line = s.learning_rate * (1 - s.final_ratio) / max(1, num_steps - start)
+    steepest = max(a - b for a, b in pairwise(rates))
+    assert steepest <= line * LARGEST_SLOPE[s.schedule] + 1e-9 * s.learning_rate
+
+
+@given(runs((LearningRateSchedule.WSD, LearningRateSchedule.CONSTANT)))
+def test_the_plateau_is_the_peak(case):
+    s, num_steps = case
+    is_constant = s.schedule is LearningRateSchedule.CONSTANT
+    end = num_steps if is_constant else num_steps - max(1, round(s.decay_ratio * num_steps))
+    assert all(rate == s.learning_rate for rate in rates_of(s, num_steps)[s.warmup_steps : end])
+
+
+@pytest.mark.parametrize("schedule", LearningRateSchedule)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_steps_equal_those_of_adamw(schedule, weight_decay):
+    """Decay is decoupled: it follows the rate of the schedule and not the gradient. Vectors have none."""
+    torch.manual_seed(0)
+    settings_ = Optimizer(
+        learning_rate=1e-2, schedule=schedule, warmup_steps=3, weight_decay=weight_decay, gradient_clip=None
+    )
+    mine = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    theirs = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    theirs.load_state_dict(mine.state_dict())
+    optimizer = AdamW(masters_of([mine], compute=torch.float32), settings=settings_, is_alone=True)
+    matrices = [p for p in theirs.parameters() if p.ndim > 1]
+    vectors = [p for p in theirs.parameters() if p.ndim == 1]
+    reference = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=0.0, betas=settings_.betas, eps=settings_.epsilon, foreach=False,
+    )  # fmt: skip
+    for step in range(12):
+        x = torch.randn(5, 8)
+        for model in (mine, theirs):
+            model(x).square().sum().backward()
+        rate = learning_rate(settings_, step=step, num_steps=12)
+        for group in reference.param_groups:
+            group["lr"] = rate
+        optimizer.step(learning_rate=rate)
+        reference.step()
+        reference.zero_grad()
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("limit", [None, 1e9, 0.5])
+def test_gradients_are_scaled_down_to_the_limit(limit):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    masters = masters_of([model], compute=torch.bfloat16)
+    optimizer = AdamW(masters, settings=Optimizer(gradient_clip=limit), is_alone=True)
+    model(torch.randn(5, 8, dtype=torch.bfloat16)).sum().backward()
+    gradients = [m.local.grad.clone() for m in masters]
+    exact = torch.cat([g.flatten() for g in gradients]).norm().item()
+    seen = []
+    norm = optimizer.step(
+        learning_rate=0.0, accepts=lambda n: bool(seen.append([m.local.grad for m in masters]))
+    )
+    assert norm == pytest.approx(exact)
+    expected = 1.0 if limit is None or exact <= limit else limit / exact
+    for clipped, gradient in zip(seen[0], gradients, strict=True):
+        torch.testing.assert_close(clipped, gradient * expected, rtol=1e-4, atol=0)
+
+
+@pytest.fixture
+def mesh():
+    """One process as a mesh: layouts are those of several."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("layout", "expected"), [(Shard(0), Shard(0)), (Replicate(), Partial())], ids=["divided", "whole"]
+)
+def test_a_gradient_in_parts_is_divided_as_its_parameter_is(mesh, compute, layout, expected):
+    """What all ranks have stays in parts until the step; what is added to the gradient here reaches the step."""
+    module = torch.nn.Linear(4, 8, bias=False)
+    weight = distribute_tensor(module.weight.detach(), mesh, [layout])
+    module.weight = torch.nn.Parameter(weight)
+    (master,) = masters_of([module], compute=compute)
+    module.weight.grad = DTensor.from_local(torch.ones(8, 4, dtype=compute), mesh, [Partial()])
+    assert master.gradient.placements == (expected,)
+    master.gradient.to_local().add_(1.0)
+    assert master.gradient.to_local().eq(2.0).all()

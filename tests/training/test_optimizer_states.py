@@ -1,0 +1,264 @@
+"""Moments in 16 and 8 bits: what is kept, how it is rounded, and that training does not notice."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist
+
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine
+from meshwright.engines.native.assembly import assemble
+from meshwright.engines.native.parallel.mesh import place_process
+from meshwright.specs.plan import Plan, Sharding
+from meshwright.specs.precision import STATE_BLOCK
+from meshwright.specs.run import Optimizer, StateFormat
+from meshwright.training import optimizer_states as moments
+from meshwright.training.optimizer_states import InBf16, InBytes, NarrowAdamW, dynamic_tree
+
+CPU = torch.device("cpu")
+NARROW = (StateFormat.BF16, StateFormat.INT8)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def wide(count=4 * STATE_BLOCK, *, scale=1.0, seed=0):
+    """Numbers over several decades, as gradients are."""
+    return normal(count, seed=seed) * 10 ** normal(count, seed=seed + 1) * scale
+
+
+@pytest.mark.parametrize(("is_signed", "least"), [(True, 0.55e-6), (False, 0.55e-7)])
+def test_a_byte_spans_seven_decades(is_signed, least):
+    table = dynamic_tree(is_signed=is_signed)
+    assert table.dtype == torch.float32
+    assert (table.diff() > 0).all()
+    assert table[-1] == 1
+    assert (table == 0).sum() == 1
+    assert table[table > 0][0].item() == pytest.approx(least)
+    if is_signed:
+        assert torch.equal(table, -table.flip(0))
+    in_the_highest_decade = (table >= 0.1).sum()
+    assert in_the_highest_decade == 2 ** (6 if is_signed else 7)
+
+
+@pytest.mark.parametrize("is_squared", [False, True])
+def test_bytes_without_noise_are_the_nearest_of_the_table(is_squared):
+    kept = InBytes(4 * STATE_BLOCK, device=CPU, is_squared=is_squared)
+    values = wide()
+    values[:5] = torch.tensor([0.0, 1e-15, 1.0, -1.0, 1e-7])
+    values = values.square() if is_squared else values
+    kept.encode(0, values, None)
+    wanted = (values.sqrt() if is_squared else values).view(-1, STATE_BLOCK)
+    ratios = wanted / wanted.abs().amax(dim=1, keepdim=True)
+    distance = (ratios.flatten()[:, None] - kept.table).abs()
+    found = (ratios.flatten() - kept.table[kept.codes.long()]).abs()
+    is_lifted = (kept.codes == 1) & (ratios.flatten() < kept.table[1] / 2) & is_squared
+    assert torch.allclose(found[~is_lifted], distance.amin(dim=1)[~is_lifted], atol=1e-7)
+    assert is_lifted.sum() == (2 if is_squared else 0)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("is_squared", [False, True])
+def test_what_was_decoded_is_kept_as_it_was(scale, seed, is_squared):
+    kept = InBytes(4 * STATE_BLOCK, device=CPU, is_squared=is_squared)
+    values = wide(scale=scale)
+    kept.encode(0, values.square() if is_squared else values, torch.Generator().manual_seed(5))
+    codes, scales = kept.codes.clone(), kept.scales.clone()
+    decoded = kept.decode(0, 4 * STATE_BLOCK)
+    kept.encode(0, decoded, None if seed is None else torch.Generator().manual_seed(seed))
+    assert torch.equal(kept.codes, codes)
+    assert torch.equal(kept.scales, scales)
+
+
+def test_a_second_moment_is_zero_only_where_it_was():
+    kept = InBytes(STATE_BLOCK, device=CPU, is_squared=True)
+    assert kept.decode(0, STATE_BLOCK).count_nonzero() == 0  # nothing was kept yet
+    values = torch.zeros(STATE_BLOCK)
+    values[:2] = torch.tensor([1.0, 1e-30])
+    kept.encode(0, values, torch.Generator().manual_seed(0))
+    assert torch.equal(kept.decode(0, STATE_BLOCK) > 0, values > 0)
+
+
+FORMATS = {
+    "bf16": lambda size: InBf16(size, device=CPU, is_stochastic=True),
+    "int8": lambda size: InBytes(size, device=CPU, is_squared=False),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_stochastic_rounding_keeps_the_mean(name):
+    kept, generator = FORMATS[name](STATE_BLOCK), torch.Generator().manual_seed(0)
+    values = normal(STATE_BLOCK)
+    total, count = torch.zeros(STATE_BLOCK), 2000
+    nearest = FORMATS[name](STATE_BLOCK)
+    nearest.encode(0, values, None)
+    for _ in range(count):
+        kept.encode(0, values, generator)
+        total += kept.decode(0, STATE_BLOCK)
+    error = (total / count - values).norm()
+    assert error < (nearest.decode(0, STATE_BLOCK) - values).norm() / 10
+
+
+@pytest.mark.parametrize("states", NARROW)
+def test_a_second_moment_does_not_stand_still(states):
+    """Without gradients it falls by beta2 a step: 0.999 of a bf16 rounds to itself."""
+    weight = torch.zeros(8 * STATE_BLOCK)
+    settings = Optimizer(states=states, betas=(0.9, 0.999))
+    adamw = NarrowAdamW([weight], settings=settings, weight_decay=0.0, seed=0)
+    adamw.restore({weight: (torch.zeros_like(weight), 1 + normal(len(weight)).square())}, num_steps=0)
+    weight.grad = torch.zeros_like(weight)
+    before = adamw.second.decode(0, len(weight)).mean()
+    for _ in range(500):
+        adamw.step(learning_rate=1e-3)
+    assert adamw.second.decode(0, len(weight)).mean() / before == pytest.approx(0.999**500, rel=0.01)
+
+
+@pytest.mark.parametrize(("states", "tolerance"), [("bf16", 0.01), ("int8", 0.05)])
+@pytest.mark.parametrize("chunk", [STATE_BLOCK, 2**18])
+def test_one_step_after_another_follows_adamw(states, tolerance, chunk, monkeypatch):
+    monkeypatch.setitem(moments.CHUNK, "cpu", chunk)
+    settings = Optimizer(states=StateFormat(states), betas=(0.9, 0.95), weight_decay=0.1)
+    begin = [normal(33, 40, seed=1), normal(700, seed=2), normal(16, 16, seed=3)]
+    mine, exact = ([t.clone() for t in begin] for _ in range(2))
+    narrow = NarrowAdamW(mine, settings=settings, weight_decay=0.1, seed=0)
+    wide_adamw = torch.optim.AdamW(exact, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for step in range(20):
+        for i, (a, b) in enumerate(zip(mine, exact, strict=True)):
+            a.grad = b.grad = normal(*a.shape, seed=100 * step + i)
+        if step == 10:
+            mine[1].grad = exact[1].grad = None  # a tensor that this step did not use
+        narrow.step(learning_rate=1e-3)
+        wide_adamw.step()
+    for a, b, first in zip(mine, exact, begin, strict=True):
+        assert (a - b).norm() / (b - first).norm() < tolerance
+
+
+def test_the_planner_counts_the_bytes_that_are_kept():
+    for states in NARROW:
+        run = runfile.loads(TEXT, overrides=[f"optimizer.states={states}"])
+        weight = torch.zeros(2**18)
+        adamw = NarrowAdamW([weight], settings=run.optimizer, weight_decay=0.0, seed=0)
+        tensors = [t for kept in (adamw.first, adamw.second) for t in vars(kept).values()]
+        kept_bytes = sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor) and t.numel() in SIZES)
+        assert kept_bytes / weight.numel() == run.precision.moment_bytes
+
+
+SIZES = (2**18, 2**18 // STATE_BLOCK)  # of values and of scales; tables are smaller
+TEXT = """
+model: {name: tiny, hidden: 32, num_layers: 2, vocab: 257, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}
+data: {source: SOURCE, tokenizer: bytes, sequence_length: 16}
+batch: {global_sequences: 8, micro: 4}
+precision: bf16
+cluster: here
+optimizer: {learning_rate: 1.0e-2, warmup_steps: 3}
+train: {steps: 40, evaluate: {every_steps: 40, num_batches: 4}, checkpoint: {folder: SAVED, every_steps: 10}}
+"""
+
+
+@pytest.fixture
+def train(tmp_path):
+    (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog. " * 600)
+
+    def run(*overrides, **options):
+        text = TEXT.replace("SOURCE", str(tmp_path / "corpus.txt")).replace("SAVED", str(tmp_path / "saved"))
+        loaded = runfile.loads(text, overrides=overrides)
+        return engine.train(loaded, options=TrainOptions(folder=tmp_path / "out", quiet=True, **options))
+
+    return run
+
+
+def losses(tmp_path):
+    return [json.loads(line)["loss"] for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
+
+
+def test_training_does_not_notice(train):
+    """Narrow states end within 2 % of fp32 ones; two seeds of fp32 differ by 4 %."""
+    found = {s: train("train.checkpoint=null", f"optimizer.states={s}").statistics for s in StateFormat}
+    exact = found[StateFormat.FP32]["validation_loss"]
+    assert exact < 2.5
+    for states in NARROW:
+        assert found[states]["validation_loss"] == pytest.approx(exact, rel=0.02)
+        assert found[states]["last_loss"] != found[StateFormat.FP32]["last_loss"]
+
+
+@pytest.mark.parametrize("states", NARROW)
+def test_a_resumed_run_rounds_as_the_whole_one(train, tmp_path, states):
+    train(f"optimizer.states={states}")
+    whole = losses(tmp_path)
+    for step in (30, 40):
+        shutil.rmtree(tmp_path / "saved" / f"step-{step:08d}")
+    train(f"optimizer.states={states}", resume=True)
+    assert losses(tmp_path) == whole
+
+
+def test_a_checkpoint_goes_on_with_other_states(train, tmp_path):
+    train("optimizer.states=int8", "train.steps=20")
+    for states in ("fp32", "bf16", "int8"):
+        shutil.copytree(tmp_path / "saved", tmp_path / "kept", dirs_exist_ok=True)
+        record = train(f"optimizer.states={states}", resume=True)
+        assert record.statistics["validation_loss"] < 2.5
+        shutil.rmtree(tmp_path / "saved")
+        shutil.copytree(tmp_path / "kept", tmp_path / "saved")
+
+
+def check_copies(rank: int, folder: str) -> None:
+    """Replicas take the same steps, bit for bit, though the masters of each process are rounded at random."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=4)
+    plans = [
+        Plan(data_replicate=2, data_shard=2, sharding=Sharding.PARAMETERS),
+        Plan(tensor=2, data_shard=2, sharding=Sharding.PARAMETERS),
+    ]
+    for plan in plans:
+        run = runfile.loads(
+            TEXT, overrides=["data.source=synthetic", "optimizer.states=int8", "model.vocab=250"]
+        )
+        place = place_process(plan=plan, device=CPU, rank=rank, num_ranks=4)
+        parts = assemble(run, place=place)
+        optimizer = parts.optimizer
+        for step in range(3):
+            tokens_BT = torch.randint(250, (4, 16), generator=torch.Generator().manual_seed(step))
+            mine_BT = tokens_BT[place.data_rank :: plan.data]
+            parts.stepper.forward_backward({"tokens_BT": mine_BT, "labels_BT": mine_BT}, scale=1 / 64)
+            optimizer.step(learning_rate=1e-2)
+        for master in optimizer.masters:
+            if master.copies > 1:
+                mesh = master.parameter.device_mesh
+                for along in master.copied_along:
+                    group = mesh.get_group(along)
+                    copies = [torch.empty_like(master.local) for _ in range(dist.get_world_size(group))]
+                    dist.all_gather(copies, master.local, group=group)
+                    assert all(torch.equal(copies[0], copy) for copy in copies), master.name
+        assert any(m.copies > 1 for m in optimizer.masters)
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+def test_copies_stay_equal(tmp_path: Path):
+    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "meshwright.engines.native.assembly"])
+    torch.multiprocessing.start_processes(
+        check_copies, args=(str(tmp_path),), nprocs=4, start_method="forkserver"
+    )
+
+
+@pytest.mark.distributed
+def test_another_number_of_processes_goes_on(train, tmp_path):
+    train("optimizer.states=int8", "train.steps=20")
+    plan = "parallel={data_shard: 2, sharding: parameters}"
+    record = train("optimizer.states=int8", plan, resume=True)
+    assert record.statistics["num_devices"] == 2
+    assert record.statistics["validation_loss"] < 2.5
+    assert math.isfinite(losses(tmp_path)[20])
+    assert losses(tmp_path)[20] < losses(tmp_path)[10]

@@ -1,0 +1,61 @@
+"""Several processes: a lost one is replaced, a stopped run stops everywhere, another plan goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+SECTIONS = {
+    "precision": "fp32",
+    "parallel": "{data_shard: 2, sharding: parameters}",
+    "optimizer": "{learning_rate: 1.0e-3, schedule: constant}",
+    "train": "{steps: 200, checkpoint: {folder: saved, every_steps: 20}}",
+}
+
+
+@pytest.fixture
+def training(tmp_path, tiny_run):
+    return tiny_run(tmp_path, **SECTIONS)
+
+
+def workers_of(pid: int) -> list[int]:
+    """Child processes that train: spawned, and not the tracker of shared resources."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(c) for c in children if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text()]
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
+def test_a_lost_process_is_replaced_and_the_run_goes_on(training, wait_for):
+    process = training.start("--max-restarts", "1")
+    wait_for(training.checkpoints, process)
+    os.kill(workers_of(process.pid)[-1], signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert "was lost" in stderr
+    assert json.loads(stdout)["statistics"]["steps"] == 200
+    assert len(training.losses()) == 200
+
+
+def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(monkeypatch):
+    from meshwright.errors import InputError
+    from meshwright.training.processes import run_ranks
+
+    torchrun = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "GROUP_WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(InputError, match="count their restarts apart") as caught:
+        run_ranks(print, None, num_ranks=2, device_type="cpu")
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(caught.value.hint)

@@ -1,0 +1,128 @@
+"""`weights:` of a run file: training starts where the weights of a folder, or of the hub, left off."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from meshwright import runfile
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine
+from meshwright.errors import InputError, MissingDependencyError
+from meshwright.training.models import build_model, init_weights
+from meshwright.training.weights import find_weights, fingerprint, save_weights
+
+TEXT = """
+model:
+  name: tiny
+  hidden: 32
+  num_layers: 2
+  vocab: 64
+  ffn_hidden: 64
+  attention: {num_heads: 4, num_kv_heads: 2}
+data: {source: synthetic, sequence_length: 16}
+batch: {global_sequences: 4, micro: 2}
+precision: fp32
+cluster: here
+optimizer: {learning_rate: 1.0e-2}
+train: {steps: 2}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Weights of the run's model whose spread makes a loss of their own."""
+    built = build_model(runfile.loads(TEXT).model, device="cpu")
+    init_weights(built, seed=5, std=0.3)
+    save_weights(built, tmp_path / "base", dtype=torch.float32)
+    return tmp_path / "base"
+
+
+def train(tmp_path, *overrides):
+    run = runfile.loads(TEXT, overrides=overrides)
+    return engine.train(run, options=TrainOptions(folder=tmp_path / "out", quiet=True))
+
+
+def test_the_first_loss_is_that_of_the_weights(tmp_path, folder):
+    from meshwright.engines.native.feed import open_feed
+    from meshwright.engines.native.parallel.mesh import Place
+    from meshwright.specs.plan import Plan
+    from meshwright.training.models import IGNORE
+    from meshwright.training.weights import load_weights
+
+    run = runfile.loads(TEXT)
+    built = build_model(run.model, device="cpu")
+    load_weights(built, folder)
+    batch = open_feed(run, place=Place(plan=Plan(micro_batch=2), device=torch.device("cpu"))).batch(0)
+    count = (batch["labels_BT"] != IGNORE).sum()
+    expected = built(batch.pop("tokens_BT"), **batch).item() / count.item()
+
+    started = train(tmp_path, f"weights={folder}").statistics["first_loss"]
+    assert started == pytest.approx(expected, rel=1e-5)
+    assert train(tmp_path).statistics["first_loss"] != pytest.approx(expected, rel=1e-2)
+
+
+def test_a_config_that_says_something_else_is_noted(tmp_path, folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    notes = train(tmp_path, f"weights={folder}").notes
+    assert "model.norm_epsilon is 1e-05; the config.json of the weights says 0.001" in notes
+
+
+def test_weights_of_another_model_are_refused_before_anything_starts(tmp_path, folder):
+    with pytest.raises(InputError, match="missing model"):
+        train(tmp_path, f"weights={folder}", "model.num_layers=3")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path, folder):
+    with pytest.raises(InputError) as caught:
+        find_weights(str(tmp_path / "nowhere"))
+    assert caught.value.hint == "the folder does not exist"
+    with pytest.raises(InputError) as caught:
+        find_weights(str(folder / "config.json"))
+    assert caught.value.hint == "this is a file: name its folder"
+
+
+def test_a_name_is_had_from_the_hub(monkeypatch, folder):
+    def download(name, *, allow_patterns):
+        assert name == "owner/model-1.0"
+        assert "*.safetensors" in allow_patterns
+        return str(folder)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
+    found = find_weights("owner/model-1.0")
+    assert (found.name, found.folder) == ("owner/model-1.0", folder)
+
+
+def test_without_a_connection_the_folder_is_named_as_the_way_out(monkeypatch):
+    def download(name, *, allow_patterns):
+        raise ConnectionError("cannot reach the hub\nmore words")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
+    with pytest.raises(InputError, match="cannot reach the hub") as caught:
+        find_weights("owner/model")
+    assert "give the path of its folder" in (caught.value.hint or "")
+
+
+def test_without_the_library_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingDependencyError) as caught:
+        find_weights("owner/model")
+    assert caught.value.hint == "pip install huggingface_hub"
+
+
+def test_other_weights_have_another_fingerprint(folder):
+    before = fingerprint(folder)
+    assert fingerprint(folder) == before
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert fingerprint(folder) != before

@@ -1,0 +1,79 @@
+"""`python -m meshwright.fitting.ship` and what it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.accuracy.rows import read_runs
+from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.calibration.parameters import from_document
+from meshwright.cost.uncertainty import Z80
+from meshwright.fitting import ship as module
+from meshwright.fitting.leave_one_source_out import left_out_errors
+from meshwright.fitting.published_runs import fit
+from meshwright.fitting.ship import COVERAGE, main
+
+SOURCES = ("megatron_lm_llama_ex", "megatron_seqpar_paper")
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped rows of two sources, as a file of their own."""
+    path = tmp_path_factory.mktemp("runs") / "few.csv"
+    with measured_runs_path().open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = [row for row in reader if row["source_key"] in SOURCES]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def written(few: Path) -> tuple[dict, str, str]:
+    """(what the command wrote, its standard output, its standard error)."""
+    out = few.with_name("step.json")
+    command = [sys.executable, "-m", "meshwright.fitting.ship", "--runs", few, "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert sorted(p.name for p in few.parent.iterdir()) == ["few.csv", "step.json"]
+    return json.loads(out.read_text()), done.stdout, done.stderr
+
+
+def test_it_writes_a_calibration_that_says_what_it_was_made_from(written):
+    document, stdout, stderr = written
+    assert "from 11 rows of few.csv" in document["made"]
+    assert document["rows"] == {"megatron_lm_llama_ex": 3, "megatron_seqpar_paper": 8}
+    assert from_document(document).num_rows("framework", "megatron-lm-2021") == 8
+    assert stdout == ""
+    assert "fitting 11 rows of 2 sources" in stderr
+
+
+def test_intervals_hold_as_many_left_out_rows_as_they_say(few, written):
+    runs = [r for r in read_runs(few) if r.reason is None]
+    error, sd = left_out_errors(runs, fit(runs, made="x"))
+    inside = np.abs(error) <= Z80 * written[0]["interval_scale"] * sd * (1 + 1e-6)
+    assert inside.mean() >= COVERAGE
+    assert inside.mean() < 1
+
+
+def test_a_failure_leaves_the_old_file(monkeypatch, few, tmp_path):
+    out = tmp_path / "step.json"
+    out.write_text("old")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("interrupted")
+
+    monkeypatch.setattr(module, "calibrate", fail)
+    monkeypatch.setattr("sys.argv", ["calibrate", "--runs", str(few), "--out", str(out)])
+    with pytest.raises(RuntimeError):
+        main()
+    assert [p.name for p in tmp_path.iterdir()] == ["step.json"]
+    assert out.read_text() == "old"
