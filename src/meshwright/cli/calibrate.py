@@ -70,7 +70,8 @@ def command(
     how a kernel's rate depends on its shape; how fast the large ones are in training stays as shipped.
     """
     from meshwright.calibration.device import HERE, installed_path, to_document
-    from meshwright.cli.output import emit_json, jsonable, note
+    from meshwright.cli.output import emit_json, note
+    from meshwright.report.documents.json_values import jsonable
 
     if tables is None:
         found, target = _of_records(paths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -73,7 +73,9 @@ def command(
         write_page(estimate_page(done), path=html_path)
         note(f"wrote {html_path}")
     if as_json:
-        emit_json(_document(done))
+        from meshwright.report.documents.estimate import estimate_document
+
+        emit_json(estimate_document(done))
     else:
         _print(done)
 
@@ -96,37 +98,6 @@ def _write_trace(done: RunEstimate, path: Path) -> None:
         "plan": done.plan.describe(),
     }  # fmt: skip
     write_trace(timeline, path=path, tracks=after_pipeline(done.estimate), details=details)
-
-
-# --- JSON ---
-
-
-def _document(done: RunEstimate) -> dict[str, Any]:
-    from meshwright.cli.plan_document import (
-        plan_document,
-        request_document,
-        step_document,
-        training_document,
-    )
-    from meshwright.report.provenance import sources_of
-    from meshwright.report.stages import stage_rows
-
-    economics = done.economics
-    return {
-        "request": request_document(done.run, done.request),
-        "chosen_by": "planner" if done.chosen else "run file",
-        **plan_document(done.plan),
-        **step_document(done.estimate.step),
-        "stages": stage_rows(done.request, done.estimate),
-        "uncertainty": done.estimate.uncertainty,
-        "goodput": economics.goodput,
-        "usd_per_device_hour": economics.usd_per_device_hour,
-        "usd_per_million_tokens": economics.usd_per_million_tokens,
-        "joule_per_token": economics.joule_per_token,
-        "totals": economics.totals and training_document(economics.totals),
-        "notes": done.notes,
-        "sources": {topic: str(source) for topic, source in sources_of(done).items()},
-    }
 
 
 # --- tables ---

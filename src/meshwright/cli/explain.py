@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -71,55 +71,11 @@ def command(
         else:
             answer = explain_pair(run, run_from(against_path, calibration=calibration), questions=asked)
     if as_json:
-        emit_json(_document(answer))
+        from meshwright.report.documents.explanation import explanation_document
+
+        emit_json(explanation_document(answer))
     else:
         _print(answer)
-
-
-# --- JSON ---
-
-
-def _document(answer: Explanation) -> dict[str, Any]:
-    from meshwright.cli.plan_document import (
-        plan_document,
-        request_document,
-        step_document,
-        why_not_document,
-    )
-
-    difference = answer.difference
-    document: dict[str, Any] = {
-        "request": request_document(answer.run, answer.request),
-        "this": None,
-        "other": {
-            "name": answer.other_name, **plan_document(answer.other.plan), **step_document(answer.other.step),
-        },
-        "obstacle": answer.obstacle,
-        "difference": None,
-        "memory_limit": answer.limit and {
-            **plan_document(answer.limit.plan),
-            "step_s": answer.limit.step_s,
-            "needed_gib": answer.limit.needed_gib,
-            "available_gib": answer.limit.available_gib,
-        },
-        "why_not": [why_not_document(a) for a in answer.why_not],
-    }  # fmt: skip
-    if difference is not None:
-        this, cause = difference.this, difference.decided_by
-        document["this"] = {"name": answer.this_name, **plan_document(this.plan), **step_document(this.step)}
-        document["difference"] = {
-            "changes": {c.field: [c.this, c.other] for c in difference.changes},
-            "step_ms": _numbers(difference.step_ms),
-            "components_ms": {d.name: _numbers(d) for d in difference.comparison.components_ms},
-            "memory_gib": {d.name: _numbers(d) for d in difference.comparison.memory_gib},
-            "decided_by": cause and cause.name,
-            "text": _verdict(answer, difference),
-        }
-    return document
-
-
-def _numbers(d: Difference) -> dict[str, float]:
-    return {"this": d.winner, "other": d.loser, "delta": d.delta}
 
 
 # --- tables ---
@@ -127,7 +83,7 @@ def _numbers(d: Difference) -> dict[str, float]:
 
 def _print(answer: Explanation) -> None:
     from meshwright.cli.output import print_line
-    from meshwright.cli.plan_document import why_not_sentence
+    from meshwright.report.documents.plan import why_not_sentence
 
     if answer.obstacle is not None:
         print_line(f"{answer.this_name} is out: {answer.obstacle}")
@@ -150,6 +106,7 @@ def _print(answer: Explanation) -> None:
 def _print_difference(answer: Explanation, difference: PlanDifference) -> None:
     from meshwright.cli.output import print_line, print_table
     from meshwright.report.components import label
+    from meshwright.report.documents.explanation import verdict_sentence
 
     print_line(f"{answer.this_name}: {_summary(difference.this)}")
     print_line(f"{answer.other_name}: {_summary(difference.other)}")
@@ -168,7 +125,7 @@ def _print_difference(answer: Explanation, difference: PlanDifference) -> None:
     print_line()
     print_table({"GiB per device": "left", **sides}, [(d.name, *_cells(d, 2)) for d in comparison.memory_gib])
     print_line()
-    print_line(_verdict(answer, difference), style="bold")
+    print_line(verdict_sentence(answer, difference), style="bold")
 
 
 def _summary(done: PlanEstimate) -> str:
@@ -190,17 +147,3 @@ def _signed_bar(delta: float, largest: float) -> str:
     length = round(BAR_WIDTH * abs(delta) / largest) if largest > 0 else 0
     left, right = (length, 0) if delta < 0 else (0, length)
     return f"{'█' * left:>{BAR_WIDTH}}│{'█' * right}"
-
-
-def _verdict(answer: Explanation, difference: PlanDifference) -> str:
-    from meshwright.report.components import label
-
-    step, cause = difference.step_ms, difference.decided_by
-    if cause is None:
-        return "Both take the same time."
-    change = "longer" if step.delta > 0 else "shorter"
-    return (
-        f"With {answer.other_name} the step is {abs(step.delta):,.1f} ms "
-        f"({100 * abs(step.delta / step.winner):.1f} %) {change}; "
-        f"{label(cause.name)} {cause.delta:+,.1f} ms decides."
-    )

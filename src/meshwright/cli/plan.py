@@ -140,14 +140,14 @@ def _document(
     *,
     pareto: bool,
 ) -> dict[str, Any]:
-    from meshwright.cli.plan_document import (
+    from meshwright.planner import nearest_losers
+    from meshwright.report.documents.plan import (
         comparison_document,
         plan_document,
         request_document,
         step_document,
         why_not_document,
     )
-    from meshwright.planner import nearest_losers
 
     plans = [
         {"rank": i, **plan_document(done.plan), "objective_value": ranked.value, **step_document(done.step)}
@@ -232,8 +232,8 @@ def _print_front(result: PlanResult) -> None:
 
 def _print_losers(result: PlanResult) -> None:
     from meshwright.cli.output import print_line
-    from meshwright.cli.plan_document import loser_sentence
     from meshwright.planner import nearest_losers
+    from meshwright.report.documents.plan import loser_sentence
 
     print_line()
     print_line(f"Why {result.plans[0].plan.describe()}", style="bold")
@@ -245,7 +245,7 @@ def _print_losers(result: PlanResult) -> None:
 
 def _print_answers(answers: list[WhyNot]) -> None:
     from meshwright.cli.output import print_line
-    from meshwright.cli.plan_document import why_not_sentence
+    from meshwright.report.documents.plan import why_not_sentence
 
     print_line()
     print_line("Why not", style="bold")

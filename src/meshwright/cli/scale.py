@@ -124,7 +124,7 @@ def command(
         write_page(scale_page(report), path=html_path)
         note(f"wrote {html_path}")
     if as_json:
-        from meshwright.cli.scale_document import scale_document
+        from meshwright.report.documents.scale import scale_document
 
         emit_json(scale_document(report))
     else:

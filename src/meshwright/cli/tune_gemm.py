@@ -134,7 +134,7 @@ def _tune(run: Run, device: Any, *, budget_s: float) -> tuple[Plan, Outcome]:
 
 
 def _tuning_text(run: Run, plan: Plan, device: Any, outcome: Outcome) -> str:
-    from meshwright.cli.output import jsonable
+    from meshwright.report.documents.json_values import jsonable
     from meshwright.training.gemm_tuning import GemmTuning, conditions, to_text
     from meshwright.training.telemetry import moment
 

@@ -9,8 +9,8 @@ from meshwright.accuracy.export import COLUMNS, write_rows
 from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
 from meshwright.accuracy.rows import PublishedRun
-from meshwright.cli.output import jsonable
 from meshwright.errors import InputError
+from meshwright.report.documents.json_values import jsonable
 
 ReadMany = Callable[..., list[PublishedRun]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.plan_document import plan_document, request_document, step_document, training_document
+from meshwright.report.documents.plan import plan_document, request_document, step_document, training_document
 
 if TYPE_CHECKING:
     from meshwright.planner.scaling import Costed, EmulatedPoint, Replica, ScalePoint, Unreached

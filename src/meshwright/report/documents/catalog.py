@@ -1,0 +1,152 @@
+"""The JSON document of `meshwright catalog {models,accelerators,clusters}`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+ABOUT = {
+    "conflicts": "Where sources disagree",
+    "assumptions": "Assumed",
+    "unknown": "Not known",
+}
+"""Parts of an entry that a reader must know before trusting it, and their headings."""
+
+
+def listing_document(kind: str) -> dict[str, Any]:
+    """All entries of `kind`: models, accelerators or clusters."""
+    return {"models": _list_models, "accelerators": _list_accelerators, "clusters": _list_clusters}[kind]()
+
+
+def details_document(kind: str, name: str) -> dict[str, Any]:
+    """All values of one entry with their sources. Raises UnknownNameError."""
+    views = {"models": _show_model, "accelerators": _show_accelerator, "clusters": _show_cluster}
+    return views[kind](name)
+
+
+def _list_models() -> dict[str, Any]:
+    from meshwright.catalog import Kind, entry, model, model_names
+
+    rows = []
+    for name in model_names():
+        m = model(name)
+        rows.append(
+            {
+                "name": name,
+                **_parameters(name),
+                "num_layers": m.num_layers,
+                "hidden": m.hidden,
+                "num_experts": m.experts.num_experts if m.experts else 0,
+                "attention": m.attention.kind.value,
+                "title": entry(Kind.MODEL, name).title,
+            }
+        )
+    return {"models": rows}
+
+
+def _show_model(name: str) -> dict[str, Any]:
+    from meshwright.catalog import Kind, entry
+
+    found = entry(Kind.MODEL, name)
+    return _entry_document(found) | {"computed": _parameters(found.name)}
+
+
+def _parameters(name: str) -> dict[str, int]:
+    from meshwright.catalog import model
+    from meshwright.cost.flops import count_parameters
+    from meshwright.cost.tables import model_row
+
+    parameters = count_parameters(model_row(model(name)))
+    return {"total_parameters": int(parameters.total), "active_parameters": int(parameters.active)}
+
+
+def _list_accelerators() -> dict[str, Any]:
+    from meshwright.catalog import Kind, accelerator, accelerator_names, entry
+
+    rows = []
+    for name in accelerator_names():
+        a = accelerator(name)
+        rows.append(
+            {
+                "name": name,
+                **{f"{f}_flops_per_s": a.peak_flops_per_s.get(f) for f in ("bf16", "fp8", "fp4")},
+                "memory_bytes": a.memory_bytes,
+                "memory_bytes_per_s": a.memory_bytes_per_s,
+                "scale_up_bytes_per_s": a.scale_up_bytes_per_s,
+                "scale_out_bytes_per_s": a.scale_out_bytes_per_s,
+                "title": entry(Kind.ACCELERATOR, name).title,
+            }
+        )
+    return {"accelerators": rows}
+
+
+def _show_accelerator(name: str) -> dict[str, Any]:
+    from meshwright.catalog import Kind, entry
+
+    return _entry_document(entry(Kind.ACCELERATOR, name))
+
+
+def _list_clusters() -> dict[str, Any]:
+    from meshwright.catalog import NAMING_RULE, Kind, entry, fabric, fabric_names
+
+    rows = []
+    for name in fabric_names():
+        f = fabric(name)
+        rows.append(
+            {
+                "name": name,
+                "scale_up_domain": f.scale_up_domain,
+                "scale_up_bytes_per_s": f.scale_up_bytes_per_s,
+                "scale_out_bytes_per_s": f.scale_out_bytes_per_s,
+                "oversubscription": f.oversubscription,
+                "title": entry(Kind.FABRIC, name).title,
+            }
+        )
+    return {"fabrics": rows, "naming_rule": NAMING_RULE}
+
+
+def _show_cluster(name: str) -> dict[str, Any]:
+    """A cluster by its name, or a fabric by its own."""
+    from meshwright.catalog import Kind, cluster, entry
+    from meshwright.errors import UnknownNameError
+
+    try:
+        return _entry_document(entry(Kind.FABRIC, name))
+    except UnknownNameError:
+        pass  # not a fabric: it must read as a cluster
+    found = cluster(name)
+    document = _entry_document(entry(Kind.FABRIC, found.fabric.name))
+    placed = {
+        field: getattr(found.fabric, field) for field in document["values"] if hasattr(found.fabric, field)
+    }
+    computed = {
+        "accelerator": found.accelerator.name,
+        "fabric": found.fabric.name,
+        "devices_per_node": found.devices_per_node,
+        "num_nodes": found.num_nodes,
+        "num_devices": found.num_devices,
+    }
+    title = f"{found.num_devices:,} {found.accelerator.name} on: {document['title']}"
+    return document | {"name": found.name, "title": title, "computed": computed, "values": placed}
+
+
+def _entry_document(found: Any) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "title": found.title,
+        "aliases": list(found.aliases),
+        "values": found.values,
+        "published": found.published,
+        "sources": found.sources,
+        "source_of": {path: found.source_of(path) for path, _ in leaves(found.values)},
+        **{about: getattr(found, about) for about in ABOUT},
+    }
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of every leaf of nested mappings."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
