@@ -88,7 +88,7 @@ def command(
         from meshwright.report.accuracy_page import accuracy_page
         from meshwright.report.html import write_page
 
-        write_page(accuracy_page(report, left_out=leave_out), path=html_path)
+        write_page(accuracy_page(report, leave_one_source_out=leave_out), path=html_path)
         note(f"wrote {html_path}")
     if as_json:
         emit_json({**report.as_json(), "each_source_left_out": leave_out})

@@ -197,14 +197,14 @@ def _emit(told: list[Summary], recorder: Recorder, page: Path | None) -> None:
 def _show(told: list[Summary], recorder: Recorder, page: Path | None) -> None:
     from meshwright.bench.training_summary import verdict
     from meshwright.cli.output import note, print_line, print_text_tables
-    from meshwright.report.training_sweep import outlier_words, tables, verdict_words
+    from meshwright.report.training_sweep import accuracy_sentence, outlier_sentences, tables
 
     if recorder.sidecar["device"] is not None:
         print_line(recorder.sidecar["device"]["name"], style="bold")
         print_line()
     print_text_tables(tables(told))
     print_line()
-    print_line(verdict_words(verdict(told)))
+    print_line(accuracy_sentence(verdict(told)))
     print_line(f"Records: {recorder.path}" + (f", for people: {page}" if page else ""))
-    for words in outlier_words(told):
+    for words in outlier_sentences(told):
         note(words)

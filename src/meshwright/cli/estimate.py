@@ -144,10 +144,10 @@ def _print_headline(done: RunEstimate) -> None:
 
 def _print_components(done: RunEstimate) -> None:
     from meshwright.cli.output import print_line, print_table
-    from meshwright.report.components import family, label, told
+    from meshwright.report.components import family, label, shown_components
     from meshwright.report.quantities import percent, seconds
 
-    components = told(done.estimate.step.components_s)
+    components = shown_components(done.estimate.step.components_s)
     total, largest = done.estimate.step.step.value, max(components.values())
     rows = [
         (label(n), family(n).value, seconds(s), percent(s / total), "█" * round(BAR_WIDTH * s / largest))

@@ -83,7 +83,7 @@ def print_text_tables(tables: Iterable[TextTable]) -> None:
         if number:
             print_line()
         columns: dict[str, Align] = {
-            heading: "left" if i == 0 or heading in shown.words else "right"
+            heading: "left" if i == 0 or heading in shown.text_columns else "right"
             for i, heading in enumerate(shown.headings)
         }
         print_table(columns, shown.rows, title=shown.title, caption=shown.caption or None)

@@ -110,13 +110,13 @@ def command(
     from meshwright.cli.run_input import run_from
     from meshwright.planner.fixed import fixed_fields
     from meshwright.planner.scaling import Mode
-    from meshwright.report.scale_study import Question, scale_report
+    from meshwright.report.scale_study import ScaleQuestion, scale_report
 
     described = {name: given.pop(name) for name in _RUN_OPTIONS}
     run = run_from(run_path, overrides=overrides, **described)
     fixed = fixed_fields(given.pop("fixes"))
     with progress(f"scaling {run.model.name}"):
-        report = scale_report(run, Question(mode=Mode(mode), fixed=fixed, **given))
+        report = scale_report(run, ScaleQuestion(mode=Mode(mode), fixed=fixed, **given))
     if html_path is not None:
         from meshwright.report.html import write_page
         from meshwright.report.scale_page import scale_page

@@ -8,18 +8,18 @@ from meshwright.accuracy.report import HEADLINE, AccuracyReport
 from meshwright.calibration.parameters import fitted
 from meshwright.report.accuracy_figures import errors_svg, legend, predicted_svg
 from meshwright.report.accuracy_tables import metrics_table, remaining_tables
-from meshwright.report.html import Section, document, figure, paragraph, text_table, tiles
+from meshwright.report.html import PageSection, document, figure, paragraph, text_table, tiles
 from meshwright.report.quantities import percent
 from meshwright.report.text_table import TextTable
 
 TITLE = "Predicted beside measured"
-LEFT_OUT_TITLE = "Predicted beside measured, each source left out of the fit that predicts it"
+LEAVE_ONE_OUT_TITLE = "Predicted beside measured, each source left out of the fit that predicts it"
 
 _FITTED = (
     "These are the rows that the calibration was fitted on ({version}): on somebody else's cluster "
     "and software, expect the larger error that --leave-one-source-out gives."
 )
-_LEFT_OUT = (
+_LEAVE_ONE_OUT = (
     "Each source is predicted by a calibration that never saw it: this is the error to expect on somebody "
     "else's cluster and software."
 )
@@ -27,24 +27,24 @@ _DRAWN = {"accelerator", "source", "architecture", "precision", "framework"}
 """Kinds of groups that get a figure beside their table."""
 
 
-def accuracy_page(report: AccuracyReport, *, left_out: bool = False) -> str:
-    """The whole page. `left_out`: every source was predicted by a calibration without it."""
+def accuracy_page(report: AccuracyReport, *, leave_one_source_out: bool = False) -> str:
+    """The whole page. `leave_one_source_out`: every source was predicted by a calibration without it."""
     sections = [_rows(report), _subsets(report)]
     sections += [_groups(report, kind) for kind in report.groups if kind != "subset"]
     sections += [_section(shown) for shown in remaining_tables(report)]
     return document(
-        title=LEFT_OUT_TITLE if left_out else TITLE,
-        lead=_lead(report, left_out=left_out),
+        title=LEAVE_ONE_OUT_TITLE if leave_one_source_out else TITLE,
+        lead=_lead(report, leave_one_source_out=leave_one_source_out),
         sections=sections,
         footer=f"Meshwright {__version__}. Measurements as their sources published them.",
     )
 
 
-def _lead(report: AccuracyReport, *, left_out: bool) -> str:
+def _lead(report: AccuracyReport, *, leave_one_source_out: bool) -> str:
     m = report.headline or report.summary
     of = HEADLINE if report.headline else "all rows"
-    words = _LEFT_OUT if left_out else _FITTED.format(version=fitted().made)
-    return paragraph(words, css_class="lead") + tiles(_key_figures(m, of))
+    text = _LEAVE_ONE_OUT if leave_one_source_out else _FITTED.format(version=fitted().made)
+    return paragraph(text, css_class="lead") + tiles(_key_figures(m, of))
 
 
 def _key_figures(m: Metrics, of: str) -> list[tuple[str, str, str]]:
@@ -61,31 +61,31 @@ def _known(ratio: float) -> str:
     return percent(ratio) if ratio == ratio else "–"
 
 
-def _rows(report: AccuracyReport) -> Section:
-    words = (
+def _rows(report: AccuracyReport) -> PageSection:
+    text = (
         "Tokens/s per device of published training runs. Each point is one run, the line is a perfect "
         "prediction, the band is 20 % to either side."
     )
-    return Section(
-        title="Run by run", parts=[paragraph(words), figure(predicted_svg(report), legend=legend(report))]
+    return PageSection(
+        title="Run by run", parts=[paragraph(text), figure(predicted_svg(report), legend=legend(report))]
     )
 
 
-def _subsets(report: AccuracyReport) -> Section:
-    words = (
+def _subsets(report: AccuracyReport) -> PageSection:
+    text = (
         "Error: predicted over measured, minus one. Sweeps of one source's plans stand apart, because there "
         "the order of the plans matters more; regret is what running the plan predicted fastest would lose."
     )
     shown = metrics_table("Subsets", {"all rows": report.summary, **report.groups["subset"]})
-    return _section(shown, above=[paragraph(words)])
+    return _section(shown, above=[paragraph(text)])
 
 
-def _groups(report: AccuracyReport, kind: str) -> Section:
+def _groups(report: AccuracyReport, kind: str) -> PageSection:
     svg = errors_svg(report, by=kind) if kind in _DRAWN else None
-    words = "Bar: the middle half of the rows; line: four fifths; tick: the median."
-    above = [] if svg is None else [paragraph(words), figure(svg)]
+    text = "Bar: the middle half of the rows; line: four fifths; tick: the median."
+    above = [] if svg is None else [paragraph(text), figure(svg)]
     return _section(metrics_table(f"By {kind}", report.groups[kind]), above=above)
 
 
-def _section(shown: TextTable, *, above: list[str] | None = None) -> Section:
-    return Section(title=shown.title, parts=[*(above or ()), text_table(shown)])
+def _section(shown: TextTable, *, above: list[str] | None = None) -> PageSection:
+    return PageSection(title=shown.title, parts=[*(above or ()), text_table(shown)])

@@ -60,7 +60,7 @@ def rows_table(report: AccuracyReport) -> TextTable:
             )
             for row in report.rows
         ],
-        words=(reason,),
+        text_columns=(reason,),
     )
 
 

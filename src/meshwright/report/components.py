@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Family(StrEnum):
+class ComponentFamily(StrEnum):
     """What a device does with the time."""
 
     MATRIX = "compute"  # matrix products and attention
@@ -26,33 +26,33 @@ class Component:
     """One part of a step."""
 
     label: str
-    family: Family
+    family: ComponentFamily
 
 
 COMPONENTS: dict[str, Component] = {
     key: Component(label=label, family=family)
     for key, label, family in (
-        ("attention_gemm", "attention projections", Family.MATRIX),
-        ("attention_core", "attention", Family.MATRIX),
-        ("ffn", "feed-forward", Family.MATRIX),
-        ("experts", "experts", Family.MATRIX),
-        ("head", "head and loss", Family.MATRIX),
-        ("router", "router", Family.MEMORY),
-        ("elementwise", "element-wise", Family.MEMORY),
-        ("accumulation", "adding up gradients", Family.MEMORY),
-        ("optimizer", "optimizer", Family.MEMORY),
-        ("recompute", "recomputation", Family.RECOMPUTATION),
-        ("tensor_parallel", "tensor parallel", Family.COMMUNICATION),
-        ("context_parallel", "context parallel", Family.COMMUNICATION),
-        ("expert_parallel", "expert parallel", Family.COMMUNICATION),
-        ("gather", "parameter gather", Family.COMMUNICATION),
-        ("hooks", "hooks around layers", Family.WAITING),
-        ("data_parallel", "gradient reduction", Family.COMMUNICATION),
-        ("bubble", "bubble", Family.WAITING),
-        ("host", "host", Family.WAITING),
-        ("fixed", "fixed costs", Family.WAITING),
-        ("stragglers", "stragglers", Family.WAITING),
-        ("power_limit", "power limit", Family.WAITING),
+        ("attention_gemm", "attention projections", ComponentFamily.MATRIX),
+        ("attention_core", "attention", ComponentFamily.MATRIX),
+        ("ffn", "feed-forward", ComponentFamily.MATRIX),
+        ("experts", "experts", ComponentFamily.MATRIX),
+        ("head", "head and loss", ComponentFamily.MATRIX),
+        ("router", "router", ComponentFamily.MEMORY),
+        ("elementwise", "element-wise", ComponentFamily.MEMORY),
+        ("accumulation", "adding up gradients", ComponentFamily.MEMORY),
+        ("optimizer", "optimizer", ComponentFamily.MEMORY),
+        ("recompute", "recomputation", ComponentFamily.RECOMPUTATION),
+        ("tensor_parallel", "tensor parallel", ComponentFamily.COMMUNICATION),
+        ("context_parallel", "context parallel", ComponentFamily.COMMUNICATION),
+        ("expert_parallel", "expert parallel", ComponentFamily.COMMUNICATION),
+        ("gather", "parameter gather", ComponentFamily.COMMUNICATION),
+        ("hooks", "hooks around layers", ComponentFamily.WAITING),
+        ("data_parallel", "gradient reduction", ComponentFamily.COMMUNICATION),
+        ("bubble", "bubble", ComponentFamily.WAITING),
+        ("host", "host", ComponentFamily.WAITING),
+        ("fixed", "fixed costs", ComponentFamily.WAITING),
+        ("stragglers", "stragglers", ComponentFamily.WAITING),
+        ("power_limit", "power limit", ComponentFamily.WAITING),
     )
 }
 """In the order in which a step is told: what computes, what it costs to divide it, what waits."""
@@ -74,13 +74,13 @@ def label(name: str) -> str:
     return known.label if known else name.replace("_", " ")
 
 
-def family(name: str) -> Family:
+def family(name: str) -> ComponentFamily:
     """The family of a component; one that is not listed waits."""
     known = COMPONENTS.get(name)
-    return known.family if known else Family.WAITING
+    return known.family if known else ComponentFamily.WAITING
 
 
-def told(components_s: Mapping[str, float]) -> dict[str, float]:
+def shown_components(components_s: Mapping[str, float]) -> dict[str, float]:
     """The components that matter, in the order of `COMPONENTS`. Seconds in, seconds out."""
     total = sum(components_s.values())
     order = {name: i for i, name in enumerate(COMPONENTS)}
@@ -88,9 +88,9 @@ def told(components_s: Mapping[str, float]) -> dict[str, float]:
     return {n: components_s[n] for n in names if abs(components_s[n]) > NEGLIGIBLE_RATIO * total}
 
 
-def by_family(components_s: Mapping[str, float]) -> dict[Family, float]:
+def by_family(components_s: Mapping[str, float]) -> dict[ComponentFamily, float]:
     """Seconds of each family, largest first."""
-    sums = dict.fromkeys(Family, 0.0)
+    sums = dict.fromkeys(ComponentFamily, 0.0)
     for name, seconds in components_s.items():
         sums[family(name)] += seconds
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
@@ -103,9 +103,9 @@ def bound_by(components_s: Mapping[str, float]) -> str:
     'compute 80 %, bubble 15 %'
     """
     largest, seconds = next(iter(by_family(components_s).items()))
-    words = [f"{largest.value} {100 * seconds / sum(components_s.values()):.0f} %"]
+    text = [f"{largest.value} {100 * seconds / sum(components_s.values()):.0f} %"]
     other = largest_other(components_s)
-    return ", ".join(words if other is None else [*words, other])
+    return ", ".join(text if other is None else [*text, other])
 
 
 def largest_other(components_s: Mapping[str, float]) -> str | None:
@@ -115,7 +115,7 @@ def largest_other(components_s: Mapping[str, float]) -> str | None:
     True
     """
     total = sum(components_s.values())
-    others = {n: s for n, s in components_s.items() if family(n) is not Family.MATRIX}
+    others = {n: s for n, s in components_s.items() if family(n) is not ComponentFamily.MATRIX}
     name = max(others, key=others.__getitem__, default=None)
     if name is None or others[name] < NOTEWORTHY_RATIO * total:
         return None

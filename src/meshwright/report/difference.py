@@ -22,7 +22,7 @@ from meshwright.units import gib
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One field in which two plans differ, in the run file's words."""
+    """One field in which two plans differ, in the run file's terms."""
 
     field: str
     this: str
@@ -76,7 +76,7 @@ def differ(this: PlanEstimate, other: PlanEstimate, *, usable_bytes: float) -> P
 
 def changes(this: Plan, other: Plan) -> tuple[Change, ...]:
     """The fields in which two plans differ. A schedule counts where both have a pipeline."""
-    first, second = _words(this), _words(other)
+    first, second = _field_values(this), _field_values(other)
     if min(this.pipeline, other.pipeline) == 1:
         first["schedule"] = second["schedule"]
     return tuple(Change(field=n, this=first[n], other=second[n]) for n in first if first[n] != second[n])
@@ -109,15 +109,17 @@ def _ranked(estimate: PlanEstimate) -> RankedPlan:
     )
 
 
-def _words(plan: Plan) -> dict[str, str]:
+def _field_values(plan: Plan) -> dict[str, str]:
     """Every field in the run file's words; recomputation is one of them."""
-    words = {f.name: _word(getattr(plan, f.name)) for f in fields(Plan) if not f.name.startswith("recompute")}
+    values = {
+        f.name: _word(getattr(plan, f.name)) for f in fields(Plan) if not f.name.startswith("recompute")
+    }
     recompute = plan.recompute.value
     if plan.recompute is Recompute.SELECTIVE:
         recompute = "+".join(plan.recompute_modules)
     elif plan.recompute is Recompute.FULL and plan.recompute_layers is not None:
         recompute = f"full in {plan.recompute_layers} layers of a rank"
-    return {**words, "recompute": recompute}
+    return {**values, "recompute": recompute}
 
 
 def _word(value: object) -> str:

@@ -6,18 +6,18 @@ from html import escape
 
 from meshwright import __version__
 from meshwright.errors import InputError
-from meshwright.report.components import bound_by, label, told
+from meshwright.report.components import bound_by, label, shown_components
 from meshwright.report.figures import family_legend, memory_legend, memory_svg, shares_svg, waterfall_svg
-from meshwright.report.html import Endnotes, Section, document, figure, paragraph, table, tiles
+from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, table, tiles
 from meshwright.report.provenance import (
     INTERVAL_CONVENTION,
     MFU_CONVENTION,
-    Source,
+    InputSource,
     input_meaning,
     sources_of,
 )
 from meshwright.report.quantities import interval_of, percent, rate, seconds, span, value_of
-from meshwright.report.quantities import memory as memory_words
+from meshwright.report.quantities import memory as memory_text
 from meshwright.report.run_estimate import RunEstimate, memory_parts
 from meshwright.report.stages import stage_rows
 from meshwright.report.timeline import legend, step_timeline, timeline_svg, windows
@@ -39,7 +39,7 @@ def estimate_page(done: RunEstimate) -> str:
         _run_file(done),
     ]
     # Notes are numbered while the sections above are made.
-    sections.append(Section(title="Sources", parts=[notes.html()]))
+    sections.append(PageSection(title="Sources", parts=[notes.html()]))
     return document(
         title=f"{done.run.name}: {done.request.model.name} on {done.run.cluster_name}",
         lead=lead,
@@ -48,9 +48,9 @@ def estimate_page(done: RunEstimate) -> str:
     )
 
 
-def _lead(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> str:
+def _lead(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -> str:
     request, step = done.request, done.estimate.step
-    words = (
+    text = (
         f"{done.plan.describe()}, {request.precision.name}, {request.global_batch} sequences of "
         f"{request.seq_len} tokens a step, engine {request.engine}. "
         + ("The plan was chosen by the planner." if done.chosen else "The plan is pinned in the run file.")
@@ -75,7 +75,7 @@ def _lead(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> str
         ]
     marks = notes.mark(str(sources["hardware"])) + notes.mark(str(sources["software"]))
     cautions = "".join(paragraph(f"Note: {note}.", css_class="lead") for note in done.notes)
-    return paragraph(words, marks=marks, css_class="lead") + tiles(rows) + cautions
+    return paragraph(text, marks=marks, css_class="lead") + tiles(rows) + cautions
 
 
 def _of_capacity(done: RunEstimate) -> str:
@@ -83,17 +83,19 @@ def _of_capacity(done: RunEstimate) -> str:
     return f"{percent(memory.reserved_bytes / memory.capacity_bytes)} of {gib(memory.capacity_bytes):.1f} GiB"
 
 
-def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
+def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -> PageSection:
     step = done.estimate.step
     whole = step.step.value
-    rows = [(label(n), seconds(s), percent(s / whole)) for n, s in told(step.components_s).items()]
+    rows = [
+        (label(n), seconds(s), percent(s / whole)) for n, s in shown_components(step.components_s).items()
+    ]
     marks = notes.mark(MFU_CONVENTION) + notes.mark(str(sources["fabric"]))
-    words = f"{bound_by(step.components_s)[:1].upper()}{bound_by(step.components_s)[1:]} of the step."
-    return Section(
+    text = f"{bound_by(step.components_s)[:1].upper()}{bound_by(step.components_s)[1:]} of the step."
+    return PageSection(
         title="Where the time goes",
         parts=[
             paragraph(
-                f"{words} Communication counts where no computation hides it: the parts add up to the step.",
+                f"{text} Communication counts where no computation hides it: the parts add up to the step.",
                 marks=marks,
             ),
             figure(waterfall_svg(step.components_s), legend=family_legend(step.components_s)),
@@ -102,12 +104,12 @@ def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Sec
     )
 
 
-def _timeline(done: RunEstimate) -> list[Section]:
+def _timeline(done: RunEstimate) -> list[PageSection]:
     timeline = step_timeline(done.estimate)
     if timeline is None or done.plan.pipeline == 1:
         return []
     parts = len(windows(timeline))
-    words = (
+    text = (
         f"{done.plan.pipeline} pipeline ranks, schedule {done.plan.schedule.value}; the ranks wait "
         f"{percent(timeline.bubble_ratio)} of the time."
         + (" Drawn are the beginning and the end; between, the pattern repeats." if parts > 1 else "")
@@ -119,21 +121,21 @@ def _timeline(done: RunEstimate) -> list[Section]:
         for r in stage_rows(done.request, done.estimate)
     ]  # fmt: skip
     headings = ("rank", "layers", "forward", "backward", "micro-batches kept", "waits")
-    return [Section(title="Pipeline", parts=[paragraph(words), picture, table(headings, ranks)])]
+    return [PageSection(title="Pipeline", parts=[paragraph(text), picture, table(headings, ranks)])]
 
 
-def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
+def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -> PageSection:
     memory = done.estimate.step.memory
     rows = [(name, f"{gib(size):.2f}") for name, size in memory_parts(memory).items()]
     rows.append(("reserved", f"{gib(memory.reserved_bytes):.2f}"))
-    words = (
+    text = (
         f"Pipeline stage {memory.stage} is the fullest: "
-        f"{memory_words(memory.reserved_bytes, memory.capacity_bytes)} per device."
+        f"{memory_text(memory.reserved_bytes, memory.capacity_bytes)} per device."
     )
-    return Section(
+    return PageSection(
         title="Where the memory goes",
         parts=[
-            paragraph(words, marks=notes.mark(str(sources["hardware"]))),
+            paragraph(text, marks=notes.mark(str(sources["hardware"]))),
             figure(
                 memory_svg(memory_parts(memory), capacity_bytes=memory.capacity_bytes), legend=memory_legend()
             ),
@@ -142,26 +144,26 @@ def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> S
     )
 
 
-def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
+def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -> PageSection:
     largest = sorted(done.estimate.uncertainty.items(), key=lambda item: -item[1])[:MAX_UNCERTAINTIES]
     shares = {name.replace("_", " "): share for name, share in largest if share > 0.005}
     meanings = [(name.replace("_", " "), input_meaning(name)) for name, share in largest if share > 0.005]
     step = done.estimate.step.step
-    words = (
+    text = (
         f"The step takes {interval_of(step)} in four cases of five (inputs: {step.tier.name.lower()}). "
         "The bars say which input the width of that interval comes from."
     )
-    return Section(
+    return PageSection(
         title="How sure this is",
         parts=[
-            paragraph(words, marks=notes.mark(INTERVAL_CONVENTION) + notes.mark(str(sources["calibration"]))),
+            paragraph(text, marks=notes.mark(INTERVAL_CONVENTION) + notes.mark(str(sources["calibration"]))),
             figure(shares_svg(shares, title="Share of the variance of the step time by input")),
-            table(("input", "is"), meanings, words=("input", "is")),
+            table(("input", "is"), meanings, text_columns=("input", "is")),
         ],
     )
 
 
-def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -> Section:
+def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -> PageSection:
     economics, totals = done.economics, done.economics.totals
     goodput = economics.goodput
     rows: list[tuple[str, str, str]] = [
@@ -180,22 +182,22 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, Source]) -
         rows += [(name, value_of(e), interval_of(e)) for name, e in named if e is not None]
     topics = [topic for topic in ("failures", "power", "price") if topic in sources]
     marks = "".join(notes.mark(str(sources[topic])) for topic in topics)
-    words = "Failures, checkpoints and restarts take their share of the wall time; the rest is training."
-    return Section(
+    text = "Failures, checkpoints and restarts take their share of the wall time; the rest is training."
+    return PageSection(
         title="The whole training",
-        parts=[paragraph(words, marks=marks), table(("", "value", "interval"), rows)],
+        parts=[paragraph(text, marks=marks), table(("", "value", "interval"), rows)],
     )
 
 
-def _run_file(done: RunEstimate) -> Section:
+def _run_file(done: RunEstimate) -> PageSection:
     from meshwright.runfile import pinned_text
 
-    words = f"{rate(done.run.tokens_per_step)} tokens a step on {done.request.num_devices} devices."
+    size = f"{rate(done.run.tokens_per_step)} tokens a step on {done.request.num_devices} devices."
     try:
         text = pinned_text(done.run, done.plan)
     except InputError:  # a file with aliases cannot be rewritten
         text = done.run.text
-    return Section(
+    return PageSection(
         title="The run file, with the plan pinned",
-        parts=[paragraph(words), f"<pre>{escape(text)}</pre>"],
+        parts=[paragraph(size), f"<pre>{escape(text)}</pre>"],
     )

@@ -19,7 +19,7 @@ from meshwright.report.difference import MemoryLimit, PlanDifference, differ, me
 from meshwright.report.run_estimate import estimate_run, require_fit, require_legal
 from meshwright.specs.run import Run
 
-Question = Mapping[str, object]
+FixedFields = Mapping[str, object]
 """Fields of a plan, each at one value: why not these?"""
 
 
@@ -42,7 +42,7 @@ class Explanation:
     why_not: tuple[WhyNot, ...] = ()
 
 
-def explain_run(run: Run, *, questions: Sequence[Question] = ()) -> Explanation:
+def explain_run(run: Run, *, questions: Sequence[FixedFields] = ()) -> Explanation:
     """The run's plan against the planner's best. Raises InfeasibleError when no plan is possible at all."""
     goal, request = goal_of(run), free_request(run)
     result = best_plans(request, goal=goal, top=2)
@@ -66,7 +66,7 @@ def explain_run(run: Run, *, questions: Sequence[Question] = ()) -> Explanation:
     )
 
 
-def explain_pair(run: Run, other: Run, *, questions: Sequence[Question] = ()) -> Explanation:
+def explain_pair(run: Run, other: Run, *, questions: Sequence[FixedFields] = ()) -> Explanation:
     """The plans of two runs. Raises InfeasibleError when one of them cannot run."""
     first, second, goal = estimate_run(run), estimate_run(other), goal_of(run)
     request = first.request
@@ -94,6 +94,6 @@ def _obstacle(request: PlanRequest, estimate: PlanEstimate) -> str | None:
 
 
 def _answers(
-    request: PlanRequest, questions: Sequence[Question], winner: RankedPlan, goal: Goal
+    request: PlanRequest, questions: Sequence[FixedFields], winner: RankedPlan, goal: Goal
 ) -> tuple[WhyNot, ...]:
     return tuple(why_not(request, question, winner=winner, goal=goal) for question in questions)

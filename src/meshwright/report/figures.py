@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.report.components import Family, family, label, told
+from meshwright.report.components import ComponentFamily, family, label, shown_components
 from meshwright.report.quantities import percent, seconds
 from meshwright.units import gib
 
@@ -17,11 +17,11 @@ INK, FAINT = "#16191d", "#c8ccd2"
 """Placeholders for the page's text and line colours."""
 
 FAMILY_COLORS = {
-    Family.MATRIX: "#3f78b5",
-    Family.MEMORY: "#6bb0b8",
-    Family.RECOMPUTATION: "#8b6bb1",
-    Family.COMMUNICATION: "#d98a35",
-    Family.WAITING: "#b5525c",
+    ComponentFamily.MATRIX: "#3f78b5",
+    ComponentFamily.MEMORY: "#6bb0b8",
+    ComponentFamily.RECOMPUTATION: "#8b6bb1",
+    ComponentFamily.COMMUNICATION: "#d98a35",
+    ComponentFamily.WAITING: "#b5525c",
 }
 MEMORY_COLORS = {
     "weights": "#3f78b5",
@@ -36,7 +36,7 @@ WIDTH = 560
 
 def family_legend(components_s: Mapping[str, float]) -> list[tuple[str, str]]:
     """(name, colour) of the families that a waterfall shows."""
-    present = {family(name) for name in told(components_s)}
+    present = {family(name) for name in shown_components(components_s)}
     return [(f.value, color) for f, color in FAMILY_COLORS.items() if f in present]
 
 
@@ -60,7 +60,7 @@ def waterfall_svg(components_s: Mapping[str, float]) -> str:
     import altair as alt
 
     rows, end = [], 0.0
-    for name, length in told(components_s).items():
+    for name, length in shown_components(components_s).items():
         rows.append(
             {
                 "component": label(name), "start": end, "end": end + length, "family": family(name).value,
@@ -78,8 +78,8 @@ def waterfall_svg(components_s: Mapping[str, float]) -> str:
         x2="end:Q",
         color=_color("family", {f.value: c for f, c in FAMILY_COLORS.items()}, {r["family"] for r in rows}),
     )
-    words = base.mark_text(align="left", dx=5, color=INK).encode(x="end:Q", text="text:N")
-    return svg((bars + words).properties(width=WIDTH, height={"step": 24}), title="Step time by component")
+    text = base.mark_text(align="left", dx=5, color=INK).encode(x="end:Q", text="text:N")
+    return svg((bars + text).properties(width=WIDTH, height={"step": 24}), title="Step time by component")
 
 
 def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> str:
@@ -103,17 +103,17 @@ def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> st
     )
     limit = alt.Chart(alt.Data(values=[{"x": gib(capacity_bytes), "text": "capacity"}]))
     rule = limit.mark_rule(color=INK, strokeWidth=2).encode(x="x:Q")
-    words = limit.mark_text(align="right", dx=-5, dy=-28, color=INK).encode(x="x:Q", text="text:N")
-    chart = (bars + rule + words).properties(width=WIDTH + 140, height=48)
+    text = limit.mark_text(align="right", dx=-5, dy=-28, color=INK).encode(x="x:Q", text="text:N")
+    chart = (bars + rule + text).properties(width=WIDTH + 140, height=48)
     return svg(chart, title="Memory of the fullest pipeline stage by part")
 
 
-def shares_svg(shares: Mapping[str, float], *, title: str, words: Mapping[str, str] | None = None) -> str:
-    """Bars of shares that add up to one, in the order given; `words` stand beside them, else percentages."""
+def shares_svg(shares: Mapping[str, float], *, title: str, labels: Mapping[str, str] | None = None) -> str:
+    """Bars of shares that add up to one, in the order given; `labels` stand beside them, else percentages."""
     import altair as alt
 
-    words = words or {name: percent(share) for name, share in shares.items()}
-    rows = [{"name": n, "share": s, "text": words[n]} for n, s in shares.items()]
+    labels = labels or {name: percent(share) for name, share in shares.items()}
+    rows = [{"name": n, "share": s, "text": labels[n]} for n, s in shares.items()]
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("name:N", sort=[r["name"] for r in rows], title=None),
         x=alt.X("share:Q", axis=alt.Axis(format="%"), title=None, scale=alt.Scale(domain=[0, 1])),

@@ -1,6 +1,6 @@
 """A page that is one file: no scripts, no fonts, nothing loaded; light and dark; prints well.
 
-document(title=..., lead=..., sections=[Section(...)])  -> text
+document(title=..., lead=..., sections=[PageSection(...)])  -> text
 write_page(text, path=...)                               the whole file appears or none of it
 """
 
@@ -56,7 +56,7 @@ th {{ font-size: .8rem; font-weight: 600; color: var(--soft) }}
 th, td {{ padding: .28rem 1.4rem .28rem 0; text-align: right; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums }}
 th:first-child, td:first-child {{ text-align: left }}
-th.words, td.words {{ text-align: left; vertical-align: top }}
+th.text, td.text {{ text-align: left; vertical-align: top }}
 pre {{ background: var(--tile); border-radius: .5rem; padding: 1rem; overflow-x: auto;
   font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; white-space: pre-wrap }}
 a {{ color: var(--accent); overflow-wrap: anywhere }}
@@ -78,7 +78,7 @@ LINK = re.compile(r"(?P<url>https?://[^\s<>,;)\]]+[^\s<>,;.)\]])|\bgithub:(?P<re
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class PageSection:
     """A heading and what stands under it, as HTML."""
 
     title: str
@@ -118,7 +118,7 @@ def linked(source: str) -> str:
     return LINK.sub(link, escape(source))
 
 
-def document(*, title: str, lead: str, sections: Iterable[Section], footer: str) -> str:
+def document(*, title: str, lead: str, sections: Iterable[PageSection], footer: str) -> str:
     """The whole page. `title` and `footer` are text, `lead` and the sections' parts are HTML."""
     body = "".join(f"<section><h2>{escape(s.title)}</h2>{''.join(s.parts)}</section>" for s in sections)
     return (
@@ -136,9 +136,11 @@ def paragraph(text: str, *, marks: str = "", css_class: str = "") -> str:
     return f"<p{attribute}>{escape(text)}{marks}</p>"
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, words: Collection[str] = ()) -> str:
-    """A table: the first column and those named in `words` stand to the left, figures to the right."""
-    kinds = [' class="words"' if h in words else "" for h in headings]
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: Collection[str] = ()
+) -> str:
+    """A table: the first column and those named in `text_columns` stand to the left, figures to the right."""
+    kinds = [' class="text"' if h in text_columns else "" for h in headings]
     head = "".join(f"<th{kind}>{escape(h)}</th>" for kind, h in zip(kinds, headings, strict=True))
     body = "".join(
         "<tr>"
@@ -153,7 +155,7 @@ def text_table(shown: TextTable) -> str:
     """A report's table without its title; the caption stands below."""
     rows = [["" if c is None else unbroken(str(c)) for c in row] for row in shown.rows]
     below = "".join(paragraph(line) for line in shown.caption.splitlines())
-    return table(shown.headings, rows, words=shown.words) + below
+    return table(shown.headings, rows, text_columns=shown.text_columns) + below
 
 
 def tiles(figures: Iterable[tuple[str, str, str]]) -> str:

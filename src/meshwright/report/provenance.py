@@ -15,7 +15,7 @@ from meshwright.report.run_estimate import RunEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class InputSource:
     """What one input of an estimate is, and who says so."""
 
     what: str
@@ -35,32 +35,34 @@ INTERVAL_CONVENTION = (
 )
 
 
-def sources_of(done: RunEstimate) -> dict[str, Source]:
+def sources_of(done: RunEstimate) -> dict[str, InputSource]:
     """Sources by topic: hardware, fabric, software, calibration, failures, power, price."""
     request = done.request
     accelerator, fabric = request.cluster.accelerator, request.cluster.fabric
     facts, rates = stack_facts(request.stack.framework), failure_range()
     found = {
-        "hardware": Source(what=f"{accelerator.name}, datasheet", source=_whole(accelerator.sources)),
-        "fabric": Source(what=f"fabric {fabric.name}", source=_whole(fabric.sources)),
-        "software": Source(what=f"software stack {facts.title}", source=facts.source),
-        "calibration": Source(what="calibration of the cost model", source=calibration_words(request)),
-        "failures": Source(what=f"failure rate: {rates.value.scope}", source=rates.value.source),
+        "hardware": InputSource(what=f"{accelerator.name}, datasheet", source=_whole(accelerator.sources)),
+        "fabric": InputSource(what=f"fabric {fabric.name}", source=_whole(fabric.sources)),
+        "software": InputSource(what=f"software stack {facts.title}", source=facts.source),
+        "calibration": InputSource(
+            what="calibration of the cost model", source=calibration_sentence(request)
+        ),
+        "failures": InputSource(what=f"failure rate: {rates.value.scope}", source=rates.value.source),
     }
     if done.economics.joule_per_token is not None:
         assumed = power_assumptions()
-        words = "; ".join(f"{name} {text}" for name, text in assumed.sources.items())
-        found["power"] = Source(what="power beside the design power, assumptions", source=words)
+        text = "; ".join(f"{name} {source}" for name, source in assumed.sources.items())
+        found["power"] = InputSource(what="power beside the design power, assumptions", source=text)
     if done.economics.price is not None:
         price = done.economics.price
-        found["price"] = Source(
+        found["price"] = InputSource(
             what=f"{price.usd_per_device_hour:g} USD per device-hour, {price.offer}, {price.date}",
             source=price.source,
         )
     return found
 
 
-def calibration_words(request: PlanRequest) -> str:
+def calibration_sentence(request: PlanRequest) -> str:
     """Which calibration was used, and how many measured rows it holds of this accelerator and software."""
     calibration = request.calibration or fitted()
     if calibration.surfaces:

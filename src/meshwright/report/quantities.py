@@ -1,4 +1,4 @@
-"""Estimates as words: a value with its interval, in the unit a reader expects."""
+"""Estimates as text: a value with its interval, in the unit a reader expects."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from meshwright.planner.legality import setting_for
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import PlanResult
 from meshwright.planner.training import Training, catalogue_price, goodput_at, hourly_price, training_at
-from meshwright.report.quantities import memory as memory_words
+from meshwright.report.quantities import memory as memory_text
 from meshwright.specs.estimate import MemoryEstimate, Tier
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -111,7 +111,7 @@ def _notes(request: PlanRequest, estimate: PlanEstimate) -> list[str]:
     notes, memory = [], estimate.step.memory
     if memory.reserved_bytes > request.usable_bytes:
         notes.append(
-            f"memory is tight: {memory_words(memory.reserved_bytes, memory.capacity_bytes)}, less than the "
+            f"memory is tight: {memory_text(memory.reserved_bytes, memory.capacity_bytes)}, less than the "
             f"{request.memory_margin:.0%} that the planner leaves free".replace("%", " %")
         )
     if estimate.step.step.tier is Tier.GUESSED:

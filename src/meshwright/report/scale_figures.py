@@ -92,8 +92,8 @@ def tornado_svg(found: Sensitivity) -> str:
     )
     better = base.transform_filter("datum.side == 'better'").mark_text(align="left", dx=4, color=INK)
     worse = base.transform_filter("datum.side == 'worse'").mark_text(align="right", dx=-4, color=INK)
-    words = [mark.encode(x="to:Q", text="text:N") for mark in (better, worse)]
-    chart = alt.layer(bars, *words).properties(width=WIDTH - 120, height={"step": 22})
+    text = [mark.encode(x="to:Q", text="text:N") for mark in (better, worse)]
+    chart = alt.layer(bars, *text).properties(width=WIDTH - 120, height={"step": 22})
     return svg(chart, title="Efficiency with one assumption changed")
 
 

@@ -7,8 +7,8 @@ from html import escape
 from meshwright import __version__
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
-from meshwright.report.html import Section, document, figure, paragraph, table, text_table, tiles
-from meshwright.report.provenance import calibration_words
+from meshwright.report.html import PageSection, document, figure, paragraph, table, text_table, tiles
+from meshwright.report.provenance import calibration_sentence
 from meshwright.report.quantities import percent, seconds
 from meshwright.report.scale_figures import days_svg, efficiency_svg, emulation_svg, tornado_svg
 from meshwright.report.scale_study import ScaleReport
@@ -19,10 +19,10 @@ from meshwright.report.text_table import TextTable
 def scale_page(report: ScaleReport) -> str:
     """The whole page."""
     request = report.study.request
-    sections = [Section(title=t.title, parts=_parts(report, t)) for t in tables_of(report)]
+    sections = [PageSection(title=t.title, parts=_parts(report, t)) for t in tables_of(report)]
     sections.append(_assumptions(report))
     if report.run.text:
-        sections.append(Section(title="The run file", parts=[f"<pre>{escape(report.run.text)}</pre>"]))
+        sections.append(PageSection(title="The run file", parts=[f"<pre>{escape(report.run.text)}</pre>"]))
     return document(
         title=f"{request.model.name} on more {request.cluster.accelerator.name}",
         lead=_lead(report),
@@ -33,11 +33,11 @@ def scale_page(report: ScaleReport) -> str:
 
 def _lead(report: ScaleReport) -> str:
     request = report.study.request
-    words = (
+    text = (
         f"{report.study.mode.value} scaling, {request.precision.name}, sequences of {request.seq_len:,} "
         f"tokens, engine {request.engine}, software {stack_facts(request.stack.framework).title}."
     )
-    lead = paragraph(words[:1].upper() + words[1:], css_class="lead")
+    lead = paragraph(text[:1].upper() + text[1:], css_class="lead")
     if report.curve is None:
         return lead
     last = report.curve.points[-1]
@@ -71,23 +71,23 @@ def _figures(report: ScaleReport, shown: TextTable) -> list[str]:
     return []
 
 
-def _assumptions(report: ScaleReport) -> Section:
+def _assumptions(report: ScaleReport) -> PageSection:
     request, rates = report.study.request, failure_range()
     accelerator, fabric = request.cluster.accelerator, request.cluster.fabric
     rows = [
         ("efficiency", "tokens/s per device against the first size; failures are not in it"),
         ("its interval", "80 %, of what does not cancel between the two sizes; the rest is common to both"),
-        ("accelerator", _words(accelerator.sources)),
-        ("fabric", f"{fabric.name}: {_words(fabric.sources)}"),
-        ("calibration", calibration_words(request)),
+        ("accelerator", _source_text(accelerator.sources)),
+        ("fabric", f"{fabric.name}: {_source_text(fabric.sources)}"),
+        ("calibration", calibration_sentence(request)),
     ]
     if report.study.with_failures:
         rows.append(("failures", f"{rates.value.scope}: {rates.value.source}"))
         rows.append(("range of failures", rates.reason))
-    return Section(
-        title="What the numbers rest on", parts=[table(("what", "how"), rows, words=("what", "how"))]
+    return PageSection(
+        title="What the numbers rest on", parts=[table(("what", "how"), rows, text_columns=("what", "how"))]
     )
 
 
-def _words(sources: dict[str, str]) -> str:
+def _source_text(sources: dict[str, str]) -> str:
     return sources.get("all") or "; ".join(dict.fromkeys(sources.values()))

@@ -34,7 +34,7 @@ DEFAULT_FACTORS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ScaleQuestion:
     """What is asked. `sizes` empty: `DEFAULT_FACTORS`. `small` None: nothing is emulated.
 
     `days`: take as length of the training what the first size trains in so many days, failures aside.
@@ -65,7 +65,7 @@ class ScaleReport:
     sensitivity: Sensitivity | None = None
 
 
-def scale_report(run: Run, question: Question) -> ScaleReport:
+def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
     """Answer `question`. A curve is drawn unless an emulation or a ranking of replicas is asked for.
 
     Raises InfeasibleError when no size works, InputError when a size is no whole number of nodes.
@@ -94,7 +94,7 @@ def scale_report(run: Run, question: Question) -> ScaleReport:
     return report if isinstance(margins, Unreached) else replace(report, sensitivity=margins)
 
 
-def _study(run: Run, question: Question) -> Study:
+def _study(run: Run, question: ScaleQuestion) -> Study:
     # A pinned run fixes its micro-batch, which must not bind the planner at other sizes.
     request = request_for(run, fixed={}) if run.plan is not None else request_for(run)
     tokens = run.train.tokens or (run.train.steps and run.train.steps * run.tokens_per_step)

@@ -1,4 +1,4 @@
-"""The tables of a scaling study, as headings and rows of words: for the terminal and for the page."""
+"""The tables of a scaling study, as headings and rows of text: for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _plan_table(found: Sequence[Costed]) -> TextTable:
             )
             for c in found
         ],
-        words=("plan",),
+        text_columns=("plan",),
     )
 
 
@@ -208,7 +208,7 @@ def _replica_table(report: ScaleReport) -> TextTable:
             )
             for r in report.replicas
         ],
-        words=("plan",),
+        text_columns=("plan",),
     )
 
 
@@ -228,7 +228,7 @@ def _sensitivity_table(found: Sensitivity) -> TextTable:
             for s in found.swings
             if s.change is not None and s.efficiency is not None
         ],
-        words=("changed to",),
+        text_columns=("changed to",),
         caption="\n".join(
             f"{s.assumption}, {s.value}: {s.why_not}" for s in found.swings if s.change is None
         ),

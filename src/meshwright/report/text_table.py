@@ -1,4 +1,4 @@
-"""Tables of words: made once, printed on the terminal and drawn on a page."""
+"""Tables of text: made once, printed on the terminal and drawn on a page."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LONGEST_UNBROKEN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class TextTable:
-    """Headings and rows. The first column and those named in `words` stand to the left, figures to the right."""
+    """Headings and rows. The first column and those named in `text_columns` stand to the left, figures to the right."""
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[object]]
     caption: str = ""
-    words: tuple[str, ...] = ()
+    text_columns: tuple[str, ...] = ()
 
 
 def unbroken(cell: str) -> str:

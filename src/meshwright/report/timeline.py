@@ -19,7 +19,7 @@ from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.finalists import MAX_OPERATIONS, OUTSIDE_PIPELINE
 from meshwright.report.components import label
 from meshwright.report.quantities import seconds
-from meshwright.report.trace import Span, Track
+from meshwright.report.trace import Track, TrackSpan
 from meshwright.specs.plan import Schedule
 
 AFTER_PIPELINE = tuple(name for name in OUTSIDE_PIPELINE if name != "bubble")
@@ -66,7 +66,7 @@ def after_pipeline(estimate: PlanEstimate) -> tuple[Track, ...]:
         length = estimate.step.components_s.get(name, 0.0)
         if length > 0:
             tracks.append(
-                Track(name=label(name), spans=(Span(name=label(name), start_s=now, end_s=now + length),))
+                Track(name=label(name), spans=(TrackSpan(name=label(name), start_s=now, end_s=now + length),))
             )
             now += length
     return tuple(tracks)
@@ -109,9 +109,9 @@ def timeline_svg(timeline: Timeline) -> str:
     for _ in pairwise(drawn):
         middle = LABEL_WIDTH + width + GAP / 2
         parts.append(f'<text x="{middle:.0f}" y="{row * num_ranks / 2:.0f}" text-anchor="middle">⋯</text>')
-    words = f"Pipeline timeline of {num_ranks} ranks over {seconds(timeline.step_s)}"
+    text = f"Pipeline timeline of {num_ranks} ranks over {seconds(timeline.step_s)}"
     return (
-        f'<svg class="timeline" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(words)}">'
+        f'<svg class="timeline" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(text)}">'
         f"{''.join(parts)}</svg>"
     )
 

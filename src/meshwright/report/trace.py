@@ -44,7 +44,7 @@ _COLORS = {  # names reserved by the trace viewer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class TrackSpan:
     """A named stretch of time on an extra track."""
 
     name: str
@@ -58,7 +58,7 @@ class Track:
     """An extra track below the pipeline ranks."""
 
     name: str
-    spans: tuple[Span, ...]
+    spans: tuple[TrackSpan, ...]
 
 
 def write_trace(

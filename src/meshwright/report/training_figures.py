@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.report.figures import INK, WIDTH, svg
-from meshwright.report.training_run import WARM_UP_STEPS, Beside
+from meshwright.report.training_run import WARM_UP_STEPS, MeasuredQuantity
 from meshwright.specs.estimate import Estimate
 
 BLUE, ORANGE, RED, GREEN, PURPLE = "#3f78b5", "#d98a35", "#b5525c", "#4c9a6a", "#8b6bb1"
@@ -28,7 +28,7 @@ WHERE_COLORS = {"inside": GREEN, "outside": RED, "no interval": PURPLE}
 LOSS_LEGEND = {"training": BLUE, "validation": ORANGE}
 
 
-def beside_svg(rows: Sequence[Beside]) -> str:
+def ratio_svg(rows: Sequence[MeasuredQuantity]) -> str:
     """Measured over predicted, one line a quantity: the interval as a band, the measured value as a point on it."""
     import altair as alt
 
@@ -64,21 +64,21 @@ def beside_svg(rows: Sequence[Beside]) -> str:
     points = base.mark_point(filled=True, size=110, opacity=1).encode(
         x=alt.X("measured:Q", scale=scale), color=color
     )
-    words = base.mark_text(align="left", dx=10, color=INK).encode(
+    text = base.mark_text(align="left", dx=10, color=INK).encode(
         x=alt.X("measured:Q", scale=scale), text="text:N"
     )
-    chart = alt.layer(band, exact, points, words).properties(width=WIDTH, height={"step": 38})
+    chart = alt.layer(band, exact, points, text).properties(width=WIDTH, height={"step": 38})
     return svg(chart, title="Measured over predicted, with the 80 % interval of the prediction")
 
 
-def beside_legend(rows: Sequence[Beside]) -> list[tuple[str, str]]:
-    """(name, colour) of what `beside_svg` shows."""
+def ratio_legend(rows: Sequence[MeasuredQuantity]) -> list[tuple[str, str]]:
+    """(name, colour) of what `ratio_svg` shows."""
     wheres = [_where(row) for row in rows if row.predicted is not None]
     measured = [(f"measured, {w}", WHERE_COLORS[w]) for w in WHERE_COLORS if w in wheres]
     return [("80 % interval of the prediction", "#c5d6e8"), *measured]
 
 
-def _where(row: Beside) -> str:
+def _where(row: MeasuredQuantity) -> str:
     return {True: "inside", False: "outside", None: "no interval"}[row.is_inside]
 
 
@@ -87,7 +87,7 @@ def _within(tick: float, scale: Any) -> bool:
     return low <= tick <= high
 
 
-def _relative(row: Beside) -> dict[str, Any]:
+def _relative(row: MeasuredQuantity) -> dict[str, Any]:
     assert row.predicted is not None
     value, measured = row.predicted.value, row.measured / row.predicted.value
     return {

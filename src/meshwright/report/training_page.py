@@ -14,21 +14,21 @@ from meshwright import __version__, catalog
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.errors import UnknownNameError
 from meshwright.report.figures import family_legend, shares_svg, waterfall_svg
-from meshwright.report.html import Endnotes, Section, document, figure, paragraph, table, tiles
+from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, table, tiles
 from meshwright.report.provenance import INTERVAL_CONVENTION
 from meshwright.report.quantities import FORMATS, interval_of, percent, rate, seconds, value_of
 from meshwright.report.training_figures import (
     GREEN,
     LOSS_LEGEND,
     PURPLE,
-    beside_legend,
-    beside_svg,
     line_svg,
     loss_svg,
+    ratio_legend,
+    ratio_svg,
     step_legend,
     step_time_svg,
 )
-from meshwright.report.training_run import Beside, TrainingRun
+from meshwright.report.training_run import MeasuredQuantity, TrainingRun
 from meshwright.units import GIB, format_bytes, format_count, format_duration, gib
 
 MAX_PUBLISHED, MAX_RANKS, MAX_KERNELS = 12, 16, 12
@@ -45,7 +45,7 @@ def training_page(done: TrainingRun) -> str:
     notes = Endnotes()
     lead = _lead(done)
     sections = [
-        *_beside(done, notes),
+        *_quantities(done, notes),
         *_loss(done),
         *_speed(done),
         *_gradients(done),
@@ -58,7 +58,7 @@ def training_page(done: TrainingRun) -> str:
     ]
     footnotes = notes.html()
     if "<li" in footnotes:
-        sections.append(Section(title="What is counted how, and sources", parts=[footnotes]))
+        sections.append(PageSection(title="What is counted how, and sources", parts=[footnotes]))
     device = done.record["device"]
     return document(
         title=f"{done.run['name']}: {done.run['model']['name']} on {done.statistics['num_devices']} × {device['name']}",
@@ -71,7 +71,7 @@ def training_page(done: TrainingRun) -> str:
 def _lead(done: TrainingRun) -> str:
     s, record = done.statistics, done.record
     run = done.run
-    words = (
+    text = (
         f"{format_count(s['parameters'])} parameters, {run['precision']['name']}, {run['plan_in_words']}, "
         f"{s['steps']:,} steps of {run['global_batch']:,} sequences of {run['sequence_length']:,} tokens; "
         f"{format_duration(record['time_s']['total'])} in all. {ENDINGS[record['ending']]}"
@@ -83,16 +83,16 @@ def _lead(done: TrainingRun) -> str:
     if s["last_loss"] is not None:
         held = "" if s["validation_loss"] is None else f", validation {s['validation_loss']:.3f}"
         rows.append((f"{s['last_loss']:.3f}", "loss", f"from {s['first_loss']:.3f}{held}"))
-    for row in done.beside():
+    for row in done.measured_quantities():
         about = (
             "not predicted" if row.predicted is None else f"predicted {_value(row.predicted.value, row.unit)}"
         )
         rows.append((_value(row.measured, row.unit), _tile(row), about))
     cautions = "".join(paragraph(f"Note: {note}.", css_class="lead") for note in record["notes"])
-    return paragraph(words, css_class="lead") + tiles(rows) + cautions
+    return paragraph(text, css_class="lead") + tiles(rows) + cautions
 
 
-def _tile(row: Beside) -> str:
+def _tile(row: MeasuredQuantity) -> str:
     return "step time, median" if row.unit == "s" else row.name
 
 
@@ -100,13 +100,13 @@ def _value(value: float, unit: str) -> str:
     return seconds(value) if unit == "s" else FORMATS[unit](value)
 
 
-def _beside(done: TrainingRun, notes: Endnotes) -> list[Section]:
-    rows = done.beside()
+def _quantities(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
+    rows = done.measured_quantities()
     known = [row for row in rows if row.predicted is not None]
     if not known:
         return []
     inside = [row for row in known if row.is_inside is not None]
-    words = "What was measured, as a multiple of what the planner said before the first step. " + _verdict(
+    text = "What was measured, as a multiple of what the planner said before the first step. " + _verdict(
         inside
     )
     cells = []
@@ -130,18 +130,18 @@ def _beside(done: TrainingRun, notes: Endnotes) -> list[Section]:
     headings = ("", f"measured, median of {n:,}", "all steps", "predicted", "80 % interval", "ratio")
     marks = notes.mark(INTERVAL_CONVENTION) + notes.mark(f"MFU: {done.statistics['mfu_convention']}")
     return [
-        Section(
+        PageSection(
             title="Predicted and measured",
             parts=[
-                paragraph(words, marks=marks),
-                figure(beside_svg(rows), legend=beside_legend(rows)),
+                paragraph(text, marks=marks),
+                figure(ratio_svg(rows), legend=ratio_legend(rows)),
                 table(headings, cells),
             ],
         )
     ]
 
 
-def _verdict(inside: Sequence[Beside]) -> str:
+def _verdict(inside: Sequence[MeasuredQuantity]) -> str:
     """Step time, rate and MFU are one measurement; the step speaks for all."""
     step = next((row for row in inside if row.unit == "s"), None)
     if step is None or step.predicted is None:
@@ -152,48 +152,48 @@ def _verdict(inside: Sequence[Beside]) -> str:
     return f"The step was {how} than the interval allows."
 
 
-def _loss(done: TrainingRun) -> list[Section]:
+def _loss(done: TrainingRun) -> list[PageSection]:
     if not done.steps:
         return []
     has_validation = any("validation_loss" in s for s in done.steps)
     legend = [(n, c) for n, c in LOSS_LEGEND.items() if has_validation or n == "training"]
-    return [Section(title="Loss", parts=[figure(loss_svg(done.steps), legend=legend)])]
+    return [PageSection(title="Loss", parts=[figure(loss_svg(done.steps), legend=legend)])]
 
 
-def _speed(done: TrainingRun) -> list[Section]:
+def _speed(done: TrainingRun) -> list[PageSection]:
     if not done.steps:
         return []
-    predicted = next((row.predicted for row in done.beside() if row.unit == "s"), None)
+    predicted = next((row.predicted for row in done.measured_quantities() if row.unit == "s"), None)
     s = done.statistics["step_s"]
-    words = ""
+    text = ""
     if s["n"]:
-        words = (
+        text = (
             f"Median of {s['n']:,} steps {seconds(s['median'])}, from {seconds(s['low'])} to {seconds(s['high'])}; "
             "steps that warm up or run under the profiler do not count."
         )
     parts = [
-        paragraph(words),
+        paragraph(text),
         figure(
             step_time_svg(done.steps, predicted=predicted),
             legend=step_legend(done.steps, has_prediction=predicted is not None),
         ),
         figure(line_svg(done.steps, "tokens_per_s_per_device", title="tokens/s/device")),
     ]
-    return [Section(title="Speed", parts=parts)]
+    return [PageSection(title="Speed", parts=parts)]
 
 
-def _gradients(done: TrainingRun) -> list[Section]:
+def _gradients(done: TrainingRun) -> list[PageSection]:
     if not done.steps:
         return []
     clip = done.run["optimizer"]["gradient_clip"]
-    words = "Norm of all gradients before clipping" + (
+    text = "Norm of all gradients before clipping" + (
         f" at {clip:g}." if clip is not None else "; not clipped."
     )
     return [
-        Section(
+        PageSection(
             title="Gradient norm and learning rate",
             parts=[
-                paragraph(words),
+                paragraph(text),
                 figure(
                     line_svg(
                         done.steps, "gradient_norm", title="gradient norm", color=GREEN, is_logarithmic=True
@@ -205,19 +205,19 @@ def _gradients(done: TrainingRun) -> list[Section]:
     ]
 
 
-def _memory(done: TrainingRun) -> Section:
+def _memory(done: TrainingRun) -> PageSection:
     s, device, ranks = done.statistics, done.record["device"], done.record["ranks"]
     what = "allocated on the device" if device["type"] == "cuda" else "resident in the machine's memory"
-    words = (
+    text = (
         f"The fullest process held {format_bytes(s['peak_memory_bytes'])} {what}, "
         f"{percent(s['peak_memory_bytes'] / device['memory_bytes'])} of {gib(device['memory_bytes']):.1f} GiB."
     )
-    parts = [paragraph(words)]
+    parts = [paragraph(text)]
     if done.steps:
         parts.append(figure(line_svg(done.steps, "memory_bytes", title="GiB so far", factor=1 / GIB)))
     if s["num_devices"] > 1:
         parts.append(_ranks(ranks))
-    return Section(title="Memory" if s["num_devices"] == 1 else "Memory, and each process", parts=parts)
+    return PageSection(title="Memory" if s["num_devices"] == 1 else "Memory, and each process", parts=parts)
 
 
 def _ranks(ranks: Mapping[str, Any]) -> str:
@@ -227,23 +227,23 @@ def _ranks(ranks: Mapping[str, Any]) -> str:
     ]
     left_out = len(rows) - MAX_RANKS
     ratio = ranks["straggler_ratio"]
-    words = "" if ratio is None else f"The slowest process takes {ratio:.3f} times the median step. "
+    text = "" if ratio is None else f"The slowest process takes {ratio:.3f} times the median step. "
     if left_out > 0:  # the slowest ones are those to look at
         rows = sorted(rows, key=lambda row: -(ranks["step_s"][row[0]] or 0))[:MAX_RANKS]
-        words += f"The {MAX_RANKS} slowest of {left_out + MAX_RANKS}:"
-    return paragraph(words) + table(("process", "step, median", "peak memory"), rows)
+        text += f"The {MAX_RANKS} slowest of {left_out + MAX_RANKS}:"
+    return paragraph(text) + table(("process", "step, median", "peak memory"), rows)
 
 
-def _time(done: TrainingRun, notes: Endnotes) -> list[Section]:
+def _time(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
     time_s = dict(done.record["time_s"])
     total_s = time_s.pop("total")
     phases = {name.replace("_", "-"): s / total_s for name, s in time_s.items() if s > 0}
-    words = {n: f"{format_duration(share * total_s)}, {percent(share)}" for n, share in phases.items()}
+    labels = {n: f"{format_duration(share * total_s)}, {percent(share)}" for n, share in phases.items()}
     parts = [
         paragraph(f"Each second from the command's start, {format_duration(total_s)} in all, in one phase."),
-        figure(shares_svg(phases, title="Share of the wall time by phase", words=words)),
+        figure(shares_svg(phases, title="Share of the wall time by phase", labels=labels)),
     ]
-    sections = [Section(title="Where the wall time went", parts=parts)]
+    sections = [PageSection(title="Where the wall time went", parts=parts)]
     if done.record["profile"]:
         sections.append(_profile(done.record["profile"], notes))
     predicted = done.record["predicted"]
@@ -252,7 +252,7 @@ def _time(done: TrainingRun, notes: Endnotes) -> list[Section]:
     return sections
 
 
-def _profile(profile: Mapping[str, Any], notes: Endnotes) -> Section:
+def _profile(profile: Mapping[str, Any], notes: Endnotes) -> PageSection:
     steps = profile["steps"]
     step_s = profile["window_s"] / len(steps)
     shares = {name: share for name, share in profile["shares"].items() if share > 0}
@@ -268,39 +268,39 @@ def _profile(profile: Mapping[str, Any], notes: Endnotes) -> Section:
         "is where none is. Kernels are told by their names, on a CPU operators are"
     )
     span = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
-    words = f"Measured under the profiler in {span}, {seconds(step_s)} each: it slows what it watches."
+    text = f"Measured under the profiler in {span}, {seconds(step_s)} each: it slows what it watches."
     busy_s, exposed_s = (profile["communication"][key] for key in ("busy_s", "exposed_s"))
     if busy_s:
-        words += f" {percent(1 - exposed_s / busy_s)} of the communication is hidden behind computation."
+        text += f" {percent(1 - exposed_s / busy_s)} of the communication is hidden behind computation."
     parts = [
-        paragraph(words, marks=mark),
-        figure(shares_svg(shares, title="Share of a step by kind of kernel", words=times)),
-        table(("largest", "kind", "calls a step", "own time a step"), kernels, words=("kind",)),
+        paragraph(text, marks=mark),
+        figure(shares_svg(shares, title="Share of a step by kind of kernel", labels=times)),
+        table(("largest", "kind", "calls a step", "own time a step"), kernels, text_columns=("kind",)),
     ]
     if profile["unknown"]:
         names = ", ".join(k["name"] for k in profile["unknown"])
         parts.append(paragraph(f"Names that the table of kernels does not know, counted as other: {names}."))
-    return Section(title="Where a step's time went", parts=parts)
+    return PageSection(title="Where a step's time went", parts=parts)
 
 
-def _components(components_s: Mapping[str, float]) -> Section:
+def _components(components_s: Mapping[str, float]) -> PageSection:
     whole = sum(components_s.values())
-    words = f"What the planner said of a step, {seconds(whole)}; the parts add up to it."
-    return Section(
+    text = f"What the planner said of a step, {seconds(whole)}; the parts add up to it."
+    return PageSection(
         title="Where the planner expected it to go",
         parts=[
-            paragraph(words),
+            paragraph(text),
             figure(waterfall_svg(components_s), legend=family_legend(components_s)),
         ],
     )
 
 
-def _published(done: TrainingRun, notes: Endnotes) -> list[Section]:
+def _published(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
     found = done.published()
     mine = done.statistics["tokens_per_s_per_device"]
     if not found or not mine:
         return []
-    words = (
+    text = (
         f"{len(found)} published runs of {done.run['model']['name']} have stated conditions; those on the same "
         f"accelerator and in the same format come first. Conditions differ: compare with care. This run: {rate(mine)} "
         f"tokens/s/device at {done.run['sequence_length']:,} tokens in {done.run['precision']['name']}."
@@ -308,41 +308,45 @@ def _published(done: TrainingRun, notes: Endnotes) -> list[Section]:
     headings = (
         "accelerator", "devices", "sequence", "precision", "plan", "date", "tokens/s/device", "this run over it",
     )  # fmt: skip
-    cells = "".join(f"<th{' class=words' if h == 'plan' else ''}>{escape(h)}</th>" for h in headings)
+    cells = "".join(f"<th{' class=text' if h == 'plan' else ''}>{escape(h)}</th>" for h in headings)
     body = "".join(_published_row(run, mine, notes) for run in found[:MAX_PUBLISHED])
     shown = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-    return [Section(title="Beside published results", parts=[paragraph(words), shown])]
+    return [PageSection(title="Beside published results", parts=[paragraph(text), shown])]
 
 
 def _published_row(run: PublishedRun, mine: float, notes: Endnotes) -> str:
     c, theirs = run.conditions, run.tokens_per_s_per_device
     assert c is not None  # `TrainingRun.published` lists no others
     assert theirs is not None
-    plan = f"<td class=words>{escape(c.plan.describe())}{notes.mark(run.source)}</td>"
+    plan = f"<td class=text>{escape(c.plan.describe())}{notes.mark(run.source)}</td>"
     before = (c.accelerator.name, c.num_devices, f"{c.seq_len:,}", c.precision)
     after = (run.date[:7], rate(theirs), f"{mine / theirs:.2f}")
     cells = [f"<td>{escape(str(cell))}</td>" for cell in before]
     return f"<tr>{''.join([*cells, plan, *(f'<td>{escape(cell)}</td>' for cell in after)])}</tr>"
 
 
-def _events(done: TrainingRun) -> list[Section]:
+def _events(done: TrainingRun) -> list[PageSection]:
     events = done.record.get("events") or []
     if not events:
         return []
+    headings = ("step", "seen", "done", "when")
     rows = [(e["step"], e["words"], str(e["action"]).replace("_", " "), e["time"]) for e in events]
     return [
-        Section(title="Events", parts=[table(("step", "seen", "done", "when"), rows, words=("seen", "done"))])
+        PageSection(
+            title="Events",
+            parts=[table(headings, rows, text_columns=("seen", "done"))],
+        )
     ]
 
 
-def _sample(done: TrainingRun) -> list[Section]:
-    words = done.record["sample"]
-    if not words:
+def _sample(done: TrainingRun) -> list[PageSection]:
+    text = done.record["sample"]
+    if not text:
         return []
-    return [Section(title="What the model writes", parts=[f"<pre>{escape(words)}</pre>"])]
+    return [PageSection(title="What the model writes", parts=[f"<pre>{escape(text)}</pre>"])]
 
 
-def _conditions(done: TrainingRun) -> Section:
+def _conditions(done: TrainingRun) -> PageSection:
     record, device = done.record, done.record["device"]
     rows = [
         (
@@ -358,9 +362,12 @@ def _conditions(done: TrainingRun) -> Section:
         ("tokens", f"{done.statistics['tokens']:,}"),
         ("checkpoint", done.statistics["checkpoint"] or "none"),
     ]
-    return Section(
+    return PageSection(
         title="How it was run",
-        parts=[table(("what", "value"), rows, words=("value",)), f"<pre>{escape(done.text.strip())}</pre>"],
+        parts=[
+            table(("what", "value"), rows, text_columns=("value",)),
+            f"<pre>{escape(done.text.strip())}</pre>",
+        ],
     )
 
 

@@ -21,7 +21,7 @@ WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class MeasuredQuantity:
     """One measured quantity beside what was predicted. `measured_low` and `measured_high` are the extreme steps."""
 
     name: str
@@ -59,7 +59,7 @@ class TrainingRun:
     def run(self) -> Mapping[str, Any]:
         return self.record["run"]
 
-    def beside(self) -> list[Beside]:
+    def measured_quantities(self) -> list[MeasuredQuantity]:
         """Measured beside predicted, quantity by quantity; nothing that was not measured."""
         s = self.statistics
         rows = []
@@ -84,7 +84,7 @@ class TrainingRun:
         measured: float,
         low: float | None = None,
         high: float | None = None,
-    ) -> Beside:
+    ) -> MeasuredQuantity:
         found = (self.record["predicted"] or {}).get(key)
         predicted = None
         if isinstance(found, Mapping):
@@ -94,7 +94,7 @@ class TrainingRun:
             )  # fmt: skip
         elif found is not None:  # a value without an interval
             predicted = Estimate(value=found, low=found, high=found, unit=unit, tier=Tier.DATASHEET)
-        return Beside(
+        return MeasuredQuantity(
             name=name, measured=measured, measured_low=low, measured_high=high, unit=unit, predicted=predicted
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright import __version__
 from meshwright.bench.training_summary import Summary, Verdict, contests, verdict
 from meshwright.report.figures import INK, WIDTH, svg
-from meshwright.report.html import Endnotes, Section, document, figure, paragraph, text_table, tiles
+from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, text_table, tiles
 from meshwright.report.provenance import INTERVAL_CONVENTION
 from meshwright.report.quantities import percent, rate, seconds
 from meshwright.report.text_table import TextTable
@@ -44,7 +44,7 @@ def speed_table(found: Sequence[Summary]) -> TextTable:
         caption="Measured: median of the runs and "
         + ("their range" if few else "its 95 % interval")
         + ". Predicted: before each run, with the 80 % interval. Off by: measured over predicted, minus one.",
-        words=("inside",),
+        text_columns=("inside",),
     )
 
 
@@ -67,7 +67,7 @@ def use_table(found: Sequence[Summary]) -> TextTable:
         headings=("configuration", "plan", "runs", "step", "MFU", "memory", "predicted", "last loss"),
         rows=rows,
         caption=f"MFU: {'; or: '.join(conventions)}.",
-        words=("plan",),
+        text_columns=("plan",),
     )
 
 
@@ -87,7 +87,7 @@ def engine_table(found: Sequence[Summary]) -> TextTable:
         headings=("configuration", "engine", "tokens/s/device", "over the first", "last loss", "why not"),
         rows=rows,
         caption="The same steps on each engine, and the same count of FLOPs: rates compare as they stand.",
-        words=("engine", "why not"),
+        text_columns=("engine", "why not"),
     )
 
 
@@ -103,7 +103,7 @@ def failure_table(found: Sequence[Summary]) -> TextTable:
         title="Not measured",
         headings=("configuration", "ended", "runs", "why"),
         rows=rows,
-        words=("ended", "why"),
+        text_columns=("ended", "why"),
     )
 
 
@@ -113,7 +113,7 @@ def tables(found: Sequence[Summary]) -> list[TextTable]:
     return [table for table in made if table.rows]
 
 
-def outlier_words(found: Sequence[Summary]) -> list[str]:
+def outlier_sentences(found: Sequence[Summary]) -> list[str]:
     """Runs that are far out of the others of their configuration."""
     return [
         f"{s.name}: run {row.run} is far out of the others, {seconds(row.step_s_median or 0.0)} a step; "
@@ -124,14 +124,14 @@ def outlier_words(found: Sequence[Summary]) -> list[str]:
     ]
 
 
-def verdict_words(judged: Verdict) -> str:
+def accuracy_sentence(judged: Verdict) -> str:
     """The last line: how good the predictions were."""
-    words = f"{judged.num_measured} of {judged.num_configurations} configurations measured"
+    text = f"{judged.num_measured} of {judged.num_configurations} configurations measured"
     if judged.median_error is None:
-        return f"{words}; none was predicted."
+        return f"{text}; none was predicted."
     inside = judged.num_inside / judged.num_predicted
     return (
-        f"{words}. Predictions are off by {percent(judged.median_error)} in the median; the 80 % interval holds "
+        f"{text}. Predictions are off by {percent(judged.median_error)} in the median; the 80 % interval holds "
         f"{judged.num_inside} of {judged.num_predicted} ({percent(inside)})."
     )
 
@@ -147,32 +147,32 @@ def sweep_page(found: Sequence[Summary], *, sidecar: Mapping[str, Any]) -> str:
     """The whole page."""
     judged, notes = verdict(found), Endnotes()
     device = sidecar["device"] or {"name": "an unknown device"}
-    lead = paragraph(verdict_words(judged), css_class="lead") + tiles(_tiles(found, judged))
-    lead += "".join(paragraph(f"Note: {words}.", css_class="lead") for words in outlier_words(found))
+    lead = paragraph(accuracy_sentence(judged), css_class="lead") + tiles(_tiles(found, judged))
+    lead += "".join(paragraph(f"Note: {text}.", css_class="lead") for text in outlier_sentences(found))
     measured = [s for s in found if s.is_measured]
     sections = []
     if measured:
-        words = (
+        text = (
             "Each configuration was trained several times, each time in a process of its own and in turn with the "
             f"others; the first {sidecar['warmup']} steps do not count, {sidecar['steps']} do."
         )
         legend = [("80 % interval of the prediction", "#c5d6e8"), *_legend(measured), ("one run", BLUE)]
         parts = [
-            paragraph(words, marks=notes.mark(INTERVAL_CONVENTION)),
+            paragraph(text, marks=notes.mark(INTERVAL_CONVENTION)),
             figure(rates_svg(measured), legend=legend),
         ]
         sections.append(
-            Section(title="Measured and predicted", parts=[*parts, text_table(speed_table(found))])
+            PageSection(title="Measured and predicted", parts=[*parts, text_table(speed_table(found))])
         )
         engines = engine_table(found)
         if engines.rows:
-            sections.append(Section(title="Engines", parts=[text_table(engines)]))
-        sections.append(Section(title="Use of the device", parts=[text_table(use_table(found))]))
+            sections.append(PageSection(title="Engines", parts=[text_table(engines)]))
+        sections.append(PageSection(title="Use of the device", parts=[text_table(use_table(found))]))
     failed = failure_table(found)
     if failed.rows:
-        sections.append(Section(title="Not measured", parts=[text_table(failed)]))
-    sections.append(Section(title="Conditions", parts=[text_table(_conditions(sidecar))]))
-    sections.append(Section(title="What is counted how", parts=[notes.html()]))
+        sections.append(PageSection(title="Not measured", parts=[text_table(failed)]))
+    sections.append(PageSection(title="Conditions", parts=[text_table(_conditions(sidecar))]))
+    sections.append(PageSection(title="What is counted how", parts=[notes.html()]))
     return document(
         title=f"{len(found)} training configurations on {device['name']}",
         lead=lead,
@@ -269,4 +269,4 @@ def _conditions(sidecar: Mapping[str, Any]) -> TextTable:
         "from, to": f"{sidecar['started']}, {sidecar['ended'] or 'interrupted'}",
     }
     shown = [(name, value) for name, value in rows.items() if value]
-    return TextTable(title="Conditions", headings=("", "what"), rows=shown, words=("what",))
+    return TextTable(title="Conditions", headings=("", "what"), rows=shown, text_columns=("what",))

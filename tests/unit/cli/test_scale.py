@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from meshwright.report.scale_study import Question, scale_report
+from meshwright.report.scale_study import ScaleQuestion, scale_report
 from meshwright.runfile import load
 
 OPTIONS = ("--model", "llama3.1-8b", "--cluster", "h100-8x2", "--gbs", 256, "--seq", 4096)
@@ -65,7 +65,7 @@ def test_weak_scaling_of_one_plan(meshwright, pinned):
 
 
 def test_a_pinned_micro_batch_does_not_bind_the_planner(pinned):
-    report = scale_report(load(pinned), Question(sizes=(32,)))
+    report = scale_report(load(pinned), ScaleQuestion(sizes=(32,)))
     assert load(pinned).micro_batch == 1
     assert dict(report.study.request.fixed) == {}
 

@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.report.estimate_page import estimate_page
-from meshwright.report.html import Endnotes, Section, document, table, tiles, write_page
+from meshwright.report.html import Endnotes, PageSection, document, table, tiles, write_page
 
 LOADS = {"script", "link", "img", "iframe", "object", "embed", "audio", "video", "source", "image", "use"}
 VOID = {"meta", "br", "hr"}
@@ -93,7 +93,7 @@ def test_notes_are_numbered_as_they_come_and_once():
 
 def test_text_is_escaped():
     parts = [table(("<h>",), [("<td>",)]), tiles([("<v>", "&", "")])]
-    text = document(title="<t>", lead="", sections=[Section(title="<s>", parts=parts)], footer="<f>")
+    text = document(title="<t>", lead="", sections=[PageSection(title="<s>", parts=parts)], footer="<f>")
     for word in ("h", "td", "v", "t", "s", "f"):
         assert f"&lt;{word}&gt;" in text
 

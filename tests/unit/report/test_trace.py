@@ -10,7 +10,7 @@ import pytest
 from meshwright.cost.pipeline.schedules import PipelineShape
 from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
 from meshwright.errors import InputError
-from meshwright.report.trace import Span, Track, write_trace
+from meshwright.report.trace import Track, TrackSpan, write_trace
 from meshwright.specs.plan import Schedule
 
 
@@ -70,7 +70,7 @@ def test_tracks_are_named_and_ordered(tmp_path):
 
 
 def test_extra_tracks_lie_in_a_process_of_their_own(tmp_path):
-    track = Track(name="optimizer", spans=(Span(name="Adam", start_s=0.5, end_s=0.75),))
+    track = Track(name="optimizer", spans=(TrackSpan(name="Adam", start_s=0.5, end_s=0.75),))
     (event,) = spans(written(tmp_path, timeline(), tracks=[track]), process=2)
     assert (event["name"], event["ts"], event["dur"]) == ("Adam", 5e5, 2.5e5)
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.report.training_figures import beside_legend, loss_svg, portions, step_time_svg
+from meshwright.report.training_figures import loss_svg, portions, ratio_legend, step_time_svg
 from meshwright.report.training_page import training_page
 from meshwright.report.training_run import read_training
 
@@ -180,7 +180,7 @@ def test_values_that_are_no_number_are_left_out():
 
 def test_the_legend_names_what_is_drawn(page, tmp_path):
     page()
-    names = [name for name, _ in beside_legend(read_training(tmp_path).beside())]
+    names = [name for name, _ in ratio_legend(read_training(tmp_path).measured_quantities())]
     assert names == ["80 % interval of the prediction", "measured, inside", "measured, no interval"]
 
 

@@ -38,7 +38,7 @@ def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """A plan in the run file's words: `parallel` and `micro_batch`, and its short form."""
+    """A plan in the run file's terms: `parallel` and `micro_batch`, and its short form."""
     from meshwright.runfile.pinned import section_from_plan
 
     return {
@@ -125,14 +125,14 @@ def loser_sentence(comparison: Comparison) -> str:
 
     step, cause = comparison.step_ms, comparison.decided_by
     gib = comparison.headroom_gib.winner - comparison.headroom_gib.loser
-    words = (
+    text = (
         "the same memory" if abs(gib) < 0.05 else f"{abs(gib):.1f} GiB {'more' if gib > 0 else 'less'} memory"
     )
     pace = "slower" if step.delta >= 0 else "faster"
     decides = f"{label(cause.name)} {cause.delta:+,.1f} ms decides, " if step.delta > 0 else ""
     return (
         f"{comparison.loser.plan.describe()}: {abs(step.delta):,.1f} ms {pace} "
-        f"({100 * step.delta / step.winner:+.1f} %), {decides}{words}"
+        f"({100 * step.delta / step.winner:+.1f} %), {decides}{text}"
     )
 
 
