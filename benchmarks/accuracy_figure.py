@@ -17,7 +17,7 @@ from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.calibration.parameters import fitted
 from meshwright.files import write_atomically
-from meshwright.fitting.leave_one_source_out import predict_left_out
+from meshwright.fitting.leave_one_source_out import predict_leave_one_source_out
 from meshwright.fitting.published_runs import fit
 
 FAMILIES = {
@@ -75,7 +75,7 @@ def main() -> None:
     out = parser.parse_args().out
     everything = [r for r in read_runs(measured_runs_path()) if r.reason is None]
     runs = [r for r in everything if not r.is_sweep]
-    predictions = predict_left_out(
+    predictions = predict_leave_one_source_out(
         runs, fit(everything, made="figure"), interval_scale=fitted().interval_scale
     )
     measured = np.array([r.tokens_per_s_per_device for r in runs], dtype=float)

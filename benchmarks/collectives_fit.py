@@ -36,10 +36,10 @@ FAMILIES = {
 # fitted beside the constants and no part of them: in a training step launches are queued ahead.
 HARNESS_S = {"A100-SXM-80GB": 23e-6, "H200": 22e-6, "B200": 21e-6, "H100-SXM-80GB": 22e-6, "MI300X": 22e-6}
 FITTED = {
-    "A100-SXM-80GB": {"up": ("efficiency", "fill_s", "half_bytes")},
-    "H200": {"up": ("efficiency", "in_switch_efficiency", "fill_s", "half_bytes")},
+    "A100-SXM-80GB": {"up": ("efficiency", "fill_s", "fill_bytes")},
+    "H200": {"up": ("efficiency", "in_switch_efficiency", "fill_s", "fill_bytes")},
     "B200": {
-        "up": ("efficiency", "in_switch_efficiency", "fill_s", "half_bytes"),
+        "up": ("efficiency", "in_switch_efficiency", "fill_s", "fill_bytes"),
         "out": ("efficiency", "step_s"),
     },
     "H100-SXM-80GB": {"out": ("step_s", "congestion_exponent")},

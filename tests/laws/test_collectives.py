@@ -45,11 +45,11 @@ def networks(draw: st.DrawFn) -> Network:
         rail_optimized=draw(st.integers(0, 1)),
         up_bytes_per_s=up,
         up_peer_bytes_per_s=up * peer_ratio,
-        up_exchange_ratio=up_ratio,
+        up_all_to_all_ratio=up_ratio,
         up_switch_bytes_per_s=max(up * in_switch, 1e-6),
         up_step_s=draw(st.floats(0, 1e-5)),
         out_bytes_per_s=up * draw(st.floats(0.01, 1.0)),
-        out_exchange_ratio=draw(st.floats(0.5, 1.0)),
+        out_all_to_all_ratio=draw(st.floats(0.5, 1.0)),
         out_step_s=draw(st.floats(0, 1e-3)),
         out_peer_step_s=draw(st.floats(0, 1e-3)),
         out_message_s=draw(st.floats(0, 1e-5)),
@@ -58,7 +58,7 @@ def networks(draw: st.DrawFn) -> Network:
         log_gather=draw(st.integers(0, 1)),
         launch_s=draw(st.floats(0, 1e-4)),
         fill_s=draw(st.floats(0, 1e-3)),
-        half_bytes=draw(st.floats(1e3, 1e8)),
+        fill_bytes=draw(st.floats(1e3, 1e8)),
         overlap_ratio=draw(st.floats(0, 1)),
     )
 
@@ -119,7 +119,7 @@ def test_more_ranks_take_longer(net, size, stride, num_bytes):
     assume(net.domain != 72)
     net = replace(net, up_peer_bytes_per_s=net.up_bytes_per_s)
     # A port as fast as the scale-up link would make a second node welcome.
-    assume(2 * net.out_bytes_per_s * net.out_exchange_ratio <= net.up_bytes_per_s * net.up_exchange_ratio)
+    assume(2 * net.out_bytes_per_s * net.out_all_to_all_ratio <= net.up_bytes_per_s * net.up_all_to_all_ratio)
     small, large = (group(size=n, stride=stride, net=net) for n in (size, 2 * size))
     for function in (all_gather_s, all_reduce_s, all_to_all_s):
         if function is all_reduce_s and size > 1 and net.up_switch_bytes_per_s > 1:
@@ -148,7 +148,7 @@ def test_dispatch_with_one_copy_a_domain_is_no_slower_than_flat(net, size, strid
     g = group(size=size, stride=stride, net=net)
     assume(g.outer > 1)
     # Forwarding needs a scale-up link at least twice as fast as a port, as every such machine has.
-    assume(2 * g.exchange_up_s_per_byte <= g.exchange_far_s_per_byte)
+    assume(2 * g.all_to_all_up_s_per_byte <= g.all_to_all_far_s_per_byte)
     flat = all_to_all_s(one_copy * copies, g)
     assert all_to_all_hierarchical_s(one_copy, g, copies=copies) <= flat * SLACK
 

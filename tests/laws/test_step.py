@@ -115,7 +115,7 @@ def test_components_are_never_negative_and_add_up(case, load_factor):
     assert sum(float(x) for x in steps.components_s.values()) == pytest.approx(float(steps.step_s), rel=1e-9)
 
 
-DEVICE = ("matmul_flops_per_s", "half_flops_per_s", "memory_bytes_per_s", "attention_forward_ratio")
+DEVICE = ("matmul_flops_per_s", "bf16_flops_per_s", "memory_bytes_per_s", "attention_forward_ratio")
 LINKS = ("up_bytes_per_s", "up_peer_bytes_per_s", "up_switch_bytes_per_s", "out_bytes_per_s")
 
 

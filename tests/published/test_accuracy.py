@@ -15,7 +15,7 @@ from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
 from meshwright.accuracy.rows import read_failed, read_runs
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
 from meshwright.calibration.parameters import fitted
-from meshwright.fitting.leave_one_source_out import predict_left_out
+from meshwright.fitting.leave_one_source_out import predict_leave_one_source_out
 from meshwright.fitting.published_runs import fit
 
 
@@ -96,7 +96,9 @@ def test_sources_that_the_calibration_has_not_seen():
     refitted = {key: offset.value for key, offset in whole.calibration.offsets.items()}
     assert refitted == pytest.approx(shipped, abs=0.002), "run `python -m meshwright.fitting.ship`"
     scale = fitted().interval_scale
-    report = compare(runs, predict=lambda rows: predict_left_out(rows, whole, interval_scale=scale))
+    report = compare(
+        runs, predict=lambda rows: predict_leave_one_source_out(rows, whole, interval_scale=scale)
+    )
     headline = report.groups["subset"][HEADLINE]
     assert headline.median_abs_error <= 0.09
     assert headline.p90_abs_error <= 0.35

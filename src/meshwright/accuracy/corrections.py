@@ -10,41 +10,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.arrays import Array
-from meshwright.calibration.correction import Surface
-from meshwright.cost.compute import KernelSurfaces
+from meshwright.calibration.correction import EfficiencyCorrection
+from meshwright.cost.compute import KernelCorrections
 
-BySurface = Mapping[str, Surface]
+CorrectionsByKernel = Mapping[str, EfficiencyCorrection]
 """Kernel and format -> surface: "gemm/forward/bf16"."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RowSurfaces(KernelSurfaces):
-    """What `KernelSurfaces` is for one system, for n rows of many: 1 where an accelerator has no surface."""
+class RowCorrections(KernelCorrections):
+    """What `KernelCorrections` is for one system, for n rows of many: 1 where an accelerator has no surface."""
 
-    by_device: Mapping[str, BySurface]
+    by_device: Mapping[str, CorrectionsByKernel]
     devices: NDArray[Any]  # n names
     formats: NDArray[Any]  # n names
     known: dict[tuple[Any, ...], NDArray[np.float64]] = field(default_factory=dict)
     """Factors of shapes that were asked for before: no parameter changes a shape, so a fit asks again and again."""
 
-    def factor(self, kernel: str, *shape: Array, half: bool = False) -> Array:
+    def factor(self, kernel: str, *shape: Array, bf16: bool = False) -> Array:
         """n factors."""
         sizes = [np.broadcast_to(np.asarray(s, dtype=float), self.devices.shape) for s in shape]
-        key = (kernel, half, *(s.tobytes() for s in sizes))
+        key = (kernel, bf16, *(s.tobytes() for s in sizes))
         if key not in self.known:
-            self.known[key] = self._factor(kernel, sizes, half=half)
+            self.known[key] = self._factor(kernel, sizes, bf16=bf16)
         return self.known[key]
 
-    def take(self, index: NDArray[np.intp]) -> RowSurfaces:
+    def take(self, index: NDArray[np.intp]) -> RowCorrections:
         """The rows at `index`."""
-        return RowSurfaces(by_device=self.by_device, devices=self.devices[index], formats=self.formats[index])
+        return RowCorrections(
+            by_device=self.by_device, devices=self.devices[index], formats=self.formats[index]
+        )
 
-    def _factor(self, kernel: str, sizes: list[NDArray[np.float64]], *, half: bool) -> NDArray[np.float64]:
+    def _factor(self, kernel: str, sizes: list[NDArray[np.float64]], *, bf16: bool) -> NDArray[np.float64]:
         found = np.ones(len(self.devices))
-        for device, surfaces in self.by_device.items():
+        for device, corrections in self.by_device.items():
             for number_format in np.unique(self.formats):
-                surface = surfaces.get(f"{kernel}/{'bf16' if half else number_format}")
+                correction = corrections.get(f"{kernel}/{'bf16' if bf16 else number_format}")
                 rows = (self.devices == device) & (self.formats == number_format)
-                if surface is not None and rows.any():
-                    found[rows] = surface.factor(*(s[rows] for s in sizes))
+                if correction is not None and rows.any():
+                    found[rows] = correction.factor(*(s[rows] for s in sizes))
         return found

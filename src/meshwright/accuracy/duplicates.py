@@ -18,7 +18,7 @@ from dataclasses import replace
 from meshwright.accuracy.csvfile import Row
 from meshwright.accuracy.software import is_mlperf
 
-TWIN_NOTE = "twin_note"
+DUPLICATE_NOTE = "duplicate_note"
 """Extra cell of a row that got something from its twins."""
 
 _DEGREES = ("tp", "pp", "vpp", "cp", "ep")
@@ -28,7 +28,7 @@ _SAME_RECIPE = ("task", "model", "gpu", "tp", "pp", "mbs")
 Key = tuple[str, ...]
 
 
-def with_twins_layout(rows: list[Row]) -> list[Row]:
+def with_duplicates_layout(rows: list[Row]) -> list[Row]:
     """`rows` with the degrees and virtual stages of their twins where those are the only ones stated."""
     rows = _fill(rows, _DEGREES, key=_result, states="tp", note="parallelism {} of the other results like it")
     return _fill(rows, ("vpp",), key=_recipe, states="vpp", note="virtual stages {}, as its other rows state")
@@ -67,5 +67,5 @@ def _filled(row: Row, columns: Key, variants: set[Key], note: str) -> Row:
         return row
     values = dict(zip(columns, next(iter(variants)), strict=True))
     words = " ".join(f"{name.upper()}{width}" for name, width in values.items() if width not in ("", "1"))
-    notes = [row.text(TWIN_NOTE), note.format(words or "1")]
-    return replace(row, cells=row.cells | values | {TWIN_NOTE: "; ".join(filter(None, notes))})
+    notes = [row.text(DUPLICATE_NOTE), note.format(words or "1")]
+    return replace(row, cells=row.cells | values | {DUPLICATE_NOTE: "; ".join(filter(None, notes))})

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.accuracy.corrections import BySurface
+from meshwright.accuracy.corrections import CorrectionsByKernel
 from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import RunTables, memory_of, tables_of
@@ -21,10 +21,10 @@ from meshwright.cost.uncertainty import Etas, LogStep, derivatives, log_variance
 def log_step_of(tables: RunTables, calibration: Calibration) -> LogStep:
     """Log seconds per step of every run, as a function of the calibrated parameters."""
 
-    def log_step(etas: Etas, half: Etas) -> NDArray[np.float64]:
-        rates = rates_from_etas(calibration, tables.facts, etas, half)
-        if tables.surfaces is not None:
-            rates = replace(rates, device=replace(rates.device, surfaces=tables.surfaces))
+    def log_step(etas: Etas, bf16: Etas) -> NDArray[np.float64]:
+        rates = rates_from_etas(calibration, tables.facts, etas, bf16)
+        if tables.corrections is not None:
+            rates = replace(rates, device=replace(rates.device, corrections=tables.corrections))
         steps = estimate_steps(
             model=tables.model, batch=tables.batch, plan=tables.plan, precision=tables.precision, rates=rates
         )
@@ -37,22 +37,22 @@ def predict_steps(
     tables: RunTables, calibration: Calibration
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     """(log seconds per step, variance of it by source) of every run."""
-    etas, half = calibration.etas(tables.factors), calibration.etas(tables.half_factors)
+    etas, bf16 = calibration.etas(tables.factors), calibration.etas(tables.bf16_factors)
     log_step = log_step_of(tables, calibration)
     is_moe = np.asarray(tables.model.num_moe_layers) > 0
-    variances = log_variances(derivatives(log_step, etas, half), calibration, tables.factors, is_moe=is_moe)
-    return log_step(etas, half), variances
+    variances = log_variances(derivatives(log_step, etas, bf16), calibration, tables.factors, is_moe=is_moe)
+    return log_step(etas, bf16), variances
 
 
 def predict(
     runs: Sequence[PublishedRun],
     *,
     calibration: Calibration | None = None,
-    surfaces: Mapping[str, BySurface] | None = None,
+    corrections: Mapping[str, CorrectionsByKernel] | None = None,
 ) -> Predictions:
     """Rate and memory of every run; each must have conditions. `surfaces` by accelerator, as `tables_of` has them."""
     conditions = [run.conditions for run in runs if run.conditions is not None]
-    tables = tables_of(conditions, surfaces=surfaces)
+    tables = tables_of(conditions, corrections=corrections)
     log_step_s, variances = predict_steps(tables, calibration or fitted())
     factor = spread(variances)
     rate = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices / np.exp(log_step_s)

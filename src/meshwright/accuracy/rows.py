@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meshwright import catalog
 from meshwright.accuracy.csvfile import Row, read_table
-from meshwright.accuracy.duplicates import TWIN_NOTE, with_twins_layout
+from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
 from meshwright.accuracy.layout import read_layout
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
@@ -147,7 +147,7 @@ def read_runs(path: str | Path) -> list[PublishedRun]:
 
     Raises InputError for a file that cannot be read or lacks columns, and for a cell that is not a number.
     """
-    return [read_row(row) for row in with_twins_layout(read_table(path, required=MEASURED_COLUMNS))]
+    return [read_row(row) for row in with_duplicates_layout(read_table(path, required=MEASURED_COLUMNS))]
 
 
 def read_failed(path: str | Path) -> list[PublishedRun]:
@@ -245,8 +245,8 @@ def _with_conditions(row: Row, run: PublishedRun) -> PublishedRun:
         unfused_attention=software.unfused_attention,
         fused_norm=software.fused_norm,
     )
-    if row.text(TWIN_NOTE):
-        notes.append(row.text(TWIN_NOTE))
+    if row.text(DUPLICATE_NOTE):
+        notes.append(row.text(DUPLICATE_NOTE))
     assumed = (*notes, *layout.assumed)
     return replace(run, conditions=conditions, assumed=assumed, memory_definition=software.memory)
 

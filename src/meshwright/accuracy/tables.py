@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import catalog
-from meshwright.accuracy.corrections import BySurface, RowSurfaces
+from meshwright.accuracy.corrections import CorrectionsByKernel, RowCorrections
 from meshwright.accuracy.rows import Conditions
 from meshwright.calibration.parameters import Factors
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
-from meshwright.cost.rates import SystemFacts, factors_of, half_factors, system_facts
+from meshwright.cost.rates import SystemFacts, bf16_factors, factors_of, system_facts
 from meshwright.cost.tables import (
     BatchTable,
     ModelTable,
@@ -40,8 +40,8 @@ class RunTables:
     precision: PrecisionTable
     facts: SystemFacts
     factors: list[Factors]
-    half_factors: list[Factors]
-    surfaces: RowSurfaces | None = None  # None: formulas alone
+    bf16_factors: list[Factors]
+    corrections: RowCorrections | None = None  # None: formulas alone
 
     def take(self, index: NDArray[np.intp]) -> RunTables:
         """The runs at `index`."""
@@ -52,8 +52,8 @@ class RunTables:
             precision=self.precision.take(index),
             facts=self.facts.take(index),
             factors=[self.factors[i] for i in index],
-            half_factors=[self.half_factors[i] for i in index],
-            surfaces=None if self.surfaces is None else self.surfaces.take(index),
+            bf16_factors=[self.bf16_factors[i] for i in index],
+            corrections=None if self.corrections is None else self.corrections.take(index),
         )
 
 
@@ -76,7 +76,7 @@ def cluster_of(conditions: Conditions) -> Cluster:
 
 
 def tables_of(
-    conditions: Sequence[Conditions], *, surfaces: Mapping[str, BySurface] | None = None
+    conditions: Sequence[Conditions], *, corrections: Mapping[str, CorrectionsByKernel] | None = None
 ) -> RunTables:
     """One table row per run, in order. `surfaces` by accelerator: measured shapes of its kernels."""
     clusters = [cluster_of(c) for c in conditions]
@@ -105,9 +105,9 @@ def tables_of(
         precision=PrecisionTable.stack([precision_row(p) for p in precisions]),
         facts=stacked,
         factors=factors,
-        half_factors=[half_factors(f) for f in factors],
-        surfaces=RowSurfaces(by_device=surfaces, devices=devices, formats=stacked.matmul_format)
-        if surfaces
+        bf16_factors=[bf16_factors(f) for f in factors],
+        corrections=RowCorrections(by_device=corrections, devices=devices, formats=stacked.matmul_format)
+        if corrections
         else None,
     )
 

@@ -21,12 +21,12 @@ class ScaleUpConstants:
     """What a scale-up link gives of its nominal rate, and what starting a collective on it costs."""
 
     efficiency: float  # ratio of the nominal rate that ring traffic reaches on large messages
-    exchange_efficiency: float  # the same for all-to-all and for one pair
+    all_to_all_efficiency: float  # the same for all-to-all and for one pair
     in_switch_efficiency: float  # the same where the switch reduces (NVLS); 0: it cannot
     launch_s: float  # per collective, on the device
     step_s: float  # software per dependent step, on top of the fabric's nominal latency
     fill_s: float  # pipeline fill of the bulk protocol, paid in full by large messages
-    half_bytes: float  # message size at which half of fill_s is paid
+    fill_bytes: float  # message size at which half of fill_s is paid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class ScaleOutConstants:
     """What a network gives of its nominal rate, and what a step over it costs."""
 
     efficiency: float  # ratio of the nominal rate that ring traffic reaches on large messages
-    exchange_efficiency: float  # the same for all-to-all
+    all_to_all_efficiency: float  # the same for all-to-all
     step_s: float  # software per dependent step, on top of the fabric's nominal latency
     message_s: float  # per remote peer of a flat all-to-all
     routing_efficiency: float  # of the spine: what hashing of flows onto links leaves

@@ -31,7 +31,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredExchanges:
+class MeasuredCollectives:
     """Of one machine; empty where nothing was measured.
 
     `crowd`: processes that share the machine's processor. Where a group is one of several, all of them exchange at the
@@ -41,7 +41,7 @@ class MeasuredExchanges:
     curves: Mapping[str, Mapping[int, Curve]] = field(
         default_factory=dict
     )  # "all_gather" -> processes -> curve
-    crowd: int = 1
+    processes_per_host: int = 1
 
     def seconds(self, kernel: str, size_bytes: Array, num_processes: Array, formula_s: Array) -> Array:
         """Of one exchange of a buffer of `size_bytes`; `formula_s` where that was not measured."""
@@ -54,7 +54,7 @@ class MeasuredExchanges:
         )
         log_s = np.stack([known[count].log_s(np.log(np.maximum(size, 1.0))) for count in counts])
         measured_s = np.exp(_between(np.log(np.clip(n, counts[0], counts[-1])), np.log(counts), log_s))
-        at_once = np.maximum(self.crowd / np.maximum(n, 1), 1.0)
+        at_once = np.maximum(self.processes_per_host / np.maximum(n, 1), 1.0)
         found = np.where(n > counts[-1], formula_s, measured_s * at_once)
         return np.where((n > 1) & (size > 0), found, 0.0)
 
@@ -68,20 +68,20 @@ def _between(x: Array, knots: Array, values: Array) -> Array:
     return found
 
 
-def to_document(exchanges: MeasuredExchanges) -> dict[str, Any]:
+def to_document(collectives: MeasuredCollectives) -> dict[str, Any]:
     """As JSON has it: pairs of bytes and seconds."""
     return {
         kernel: {
             str(count): [[b, float(f"{s:.4g}")] for b, s in zip(curve.size_bytes, curve.seconds, strict=True)]
             for count, curve in by_count.items()
         }
-        for kernel, by_count in exchanges.curves.items()
+        for kernel, by_count in collectives.curves.items()
     }
 
 
-def from_document(document: Mapping[str, Any]) -> MeasuredExchanges:
+def from_document(document: Mapping[str, Any]) -> MeasuredCollectives:
     """What `to_document` wrote. Raises KeyError, TypeError or ValueError for what it did not."""
-    return MeasuredExchanges(
+    return MeasuredCollectives(
         curves={
             kernel: {int(count): _curve(pairs) for count, pairs in by_count.items()}
             for kernel, by_count in document.items()

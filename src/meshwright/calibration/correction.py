@@ -40,7 +40,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Surface:
+class EfficiencyCorrection:
     """One kernel in one number format: n points of d axes."""
 
     axes: tuple[str, ...]  # what x is the log2 of
@@ -78,7 +78,7 @@ class Surface:
         found = np.exp(y if back is None else y[back.ravel()]).reshape(sizes[0].shape)
         return found if found.ndim else float(found)
 
-    def left_out(self) -> Predicted:
+    def leave_one_out(self) -> Predicted:
         """Each measured point as the others predict it, with the noise of measuring it."""
         variance = 1 / np.diag(self.inverse)
         return Predicted(mean=self.y - self.weights * variance, sd=np.sqrt(variance))
@@ -87,7 +87,9 @@ class Surface:
         return self.sd**2 * _matern(_distances(x, self.x) / self.length)
 
 
-def fit_surface(x: Floats, y: Floats, noise: Floats, *, axes: Sequence[str]) -> Surface | None:
+def fit_correction(
+    x: Floats, y: Floats, noise: Floats, *, axes: Sequence[str]
+) -> EfficiencyCorrection | None:
     """The surface through points (x, y); None when there are too few."""
     if len(y) < FEWEST_POINTS:
         return None
@@ -95,17 +97,17 @@ def fit_surface(x: Floats, y: Floats, noise: Floats, *, axes: Sequence[str]) -> 
     noise = np.hypot(noise[:MOST_POINTS], LEAST_NOISE)
     mean = float(np.median(y))
     tried = [
-        Surface(axes=tuple(axes), x=x, y=y, noise=noise, mean=mean, length=length, sd=sd)
+        EfficiencyCorrection(axes=tuple(axes), x=x, y=y, noise=noise, mean=mean, length=length, sd=sd)
         for length in LENGTHS
         for sd in SDS
     ]
     return max(tried, key=_log_density)
 
 
-def _log_density(surface: Surface) -> float:
+def _log_density(correction: EfficiencyCorrection) -> float:
     """Of the points, each under what the others say of it."""
-    out = surface.left_out()
-    return float(np.sum(-np.log(out.sd) - 0.5 * ((surface.y - out.mean) / out.sd) ** 2))
+    out = correction.leave_one_out()
+    return float(np.sum(-np.log(out.sd) - 0.5 * ((correction.y - out.mean) / out.sd) ** 2))
 
 
 def _distances(a: Floats, b: Floats) -> Floats:
@@ -118,24 +120,24 @@ def _matern(distance: Floats) -> Floats:
     return (1 + scaled) * np.exp(-scaled)
 
 
-def to_document(surface: Surface) -> dict[str, Any]:
+def to_document(correction: EfficiencyCorrection) -> dict[str, Any]:
     """As JSON has it; numbers rounded to what was measured."""
     return {
-        "axes": list(surface.axes),
-        "mean": round(surface.mean, 6),
-        "length": surface.length,
-        "sd": surface.sd,
+        "axes": list(correction.axes),
+        "mean": round(correction.mean, 6),
+        "length": correction.length,
+        "sd": correction.sd,
         "points": [
             {"x": [round(float(v), 6) for v in x], "y": round(float(y), 6), "noise": round(float(s), 6)}
-            for x, y, s in zip(surface.x, surface.y, surface.noise, strict=True)
+            for x, y, s in zip(correction.x, correction.y, correction.noise, strict=True)
         ],
     }
 
 
-def from_document(document: Mapping[str, Any]) -> Surface:
+def from_document(document: Mapping[str, Any]) -> EfficiencyCorrection:
     """What `to_document` wrote. Raises KeyError, TypeError or ValueError for what it did not."""
     points = document["points"]
-    surface = Surface(
+    correction = EfficiencyCorrection(
         axes=tuple(document["axes"]),
         x=np.array([p["x"] for p in points], dtype=float),
         y=np.array([p["y"] for p in points], dtype=float),
@@ -144,9 +146,11 @@ def from_document(document: Mapping[str, Any]) -> Surface:
         length=float(document["length"]),
         sd=float(document["sd"]),
     )
-    numbers = (surface.x, surface.y, surface.noise, np.array([surface.mean]))
-    if surface.x.shape != (len(points), len(surface.axes)) or not all(np.isfinite(a).all() for a in numbers):
+    numbers = (correction.x, correction.y, correction.noise, np.array([correction.mean]))
+    if correction.x.shape != (len(points), len(correction.axes)) or not all(
+        np.isfinite(a).all() for a in numbers
+    ):
         raise ValueError("a surface has points that are no numbers, or of another number of axes")
-    if not (surface.length > 0 and surface.sd > 0 and (surface.noise > 0).all()):
+    if not (correction.length > 0 and correction.sd > 0 and (correction.noise > 0).all()):
         raise ValueError("length, sd and noise of a surface are above 0")
-    return surface
+    return correction

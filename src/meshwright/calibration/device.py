@@ -17,15 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.calibration import communication as exchanges
-from meshwright.calibration import correction as surfaces
-from meshwright.calibration.communication import MeasuredExchanges
-from meshwright.calibration.correction import Surface
+from meshwright.calibration import communication, correction
+from meshwright.calibration.communication import MeasuredCollectives
+from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, Measured, fitted, prior
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator, Cluster, Fabric
 
-SCHEMA = "meshwright device calibration 3"
+SCHEMA = "meshwright device calibration 4"
+SCHEMA_3 = "meshwright device calibration 3"
+RENAMED_SINCE_3 = {
+    "surfaces": "corrections",
+    "exchanges": "measured_collectives",
+    "sharing": "contention",
+    "crowd": "cpu_oversubscription",
+    "data_exchange_s": "data_collective_s",
+    "data_exchange_factor": "data_collective_factor",
+    "tensor_exchange_s": "tensor_collective_s",
+    "tensor_exchange_factor": "tensor_collective_factor",
+    "pipeline_exchange_s": "pipeline_transfer_s",
+}
+"""Keys of a document of the schema before, which `load` still reads. The rest of it is the same."""
+
 HERE = "here"
 STARTS = {"kernel_s", "data_layer_s", "step_s"}
 """Parameters that are a processor's own seconds: processes that crowd it take turns."""
@@ -38,7 +51,7 @@ class Kernels:
     peak_flops_per_s: Mapping[str, float]
     memory_bytes_per_s: float
     parameters: Mapping[str, Measured]
-    surfaces: Mapping[str, Surface]
+    corrections: Mapping[str, EfficiencyCorrection]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +74,10 @@ class DeviceCalibration:
     shares_host: bool  # its devices are processes that share the cores and the memory of one CPU
     num_cores: int = 1  # threads of that machine; more processes than these crowd it
     parameters: Mapping[str, Measured]
-    surfaces: Mapping[str, Surface]  # "gemm/forward/bf16" -> ...
+    corrections: Mapping[str, EfficiencyCorrection]  # "gemm/forward/bf16" -> ...
     by_threads: Mapping[int, Kernels] = field(default_factory=dict)  # of a process that has not all cores
-    exchanges: MeasuredExchanges = field(default_factory=MeasuredExchanges)
-    sharing: Mapping[int, float] = field(default_factory=dict)
+    collectives: MeasuredCollectives = field(default_factory=MeasuredCollectives)
+    contention: Mapping[int, float] = field(default_factory=dict)
     """Processes -> time of a step's work over that of even parts of the machine; 1 process: 1."""
     by_processes: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """Parameter -> processes -> its value there over its value: what surrounds an exchange when more of them wait."""
@@ -76,26 +89,27 @@ class DeviceCalibration:
 
     def calibration(self, base: Calibration | None = None, *, num_devices: int | None = None) -> Calibration:
         """The shipped calibration with what was measured in its place, for so many devices of this machine."""
-        count, parameters, surfaces = num_devices or self.num_devices, dict(self.parameters), self.surfaces
+        count = num_devices or self.num_devices
+        parameters, corrections = dict(self.parameters), self.corrections
         if self.shares_host:
             _, kernels = self._kernels(count)
             if kernels is not None:
-                parameters, surfaces = {**parameters, **kernels.parameters}, kernels.surfaces
+                parameters, corrections = {**parameters, **kernels.parameters}, kernels.corrections
             for name in STARTS & parameters.keys():
-                parameters[name] = _times(parameters[name], self.crowd(count))
-        for name, factors in {**self.by_processes, "general_factor": self.sharing}.items():
+                parameters[name] = _times(parameters[name], self.cpu_oversubscription(count))
+        for name, factors in {**self.by_processes, "general_factor": self.contention}.items():
             if factors and name in parameters:
                 parameters[name] = _times(parameters[name], _between(factors, count))
         measured = (base or fitted()).with_measured(parameters, made=self.made)
-        exchanges = replace(self.exchanges, crowd=count if self.shares_host else 1)
-        measured = replace(measured, surfaces=surfaces, exchanges=exchanges)
+        collectives = replace(self.collectives, processes_per_host=count if self.shares_host else 1)
+        measured = replace(measured, corrections=corrections, collectives=collectives)
         if self.unexplained_sd is None:
             return measured
         return replace(
             measured, residual_sd=dict.fromkeys(("dense", "moe"), self.unexplained_sd), interval_scale=1.0
         )
 
-    def crowd(self, count: int) -> float:
+    def cpu_oversubscription(self, count: int) -> float:
         """Processes for each core."""
         return max(1.0, count / self.num_cores)
 
@@ -117,12 +131,13 @@ class DeviceCalibration:
         accelerator = self.accelerator
         if self.shares_host:
             _, kernels = self._kernels(count)
+            oversubscription = self.cpu_oversubscription(count)
             accelerator = (
                 _divided(accelerator, count)
                 if kernels is None
-                else _crowded(accelerator, kernels, count=count, crowd=self.crowd(count))
+                else _oversubscribed(accelerator, kernels, count=count, factor=oversubscription)
             )
-            accelerator = replace(accelerator, crowd=self.crowd(count))
+            accelerator = replace(accelerator, cpu_oversubscription=oversubscription)
         fabric = replace(self.fabric, scale_up_domain=max(count, self.fabric.scale_up_domain))
         return Cluster(name=HERE, accelerator=accelerator, fabric=fabric, devices_per_node=count, num_nodes=1)
 
@@ -152,12 +167,12 @@ def _scaled(kernels: Kernels, factor: float) -> Kernels:
     return replace(kernels, peak_flops_per_s=peaks, memory_bytes_per_s=kernels.memory_bytes_per_s * factor)
 
 
-def _crowded(accelerator: Accelerator, kernels: Kernels, *, count: int, crowd: float) -> Accelerator:
-    """One of `count` processes, `crowd` of which take turns on the same cores."""
+def _oversubscribed(accelerator: Accelerator, kernels: Kernels, *, count: int, factor: float) -> Accelerator:
+    """One of `count` processes, `factor` of which take turns on the same cores."""
     return replace(
         accelerator,
-        peak_flops_per_s={name: rate / crowd for name, rate in kernels.peak_flops_per_s.items()},
-        memory_bytes_per_s=kernels.memory_bytes_per_s / crowd,
+        peak_flops_per_s={name: rate / factor for name, rate in kernels.peak_flops_per_s.items()},
+        memory_bytes_per_s=kernels.memory_bytes_per_s / factor,
         memory_bytes=accelerator.memory_bytes // count,
     )
 
@@ -172,15 +187,15 @@ def to_document(found: DeviceCalibration) -> dict[str, Any]:
         "num_devices": found.num_devices,
         "shares_host": found.shares_host,
         "num_cores": found.num_cores,
-        "sharing": _factors_document(found.sharing),
+        "contention": _factors_document(found.contention),
         "by_processes": {name: _factors_document(f) for name, f in found.by_processes.items()},
         "unexplained_sd": found.unexplained_sd,
         "parameters": {name: asdict(m) for name, m in found.parameters.items()},
         **found.details,
         "by_threads": {str(count): _kernels_document(k) for count, k in found.by_threads.items()},
         "checks": [asdict(check) for check in found.checks],
-        "exchanges": exchanges.to_document(found.exchanges),
-        "surfaces": {name: surfaces.to_document(s) for name, s in found.surfaces.items()},
+        "measured_collectives": communication.to_document(found.collectives),
+        "corrections": {name: correction.to_document(s) for name, s in found.corrections.items()},
     }
 
 
@@ -203,6 +218,8 @@ def _read(path: str, changed_ns: int) -> DeviceCalibration:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         where = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
         raise InputError(f"{where}: not a JSON document") from None
+    if isinstance(document, dict) and document.get("schema") == SCHEMA_3:
+        document = {**_renamed(document), "schema": SCHEMA}
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         got = document.get("schema") if isinstance(document, dict) else type(document).__name__
         raise InputError(f"{path}: not a calibration of a device", got=got, allowed=SCHEMA)
@@ -213,10 +230,18 @@ def _read(path: str, changed_ns: int) -> DeviceCalibration:
         raise InputError(f"{path}: not a calibration of a device: {what}") from None
 
 
+def _renamed(document: Any) -> Any:
+    """`document` of schema 3 with the keys of today, at any depth."""
+    if isinstance(document, dict):
+        return {RENAMED_SINCE_3.get(key, key): _renamed(value) for key, value in document.items()}
+    return document
+
+
 def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
     known = {
-        "schema", "made", "accelerator", "fabric", "num_devices", "shares_host", "num_cores", "sharing",
-        "by_processes", "unexplained_sd", "parameters", "by_threads", "checks", "exchanges", "surfaces",
+        "schema", "made", "accelerator", "fabric", "num_devices", "shares_host", "num_cores", "contention",
+        "by_processes", "unexplained_sd", "parameters", "by_threads", "checks",
+        "measured_collectives", "corrections",
     }  # fmt: skip
     parameters = _parameters(document["parameters"])
     accelerator = Accelerator(**{**document["accelerator"], "aliases": ()})
@@ -233,11 +258,11 @@ def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
         parameters=parameters,
         by_threads={int(count): _kernels_from(k) for count, k in document["by_threads"].items()},
         checks=tuple(_check(check) for check in document["checks"]),
-        exchanges=exchanges.from_document(document["exchanges"]),
-        sharing=_factors_from(document["sharing"]),
+        collectives=communication.from_document(document["measured_collectives"]),
+        contention=_factors_from(document["contention"]),
         by_processes={name: _factors_from(f) for name, f in document["by_processes"].items()},
         unexplained_sd=None if unexplained is None else float(unexplained),
-        surfaces={name: surfaces.from_document(s) for name, s in document["surfaces"].items()},
+        corrections={name: correction.from_document(s) for name, s in document["corrections"].items()},
         made=str(document["made"]),
         details={key: value for key, value in document.items() if key not in known},
     )
@@ -257,7 +282,7 @@ def _factors_document(factors: Mapping[int, float]) -> dict[str, float]:
 def _factors_from(document: Mapping[str, Any]) -> dict[int, float]:
     factors = {int(count): float(factor) for count, factor in document.items()}
     if not all(count > 0 and factor > 0 for count, factor in factors.items()):
-        raise ValueError("numbers of processes and what their sharing costs are above 0")
+        raise ValueError("numbers of processes and their contention factors are above 0")
     return factors
 
 
@@ -278,7 +303,7 @@ def _kernels_document(kernels: Kernels) -> dict[str, Any]:
         "peak_flops_per_s": dict(kernels.peak_flops_per_s),
         "memory_bytes_per_s": kernels.memory_bytes_per_s,
         "parameters": {name: asdict(m) for name, m in kernels.parameters.items()},
-        "surfaces": {name: surfaces.to_document(s) for name, s in kernels.surfaces.items()},
+        "corrections": {name: correction.to_document(s) for name, s in kernels.corrections.items()},
     }
 
 
@@ -287,7 +312,7 @@ def _kernels_from(document: Mapping[str, Any]) -> Kernels:
         peak_flops_per_s={name: float(rate) for name, rate in document["peak_flops_per_s"].items()},
         memory_bytes_per_s=float(document["memory_bytes_per_s"]),
         parameters=_parameters(document["parameters"]),
-        surfaces={name: surfaces.from_document(s) for name, s in document["surfaces"].items()},
+        corrections={name: correction.from_document(s) for name, s in document["corrections"].items()},
     )
     if not all(rate > 0 for rate in (kernels.memory_bytes_per_s, *kernels.peak_flops_per_s.values())):
         raise ValueError("rates of a processor are above 0")

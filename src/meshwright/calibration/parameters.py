@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.calibration.communication import MeasuredExchanges
-from meshwright.calibration.correction import Surface
+from meshwright.calibration.communication import MeasuredCollectives
+from meshwright.calibration.correction import EfficiencyCorrection
 
 Factors = Mapping[str, str]
 """Level name -> key, for one run: {"architecture": "hopper", "framework": "nemo", ...}."""
@@ -90,8 +90,9 @@ class Calibration:
     residual_sd: Mapping[str, float] = field(default_factory=dict)  # of log step time: "dense", "moe", ...
     interval_scale: float = 1.0  # so that 80 % intervals held 80 % of left-out sources
     made: str = "prior"
-    surfaces: Mapping[str, Surface] = field(default_factory=dict)  # "gemm/forward/bf16": of a measured device
-    exchanges: MeasuredExchanges = field(default_factory=MeasuredExchanges)  # of a measured machine
+    corrections: Mapping[str, EfficiencyCorrection] = field(default_factory=dict)
+    """Of a measured device, by kernel and format: "gemm/forward/bf16"."""
+    collectives: MeasuredCollectives = field(default_factory=MeasuredCollectives)  # of a measured machine
 
     def etas(self, factors: Sequence[Factors]) -> dict[str, NDArray[np.float64]]:
         """Transformed values, one array of len(factors) per parameter."""

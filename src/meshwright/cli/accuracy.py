@@ -12,7 +12,7 @@ from meshwright.cli.options import html_option, json_option, verb
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from meshwright.accuracy.corrections import BySurface
+    from meshwright.accuracy.corrections import CorrectionsByKernel
     from meshwright.accuracy.metrics import Predictions
     from meshwright.accuracy.report import AccuracyReport
     from meshwright.accuracy.rows import PublishedRun
@@ -78,7 +78,7 @@ def command(
     """
     from meshwright.cli.output import emit_json, note
 
-    report = _report(runs_path, failed_path, leave_out=leave_out, surfaces=_surfaces(calibrations))
+    report = _report(runs_path, failed_path, leave_out=leave_out, corrections=_surfaces(calibrations))
     if csv_path is not None:
         from meshwright.accuracy.export import write_rows
 
@@ -96,11 +96,11 @@ def command(
         _print(report, by=by, show_rows=show_rows)
 
 
-def _surfaces(calibrations: Sequence[str]) -> dict[str, BySurface]:
+def _surfaces(calibrations: Sequence[str]) -> dict[str, CorrectionsByKernel]:
     """By accelerator, of files that `meshwright calibrate --from-tables` wrote."""
     from meshwright.calibration.device import load
 
-    surfaces: dict[str, BySurface] = {}
+    corrections: dict[str, CorrectionsByKernel] = {}
     for path in calibrations:
         found = load(path)
         if found.parameters:
@@ -108,8 +108,8 @@ def _surfaces(calibrations: Sequence[str]) -> dict[str, BySurface]:
                 f"{path}: holds what one machine was measured to do, which says nothing of the published runs",
                 got=found.made, allowed="files of `meshwright calibrate --from-tables`",
             )  # fmt: skip
-        surfaces[found.accelerator.name] = found.surfaces
-    return surfaces
+        corrections[found.accelerator.name] = found.corrections
+    return corrections
 
 
 def _report(
@@ -117,7 +117,7 @@ def _report(
     failed_path: Path | None,
     *,
     leave_out: bool,
-    surfaces: Mapping[str, BySurface],
+    corrections: Mapping[str, CorrectionsByKernel],
 ) -> AccuracyReport:
     from functools import partial
 
@@ -130,29 +130,33 @@ def _report(
         failed_path = failed_configs_path()
     runs = read_runs(runs_path or measured_runs_path())
     failed = None if failed_path is None else read_failed(failed_path)
-    chosen = _left_out_predictor(surfaces) if leave_out else partial(predict, surfaces=surfaces)
+    chosen = _left_out_predictor(corrections) if leave_out else partial(predict, corrections=corrections)
     return compare(runs, predict=chosen, failed=failed)
 
 
 def _left_out_predictor(
-    surfaces: Mapping[str, BySurface],
+    corrections: Mapping[str, CorrectionsByKernel],
 ) -> Callable[[Sequence[PublishedRun]], Predictions]:
     """Predicts by calibrations of the shipped runs, each without the source it predicts."""
     from meshwright.accuracy.rows import read_runs
     from meshwright.accuracy.shipped import measured_runs_path
     from meshwright.calibration.parameters import fitted
     from meshwright.cli.output import note, progress
-    from meshwright.fitting.leave_one_source_out import predict_left_out
+    from meshwright.fitting.leave_one_source_out import predict_leave_one_source_out
     from meshwright.fitting.published_runs import fit
 
     note("fitting the shipped runs")
     whole = fit(
-        [r for r in read_runs(measured_runs_path()) if r.reason is None], made="refitted", surfaces=surfaces
+        [r for r in read_runs(measured_runs_path()) if r.reason is None],
+        made="refitted",
+        corrections=corrections,
     )
 
     def predictor(runs: Sequence[PublishedRun]) -> Predictions:
         with progress("leaving out each source", total=len(runs)) as advance:
-            return predict_left_out(runs, whole, interval_scale=fitted().interval_scale, progress=advance)
+            return predict_leave_one_source_out(
+                runs, whole, interval_scale=fitted().interval_scale, progress=advance
+            )
 
     return predictor
 

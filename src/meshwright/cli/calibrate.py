@@ -146,9 +146,9 @@ def _advice(run_path: Path, calibration: Path) -> Advice:
 
 def _collectives(found: DeviceCalibration) -> dict[str, Any]:
     """Those that the planner uses, or those of tables, which are only to be read."""
-    from meshwright.calibration import communication as exchanges
+    from meshwright.calibration import communication
 
-    return exchanges.to_document(found.exchanges) or found.details.get("collectives", {})
+    return communication.to_document(found.collectives) or found.details.get("collectives", {})
 
 
 def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | None) -> dict[str, Any]:
@@ -161,10 +161,10 @@ def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | No
         "parameters": found.parameters,
         "errors": found.details["errors"],
         "collectives": _collectives(found),
-        "sharing": found.sharing,
+        "contention": found.contention,
         "unexplained_sd": found.unexplained_sd,
         "tables": found.details.get("tables"),
-        "surfaces": {name: len(s.y) for name, s in found.surfaces.items()},
+        "corrections": {name: len(s.y) for name, s in found.corrections.items()},
         "advice": advice,
     }
 
@@ -229,9 +229,9 @@ def _show_tables(found: DeviceCalibration) -> None:
     print_line(
         f"Measured and published by others: {tables['package']} {tables['version']}, {tables['licence']}."
     )
-    for name, surface in tables["surfaces"].items():
-        print_line(f"  {name}: {surface['file']}, {surface['framework']}")
-        for note in surface["notes"]:
+    for name, correction in tables["corrections"].items():
+        print_line(f"  {name}: {correction['file']}, {correction['framework']}")
+        for note in correction["notes"]:
             print_line(f"    {note}")
 
 

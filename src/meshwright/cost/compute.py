@@ -25,7 +25,7 @@ from importlib.resources import files
 import numpy as np
 
 from meshwright.arrays import Array, Table
-from meshwright.calibration.correction import Surface
+from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 
@@ -47,16 +47,18 @@ def gemm_tiles() -> GemmTiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelSurfaces:
+class KernelCorrections:
     """What measured kernels take beside the formulas here, by shape; empty where nothing was measured."""
 
-    linear: Mapping[str, Surface] = field(default_factory=dict)  # "gemm/forward", ... in the matmul format
-    half: Mapping[str, Surface] = field(default_factory=dict)  # the same in 16 bits
+    linear: Mapping[str, EfficiencyCorrection] = field(
+        default_factory=dict
+    )  # "gemm/forward", ... in the matmul format
+    bf16: Mapping[str, EfficiencyCorrection] = field(default_factory=dict)  # the same in 16 bits
 
-    def factor(self, kernel: str, *shape: Array, half: bool = False) -> Array:
+    def factor(self, kernel: str, *shape: Array, bf16: bool = False) -> Array:
         """What to multiply the seconds of `kernel` by."""
-        surface = (self.half if half else self.linear).get(kernel)
-        return 1.0 if surface is None else surface.factor(*shape)
+        correction = (self.bf16 if bf16 else self.linear).get(kernel)
+        return 1.0 if correction is None else correction.factor(*shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class DeviceRates(Table):
     """What one device reaches with one software stack, datasheet and calibration joined."""
 
     matmul_flops_per_s: Array  # dense peak of the recipe's matmul format
-    half_flops_per_s: Array  # dense 16-bit peak
+    bf16_flops_per_s: Array  # dense 16-bit peak
     memory_bytes_per_s: Array
     memory_bytes: Array
     num_units: Array  # that compute output tiles at the same time; 0: no tile quantisation (systolic arrays)
@@ -72,10 +74,10 @@ class DeviceRates(Table):
         Array  # 1: GEMMs are made of output tiles; 0: of any shape, so that FLOPs and bytes alone count
     )
     gemm_ratio: Array  # share of matmul_flops_per_s of a large GEMM
-    half_gemm_ratio: Array  # share of half_flops_per_s of a large 16-bit GEMM
+    bf16_gemm_ratio: Array  # share of bf16_flops_per_s of a large 16-bit GEMM
     sustained_ratio: Array  # share of the peaks that a whole layer can sustain within the power limit
     grouped_ratio: Array  # grouped GEMM against a plain GEMM of the same tiles
-    attention_forward_ratio: Array  # share of half_flops_per_s
+    attention_forward_ratio: Array  # share of bf16_flops_per_s
     attention_backward_ratio: Array
     memory_ratio: Array  # share of memory_bytes_per_s of streaming kernels
     elementwise_factor: Array  # bytes moved against perfectly fused elementwise work
@@ -89,7 +91,7 @@ class DeviceRates(Table):
     host_moe_s: (
         Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
     )
-    surfaces: KernelSurfaces = field(default_factory=KernelSurfaces)
+    corrections: KernelCorrections = field(default_factory=KernelCorrections)
 
 
 def _tile_seconds(m: Array, n: Array, k: Array, groups: Array, flops_per_s: Array, units: Array) -> Array:
@@ -195,17 +197,17 @@ def layer_compute(
     b_in = precision.linear_input_bytes
 
     def linear(
-        m: Array, n: Array, k: Array, *, half: bool = False, groups: Array = 1, grouped: bool = False
+        m: Array, n: Array, k: Array, *, bf16: bool = False, groups: Array = 1, grouped: bool = False
     ) -> Passes:
         peak, element_bytes = rates.matmul_flops_per_s * rates.gemm_ratio, b_in
-        if half:  # but in fp32 nothing is narrower
-            peak = np.where(b_in > 2, peak, rates.half_flops_per_s * rates.half_gemm_ratio)
+        if bf16:  # but in fp32 nothing is narrower
+            peak = np.where(b_in > 2, peak, rates.bf16_flops_per_s * rates.bf16_gemm_ratio)
             element_bytes = np.where(b_in > 2, b_in, 2.0)
         rate = peak * rates.grouped_ratio if grouped else peak
-        in_half = half and not np.any(np.asarray(b_in) > 2)
+        in_bf16 = bf16 and not np.any(np.asarray(b_in) > 2)
 
         def seconds(layout: str, rows: Array, columns: Array, depth: Array) -> Array:
-            beside = rates.surfaces.factor(f"gemm/{layout}", rows, columns, depth, half=in_half)
+            beside = rates.corrections.factor(f"gemm/{layout}", rows, columns, depth, bf16=in_bf16)
             if grouped:  # tiles of all groups fill the device: measured products of one say nothing of that
                 beside = np.where(np.asarray(rates.output_tiles) > 0, 1.0, beside)
             return beside * gemm_s(
@@ -223,7 +225,7 @@ def layer_compute(
 
         # Quantising reads 16 bits and writes the narrow format, as it is and transposed: inputs forward, output
         # gradients backward. Quantised weights are kept for all micro-batches of a step.
-        casts = 0.0 if half else precision.cast_passes * (2 + 2 * b_in) * groups / streaming
+        casts = 0.0 if bf16 else precision.cast_passes * (2 + 2 * b_in) * groups / streaming
         return Passes(
             forward_s=seconds("forward", m, n, k) + casts * m * k,
             input_s=seconds("input_gradient", m, k, n) + casts * m * n,
@@ -262,7 +264,7 @@ def layer_compute(
 
     # Two norms read and write once when fused; with fp32 copies each moves 24 bytes per element instead of 4.
     def beside(kernel: str, elements: Array) -> Array:
-        return rates.surfaces.factor(f"elementwise/{kernel}", elements)
+        return rates.corrections.factor(f"elementwise/{kernel}", elements)
 
     norm = tokens * np.where(rates.unfused_norm > 0, 24, 4) * h / split * moved
     norm = norm * beside("rms_norm", tokens * h / split)
@@ -276,7 +278,7 @@ def layer_compute(
     permutation = (
         (rates.permutation_passes * received * h + tokens * 4 * num_experts / split) * 2.0 / streaming
     )
-    router = linear(tokens / split, num_experts, h, half=True)
+    router = linear(tokens / split, num_experts, h, bf16=True)
 
     parameters = count_parameters(model)
     attention_flops = 2 * tokens * parameters.attention_layer / t
@@ -294,7 +296,7 @@ def layer_compute(
         router=(router + _memory_bound(permutation)).times(has_experts),
         elementwise=_memory_bound(common + activation + starts),
         moe_elementwise=_memory_bound(common + expert_activation + starts),
-        head=_head(model, plan, rates, tokens, linear(tokens, model.vocab / t, h, half=True)),
+        head=_head(model, plan, rates, tokens, linear(tokens, model.vocab / t, h, bf16=True)),
         norm_s=norm,
         activation_s=activation,
         moe_activation_s=expert_activation,
@@ -307,7 +309,7 @@ def layer_compute(
 def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, trained: Array) -> Passes:
     """Forward FLOPs of one layer (projections, feed-forward, scores) at the rate the power limit sustains."""
     linear = (attention + ffn) / (rates.matmul_flops_per_s * rates.sustained_ratio)
-    scores = core / (rates.half_flops_per_s * rates.sustained_ratio)
+    scores = core / (rates.bf16_flops_per_s * rates.sustained_ratio)
     return Passes(forward_s=linear + scores, input_s=linear + 2.5 * scores, weight_s=linear * trained)
 
 
@@ -340,14 +342,14 @@ def _attention_core(
     scores = tokens * model.num_heads / plan.tensor * batch.seq_len * 2.0
     traffic = rates.unfused_attention * scores / (rates.memory_bytes_per_s * rates.memory_ratio)
     unfused = rates.unfused_attention > 0
-    forward = np.where(unfused, rates.half_gemm_ratio, rates.attention_forward_ratio)
-    backward = np.where(unfused, rates.half_gemm_ratio, rates.attention_backward_ratio)
+    forward = np.where(unfused, rates.bf16_gemm_ratio, rates.attention_forward_ratio)
+    backward = np.where(unfused, rates.bf16_gemm_ratio, rates.attention_backward_ratio)
     backward_flops = np.where(unfused, 2.0, 2.5) * flops  # the fused kernel computes the scores again
     shape = (model.num_heads * plan.micro_batch / plan.tensor, batch.seq_len / plan.context, model.qk_dim)
-    forward_s = flops / (rates.half_flops_per_s * forward) + 6 * traffic + rates.kernel_s
-    backward_s = backward_flops / (rates.half_flops_per_s * backward) + 8 * traffic + rates.kernel_s
+    forward_s = flops / (rates.bf16_flops_per_s * forward) + 6 * traffic + rates.kernel_s
+    backward_s = backward_flops / (rates.bf16_flops_per_s * backward) + 8 * traffic + rates.kernel_s
     return Passes(
-        forward_s=forward_s * rates.surfaces.factor("attention/forward", *shape),
-        input_s=backward_s * rates.surfaces.factor("attention/backward", *shape),
+        forward_s=forward_s * rates.corrections.factor("attention/forward", *shape),
+        input_s=backward_s * rates.corrections.factor("attention/backward", *shape),
         weight_s=0.0 * flops,
     )

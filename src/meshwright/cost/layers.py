@@ -87,8 +87,8 @@ class Setting:
 
     def exchanged_s(self, wire_s: Array, group: Group, *, count: Array = 1) -> Array:
         """`count` gathers or reductions of parameters, with what the process does around each collective."""
-        around = self.rates.data_exchange_s * count * (group.size > 1)
-        return wire_s * self.rates.data_exchange_factor + around
+        around = self.rates.data_collective_s * count * (group.size > 1)
+        return wire_s * self.rates.data_collective_factor + around
 
     @property
     def gathers_layers(self) -> Array:
@@ -185,7 +185,7 @@ def _tensor_parallel(s: Setting) -> Passes:
     size, rates = s.tokens * s.model.hidden * s.precision.activation_bytes, s.rates
 
     def around(wire_s: Array) -> Array:
-        return wire_s * rates.tensor_exchange_factor + rates.tensor_exchange_s
+        return wire_s * rates.tensor_collective_factor + rates.tensor_collective_s
 
     split = 2 * (
         around(all_gather_s(size, s.groups.tensor)) + around(reduce_scatter_s(size, s.groups.tensor))

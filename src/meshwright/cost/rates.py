@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from meshwright.arrays import Array, Table
-from meshwright.calibration.correction import Surface
+from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.catalog.stacks import StackFacts, stack_facts
 from meshwright.cost.collectives import Network, constants_for, network_row
-from meshwright.cost.compute import DeviceRates, KernelSurfaces
+from meshwright.cost.compute import DeviceRates, KernelCorrections
 from meshwright.errors import InfeasibleError
 from meshwright.specs.hardware import Cluster, Stack
 from meshwright.specs.precision import Precision
@@ -22,7 +22,7 @@ class SystemFacts(Table):
 
     matmul_format: Array  # its name
     matmul_flops_per_s: Array
-    half_flops_per_s: Array
+    bf16_flops_per_s: Array
     memory_bytes_per_s: Array
     memory_bytes: Array
     num_units: Array
@@ -32,7 +32,7 @@ class SystemFacts(Table):
     unfused_norm: Array
     overlaps_data: Array
     deduplicates: Array
-    crowd: Array
+    cpu_oversubscription: Array
     years: Array  # vintage of the stack against 2025.0
     network: Network
 
@@ -47,14 +47,16 @@ class SystemRates(Table):
     overlaps_data: Array
     deduplicates: Array
     years: Array
-    crowd: Array  # processes for each part of a processor that they share; 1: each has a device of its own
+    cpu_oversubscription: (
+        Array  # processes for each part of a processor that they share; 1: each has a device of its own
+    )
     tensor_exposed_ratio: Array
-    tensor_exchange_s: Array
-    tensor_exchange_factor: Array
+    tensor_collective_s: Array
+    tensor_collective_factor: Array
     data_layer_s: Array
-    data_exchange_s: Array
-    data_exchange_factor: Array
-    pipeline_exchange_s: Array
+    data_collective_s: Array
+    data_collective_factor: Array
+    pipeline_transfer_s: Array
     accumulation_passes: Array
     context_loss_ratio: Array
     expert_exposed_ratio: Array
@@ -85,9 +87,9 @@ def factors_of(cluster: Cluster, precision: Precision, stack: Stack) -> Factors:
         "architecture": accelerator.architecture,
         "device": accelerator.name,
         "device_format": f"{accelerator.name}/{precision.matmul}",
-        "device_half": f"{accelerator.name}/bf16",
+        "device_bf16": f"{accelerator.name}/bf16",
         "recipe": f"{accelerator.architecture}/{precision.name}",
-        "recipe_half": f"{accelerator.architecture}/bf16",
+        "recipe_bf16": f"{accelerator.architecture}/bf16",
         "framework": facts.name,
         "lineage": facts.lineage,
         "architecture_lineage": f"{accelerator.architecture}/{facts.lineage}",
@@ -107,7 +109,7 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
     return SystemFacts(
         matmul_format=precision.matmul,
         matmul_flops_per_s=peaks[precision.matmul],
-        half_flops_per_s=peaks.get("bf16", peaks[precision.matmul]),
+        bf16_flops_per_s=peaks.get("bf16", peaks[precision.matmul]),
         memory_bytes_per_s=accelerator.memory_bytes_per_s,
         memory_bytes=accelerator.memory_bytes,
         num_units=accelerator.num_compute_units,
@@ -117,7 +119,7 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
         unfused_norm=int(facts.unfused_norm),
         overlaps_data=int(facts.overlaps_data),
         deduplicates=int(facts.deduplicates),
-        crowd=accelerator.crowd,
+        cpu_oversubscription=accelerator.cpu_oversubscription,
         years=vintage_of(stack, facts) - 2025.0,
         network=network_row(
             cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node
@@ -125,18 +127,18 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
     )
 
 
-def join(facts: SystemFacts, values: Mapping[str, Array], half: Mapping[str, Array]) -> SystemRates:
+def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Array]) -> SystemRates:
     """Datasheet facts and calibrated `values`; `half` are the values for 16-bit GEMMs."""
     device = DeviceRates(
         matmul_flops_per_s=facts.matmul_flops_per_s,
-        half_flops_per_s=facts.half_flops_per_s,
+        bf16_flops_per_s=facts.bf16_flops_per_s,
         memory_bytes_per_s=facts.memory_bytes_per_s,
         memory_bytes=facts.memory_bytes,
         num_units=facts.num_units,
         output_tiles=facts.output_tiles,
         unfused_attention=facts.unfused_attention,
         unfused_norm=facts.unfused_norm,
-        half_gemm_ratio=half["gemm_ratio"],
+        bf16_gemm_ratio=bf16["gemm_ratio"],
         **{f.name: values[f.name] for f in fields(DeviceRates) if f.name in values},
     )
     network = facts.network
@@ -157,38 +159,38 @@ def join(facts: SystemFacts, values: Mapping[str, Array], half: Mapping[str, Arr
         host_bytes_per_s=facts.host_bytes_per_s,
         overlaps_data=facts.overlaps_data,
         deduplicates=facts.deduplicates,
-        crowd=facts.crowd,
+        cpu_oversubscription=facts.cpu_oversubscription,
         years=facts.years,
         **{name: value for name, value in values.items() if name in own},
     )
 
 
 def rates_from_etas(
-    calibration: Calibration, facts: SystemFacts, etas: Mapping[str, Array], half_etas: Mapping[str, Array]
+    calibration: Calibration, facts: SystemFacts, etas: Mapping[str, Array], bf16_etas: Mapping[str, Array]
 ) -> SystemRates:
     """`join` for values still in transformed units."""
-    rates = join(facts, calibration.values(etas), calibration.values({"gemm_ratio": half_etas["gemm_ratio"]}))
-    if calibration.exchanges.curves:
-        network = replace(rates.network, measured=calibration.exchanges)
+    rates = join(facts, calibration.values(etas), calibration.values({"gemm_ratio": bf16_etas["gemm_ratio"]}))
+    if calibration.collectives.curves:
+        network = replace(rates.network, measured=calibration.collectives)
         rates = replace(rates, network=network)
-    if not calibration.surfaces:
+    if not calibration.corrections:
         return rates
-    surfaces = KernelSurfaces(
-        linear=_of_format(calibration.surfaces, str(facts.matmul_format)),
-        half=_of_format(calibration.surfaces, "bf16"),
+    corrections = KernelCorrections(
+        linear=_of_format(calibration.corrections, str(facts.matmul_format)),
+        bf16=_of_format(calibration.corrections, "bf16"),
     )
-    return replace(rates, device=replace(rates.device, surfaces=surfaces))
+    return replace(rates, device=replace(rates.device, corrections=corrections))
 
 
-def _of_format(surfaces: Mapping[str, Surface], name: str) -> dict[str, Surface]:
+def _of_format(corrections: Mapping[str, EfficiencyCorrection], name: str) -> dict[str, EfficiencyCorrection]:
     """Those in one number format, by kernel; an optimizer's format is its own."""
-    own = {key.removesuffix(f"/{name}"): s for key, s in surfaces.items() if key.endswith(f"/{name}")}
-    return own | {key.rpartition("/")[0]: s for key, s in surfaces.items() if key.startswith("optimizer/")}
+    own = {key.removesuffix(f"/{name}"): s for key, s in corrections.items() if key.endswith(f"/{name}")}
+    return own | {key.rpartition("/")[0]: s for key, s in corrections.items() if key.startswith("optimizer/")}
 
 
-def half_factors(factors: Factors) -> Factors:
+def bf16_factors(factors: Factors) -> Factors:
     """The same system multiplying in 16 bits."""
-    return {**factors, "device_format": factors["device_half"], "recipe": factors["recipe_half"]}
+    return {**factors, "device_format": factors["device_bf16"], "recipe": factors["recipe_bf16"]}
 
 
 def system_rates(
@@ -198,5 +200,5 @@ def system_rates(
     calibration = calibration or fitted()
     factors = factors_of(cluster, precision, stack)
     etas = {name: value[0] for name, value in calibration.etas([factors]).items()}
-    half = {name: value[0] for name, value in calibration.etas([half_factors(factors)]).items()}
-    return rates_from_etas(calibration, system_facts(cluster, precision, stack), etas, half)
+    bf16 = {name: value[0] for name, value in calibration.etas([bf16_factors(factors)]).items()}
+    return rates_from_etas(calibration, system_facts(cluster, precision, stack), etas, bf16)

@@ -45,7 +45,7 @@ class StepTable:
     stages: StageTimes
     num_micro_batches: Array
     tokens_per_s_per_device: Array
-    crowd: Array  # of the ranks, as in `SystemRates`
+    cpu_oversubscription: Array  # of the ranks, as in `SystemRates`
 
 
 def estimate_steps(
@@ -101,7 +101,7 @@ def estimate_steps(
         stages=stages,
         num_micro_batches=num_micro,
         tokens_per_s_per_device=batch.global_batch * batch.seq_len / (step * plan.num_devices),
-        crowd=rates.crowd,
+        cpu_oversubscription=rates.cpu_oversubscription,
     )
 
 
@@ -132,7 +132,7 @@ def _stages(s: Setting, layers: StageLayers, parts: LayerParts) -> StageTimes:
     alone = (s.plan.pipeline == 1) * 1.0
     split = np.where(s.plan.sequence_parallel > 0, s.plan.tensor, 1)
     message = s.tokens * s.model.hidden * s.precision.activation_bytes / split
-    hop = send_receive_s(message, s.groups.neighbours) + s.rates.pipeline_exchange_s
+    hop = send_receive_s(message, s.groups.neighbours) + s.rates.pipeline_transfer_s
     return StageTimes(
         first=rank(layers.first_dense, layers.first_moe, head=alone),
         middle=rank(layers.middle_dense, layers.middle_moe, head=alone),
@@ -163,8 +163,8 @@ def _pipeline_s(
         transfer_s=stages.transfer_s * rates.pipeline_exposed_ratio,
     )
     longest = num_micro * slowest + np.where(p > 1, np.maximum(waiting, 0.0), 0.0)
-    work = num_micro * np.where(rates.crowd > 1, sum(mean.values()), slowest)
-    return work, crowded_s(longest, work, rates.crowd) - work
+    work = num_micro * np.where(rates.cpu_oversubscription > 1, sum(mean.values()), slowest)
+    return work, oversubscribed_s(longest, work, rates.cpu_oversubscription) - work
 
 
 def mean_of_ranks(stages: StageTimes, p: Array, part: str) -> Array:
@@ -173,13 +173,13 @@ def mean_of_ranks(stages: StageTimes, p: Array, part: str) -> Array:
     return np.where(p > 1, (first + last + np.maximum(p - 2, 0) * middle) / p, middle)
 
 
-def crowded_s(longest_s: Array, work_s: Array, crowd: Array) -> Array:
+def oversubscribed_s(longest_s: Array, work_s: Array, cpu_oversubscription: Array) -> Array:
     """When ranks end whose longest chain is `longest_s` and whose work is `work_s` each.
 
     Where `crowd` of them share a processor, one that waits leaves its share to the others: a chain that had it to
     itself would take a crowd-th, and all ends no sooner than the work of all.
     """
-    return np.maximum(longest_s / crowd, work_s)
+    return np.maximum(longest_s / cpu_oversubscription, work_s)
 
 
 def _component_seconds(s: Setting, layers: StageLayers, parts: LayerParts) -> dict[str, Array]:

@@ -18,7 +18,7 @@ from meshwright.calibration.parameters import Calibration, Factors
 
 Z80 = 1.2815515655446004
 DERIVATIVE_STEP = 0.02
-HALF_GEMM = "half_gemm_ratio"
+BF16_GEMM = "bf16_gemm_ratio"
 """The 16-bit twin of `gemm_ratio`: the same parameter for another number format."""
 
 Etas = Mapping[str, NDArray[np.float64]]
@@ -27,16 +27,16 @@ LogStep = Callable[[Etas, Etas], NDArray[np.float64]]
 
 
 def derivatives(
-    log_step: LogStep, etas: Etas, half: Etas, *, names: Iterable[str] | None = None
+    log_step: LogStep, etas: Etas, bf16: Etas, *, names: Iterable[str] | None = None
 ) -> dict[str, NDArray[np.float64]]:
     """d log(step) / d parameter of every row, by moving one parameter at a time. `names`: by default all."""
-    base = log_step(etas, half)
+    base = log_step(etas, bf16)
     result = {
-        name: (log_step({**etas, name: etas[name] + DERIVATIVE_STEP}, half) - base) / DERIVATIVE_STEP
+        name: (log_step({**etas, name: etas[name] + DERIVATIVE_STEP}, bf16) - base) / DERIVATIVE_STEP
         for name in (etas if names is None else names)
     }
-    moved = {**half, "gemm_ratio": half["gemm_ratio"] + DERIVATIVE_STEP}
-    result[HALF_GEMM] = (log_step(etas, moved) - base) / DERIVATIVE_STEP
+    moved = {**bf16, "gemm_ratio": bf16["gemm_ratio"] + DERIVATIVE_STEP}
+    result[BF16_GEMM] = (log_step(etas, moved) - base) / DERIVATIVE_STEP
     return result
 
 
@@ -52,7 +52,7 @@ def log_variances(
     residual = calibration.residual_sd
     parts = {"unexplained": np.where(is_moe, residual.get("moe", 0.15), residual.get("dense", 0.10)) ** 2}
     for name, slope in slopes.items():
-        sd = np.array([s["gemm_ratio" if name == HALF_GEMM else name] for s in sds])
+        sd = np.array([s["gemm_ratio" if name == BF16_GEMM else name] for s in sds])
         parts[name] = (slope * sd) ** 2
     return {name: part * calibration.interval_scale**2 for name, part in parts.items()}
 

@@ -105,7 +105,7 @@ def optimizer_s(s: Setting, layers: StageLayers) -> Array:
         sharded, s.groups.expert_shard.size, 1
     )
     streaming = rates.device.memory_bytes_per_s * rates.device.memory_ratio
-    beside = rates.device.surfaces.factor("optimizer/adamw", count)
+    beside = rates.device.corrections.factor("optimizer/adamw", count)
     on_device = count * OPTIMIZER_BYTES * rates.optimizer_passes / streaming * beside
     on_host = count * (s.precision.master_bytes + s.precision.moment_bytes) / rates.host_bytes_per_s
     return np.where(plan.offload_optimizer > 0, np.maximum(on_device, on_host), on_device)

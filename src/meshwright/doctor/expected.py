@@ -43,7 +43,7 @@ def expected_of(accelerator: str, *, num_devices: int) -> Expected:
     device, n = rates.device, GEMM_SIZE
     gemm_seconds = gemm_s(
         n, n, n,
-        flops_per_s=device.half_flops_per_s * device.half_gemm_ratio,
+        flops_per_s=device.bf16_flops_per_s * device.bf16_gemm_ratio,
         bytes_per_s=device.memory_bytes_per_s * device.memory_ratio,
         num_units=device.num_units, kernel_s=device.kernel_s, output_tiles=device.output_tiles,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.calibration.correction import Surface
+from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.cost.rates import system_rates
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import plan_row
@@ -56,7 +56,7 @@ class Advice:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Noted(Surface):
+class _Noted(EfficiencyCorrection):
     """A surface that notes its readers, and makes one of them slower."""
 
     asked: dict[Shape, None] = field(default_factory=dict)
@@ -73,17 +73,17 @@ class _Noted(Surface):
 def advise(run: Run) -> Advice:
     """Raises InputError when the run's calibration has no surfaces."""
     request = request_for(run)
-    if request.calibration is None or not request.calibration.surfaces:
+    if request.calibration is None or not request.calibration.corrections:
         raise InputError(
             "there is nothing to choose from: the calibration has no surfaces", got=run.calibration
         )
     plan = run.plan or best_plans(free_request(run), goal=goal_of(run)).plans[0].plan
-    noted = {name: _noted(s) for name, s in request.calibration.surfaces.items()}
+    noted = {name: _noted(s) for name, s in request.calibration.corrections.items()}
     step_s = _step_s(request, plan, noted)
     candidates = [
         _candidate(request, plan, noted, step_s, name=name, shape=shape)
-        for name, surface in noted.items()
-        for shape in list(surface.asked)
+        for name, correction in noted.items()
+        for shape in list(correction.asked)
     ]
     estimate = estimate_plan(request, plan)
     step = estimate.step.step
@@ -101,17 +101,17 @@ def _needed(candidates: Iterable[Candidate]) -> list[Candidate]:
     return [c for c in candidates if c.step_share > 1e-6]
 
 
-def _noted(surface: Surface, *, slow: Shape | None = None) -> _Noted:
+def _noted(correction: EfficiencyCorrection, *, slow: Shape | None = None) -> _Noted:
     names = ("axes", "x", "y", "noise", "mean", "length", "sd")
-    return _Noted(**{name: getattr(surface, name) for name in names}, slow=slow)
+    return _Noted(**{name: getattr(correction, name) for name in names}, slow=slow)
 
 
-def _step_s(request: PlanRequest, plan: Plan, surfaces: Mapping[str, Surface]) -> float:
+def _step_s(request: PlanRequest, plan: Plan, corrections: Mapping[str, EfficiencyCorrection]) -> float:
     """The step's seconds, the pipeline in closed form."""
     assert request.calibration is not None
     rates = system_rates(
         request.cluster, request.precision, request.stack,
-        calibration=replace(request.calibration, surfaces=surfaces),
+        calibration=replace(request.calibration, corrections=corrections),
     )  # fmt: skip
     steps = estimate_steps(
         model=request.model_table, batch=request.batch_table, plan=plan_row(plan),
@@ -129,13 +129,13 @@ def _candidate(
     name: str,
     shape: Shape,
 ) -> Candidate:
-    surface = noted[name]
-    slower_s = _step_s(request, plan, {**noted, name: _noted(surface, slow=shape)})
+    correction = noted[name]
+    slower_s = _step_s(request, plan, {**noted, name: _noted(correction, slow=shape)})
     share = math.log(slower_s / step_s) / math.log(SLOWER)
-    sd = float(surface.predict(np.log2([shape])).sd[0])
+    sd = float(correction.predict(np.log2([shape])).sd[0])
     return Candidate(
         kernel=name,
-        shape=dict(zip(surface.axes, shape, strict=True)),
+        shape=dict(zip(correction.axes, shape, strict=True)),
         step_share=share,
         sd=sd,
         gain=(share * sd) ** 2,

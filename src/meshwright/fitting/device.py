@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from meshwright import catalog
-from meshwright.calibration.communication import Curve, MeasuredExchanges
-from meshwright.calibration.correction import Surface, fit_surface
+from meshwright.calibration.communication import Curve, MeasuredCollectives
+from meshwright.calibration.correction import EfficiencyCorrection, fit_correction
 from meshwright.calibration.device import Check, DeviceCalibration, Kernels
 from meshwright.calibration.parameters import Measured, prior
 from meshwright.cost.collectives import all_reduce_s, constants_for, network_row
@@ -34,7 +34,7 @@ from meshwright.cost.tables import plan_row
 from meshwright.cost.update import OPTIMIZER_BYTES
 from meshwright.errors import InputError
 from meshwright.fitting.kernel_times import HOST, TODAY
-from meshwright.fitting.residual import add_up
+from meshwright.fitting.residual import fit_residual
 from meshwright.records.device import Records, Row, in_windows
 from meshwright.records.points import Family, Point
 from meshwright.records.steps import run_file_of
@@ -48,13 +48,13 @@ AXES = {
     Family.OPTIMIZER: ("parameters",),
 }
 NARROW_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
-HALF = "bf16"
+BF16 = "bf16"
 LEAST_COPY_BYTES = 2**25  # few caches hold it twice
 LAUNCH_SHARE = 0.1
 """Of a call's seconds that starting it may take where bytes are judged."""
 
 LEAST_SD, MOST_SD = 0.02, 1.0
-ADDING_UP_SD = 0.25
+RESIDUAL_SD = 0.25
 """Of the logarithm of a step's time beside the sum of its kernels, on a device whose whole steps nobody has timed: an
 assumption, as wide as what published fits of kernels leave unexplained. A training's own quick measurement has none."""
 
@@ -85,7 +85,7 @@ class _Kernel:
 
     rows: list[Row]
     log_ratios: np.ndarray[Any, Any]  # log(measured / modelled)
-    surface: Surface | None
+    correction: EfficiencyCorrection | None
 
 
 def calibrate(files: Sequence[Records]) -> DeviceCalibration:
@@ -106,23 +106,23 @@ def calibrate(files: Sequence[Records]) -> DeviceCalibration:
     parameters = {name: Measured(value=value, sd=0.0) for name, value in (HOST if on_host else {}).items()}
     parameters |= {name: Measured(value=value, sd=0.0) for name, value in TODAY.items()}
     if accelerator.vendor == THIS_MACHINE:
-        parameters["general_factor"] = Measured(value=1.0, sd=ADDING_UP_SD)
+        parameters["general_factor"] = Measured(value=1.0, sd=RESIDUAL_SD)
     if not on_host:
         parameters["memory_ratio"] = Measured(value=rates.memory_ratio, sd=LEAST_SD)
     if of[Family.LAUNCH]:
         parameters["kernel_s"] = Measured(value=rates.kernel_s, sd=LEAST_SD)
     found = _found(rates, parameters, of)
     shares = {row.point.threads for row in rows} - {0}
-    fabric, exchanges = _fabric(accelerator, device, of[Family.COLLECTIVES], parameters)
+    fabric, collectives = _fabric(accelerator, device, of[Family.COLLECTIVES], parameters)
     kernels = DeviceCalibration(
         accelerator=accelerator,
         fabric=fabric,
         num_devices=device["count"],
         shares_host=on_host,
         num_cores=device["threads"],
-        exchanges=exchanges,
+        collectives=collectives,
         parameters=parameters,
-        surfaces=found.surfaces,
+        corrections=found.corrections,
         by_threads={
             count: _kernels_of(accelerator, rows, threads=count, kernel_s=rates.kernel_s) for count in shares
         },
@@ -135,10 +135,10 @@ def calibrate(files: Sequence[Records]) -> DeviceCalibration:
     )
     steps = in_windows(of[Family.TRAINING])
     kernels = replace(kernels, checks=_checks(steps) if on_host else ())
-    added = add_up(kernels, steps)
+    added = fit_residual(kernels, steps)
     if added is None:
         return kernels
-    found.errors[Family.TRAINING] = errors_of(added.left_out, added.before)
+    found.errors[Family.TRAINING] = errors_of(added.leave_one_out, added.before)
     errors = {family.value: vars(errors) for family, errors in found.errors.items()}
     return replace(added.device, details={**kernels.details, "errors": errors})
 
@@ -189,7 +189,7 @@ def _kernels_of(accelerator: Accelerator, rows: Iterable[Row], *, threads: int, 
         peak_flops_per_s=own.peak_flops_per_s,
         memory_bytes_per_s=own.memory_bytes_per_s,
         parameters=found.parameters,
-        surfaces=found.surfaces,
+        corrections=found.corrections,
     )
 
 
@@ -278,7 +278,7 @@ class _Rates:
     def attention_s(self, point: Point, ratio: float) -> float:
         """As the cost model has it: at the 16-bit peak, whatever the format."""
         peaks = self.accelerator.peak_flops_per_s
-        return point.flops / (peaks.get(HALF, peaks.get(point.format, 0.0)) * ratio) + self.kernel_s
+        return point.flops / (peaks.get(BF16, peaks.get(point.format, 0.0)) * ratio) + self.kernel_s
 
 
 # --- kernels ---
@@ -294,8 +294,8 @@ class _Found:
     errors: dict[Family, Errors]
 
     @property
-    def surfaces(self) -> dict[str, Surface]:
-        return {name: k.surface for name, k in self.kernels.items() if k.surface is not None}
+    def corrections(self) -> dict[str, EfficiencyCorrection]:
+        return {name: k.correction for name, k in self.kernels.items() if k.correction is not None}
 
     def products(self, rows: list[Row]) -> None:
         """Matrix products: one ratio, a surface for each layout and format."""
@@ -311,7 +311,7 @@ class _Found:
         found: dict[str, _Kernel] = {}
         for kernel in ("forward", "backward"):
             own = [r for r in rows if r.point.kernel == kernel]
-            half = [r for r in own if r.point.format == HALF] or own
+            half = [r for r in own if r.point.format == BF16] or own
             if not half:
                 continue
             ratio = _ratio(half, self.rates.attention_s)
@@ -338,8 +338,12 @@ class _Found:
 
     def _keep(self, family: Family, kernels: dict[str, _Kernel]) -> None:
         self.kernels.update(kernels)
-        left = [k.surface.left_out().mean - k.surface.y for k in kernels.values() if k.surface is not None]
-        plain = [k.log_ratios for k in kernels.values() if k.surface is not None]
+        left = [
+            k.correction.leave_one_out().mean - k.correction.y
+            for k in kernels.values()
+            if k.correction is not None
+        ]
+        plain = [k.log_ratios for k in kernels.values() if k.correction is not None]
         if left:
             self.errors[family] = errors_of(np.concatenate(left), np.concatenate(plain))
 
@@ -356,7 +360,7 @@ def coordinates(point: Point) -> tuple[float, ...]:
     return tuple(math.log2(size) for size in sizes)
 
 
-def surface_name(point: Point) -> str:
+def correction_name(point: Point) -> str:
     """The key of its surface."""
     return f"{point.family}/{point.kernel}/{point.format}"
 
@@ -379,7 +383,7 @@ def _ratio(rows: list[Row], model_s: Callable[[Point, float], float]) -> float:
 def _kernels(rows: list[Row], model_s: Callable[[Point], float]) -> dict[str, _Kernel]:
     by_name: dict[str, list[Row]] = {}
     for row in rows:
-        by_name.setdefault(surface_name(row.point), []).append(row)
+        by_name.setdefault(correction_name(row.point), []).append(row)
     return {name: _kernel(own, model_s) for name, own in by_name.items()}
 
 
@@ -388,12 +392,15 @@ def _kernel(rows: list[Row], model_s: Callable[[Point], float]) -> _Kernel:
     x = np.array([coordinates(r.point) for r in rows])
     noise = np.array([r.log_sd for r in rows])
     axes = AXES[rows[0].point.family]
-    return _Kernel(rows=rows, log_ratios=y, surface=fit_surface(x, y, noise, axes=axes))
+    return _Kernel(rows=rows, log_ratios=y, correction=fit_correction(x, y, noise, axes=axes))
 
 
 def _sd(kernels: Iterable[_Kernel], accelerator: Accelerator) -> float:
     """Of the logarithm of a kernel's time: as far as points lie from what the others say of them."""
-    logs = [k.log_ratios if k.surface is None else k.surface.y - k.surface.left_out().mean for k in kernels]
+    logs = [
+        k.log_ratios if k.correction is None else k.correction.y - k.correction.leave_one_out().mean
+        for k in kernels
+    ]
     return _clipped(_robust_sd(np.concatenate(logs)))
 
 
@@ -406,11 +413,11 @@ def _clipped(sd: float) -> float:
     return min(max(sd, LEAST_SD), MOST_SD)
 
 
-def errors_of(left_out: Any, formula: Any) -> Errors:
+def errors_of(leave_one_out: Any, formula: Any) -> Errors:
     """Of logarithms of predicted over measured."""
-    with_surface, without = (np.abs(np.expm1(logs)) for logs in (left_out, formula))
+    with_surface, without = (np.abs(np.expm1(logs)) for logs in (leave_one_out, formula))
     return Errors(
-        num_points=len(left_out),
+        num_points=len(leave_one_out),
         median=float(np.median(with_surface)),
         p90=float(np.quantile(with_surface, 0.9)),
         formula_median=float(np.median(without)),
@@ -423,9 +430,9 @@ def errors_of(left_out: Any, formula: Any) -> Errors:
 
 def _fabric(
     accelerator: Accelerator, device: Mapping[str, Any], rows: list[Row], parameters: dict[str, Measured]
-) -> tuple[Fabric, MeasuredExchanges]:
+) -> tuple[Fabric, MeasuredCollectives]:
     """The fabric of this machine, and what each collective took by processes and size."""
-    exchanges = MeasuredExchanges(
+    collectives = MeasuredCollectives(
         curves={
             kernel: {
                 count: curve_of(
@@ -449,7 +456,7 @@ def _fabric(
     )
     reduces = sorted((r for r in rows if r.point.kernel == "all_reduce"), key=lambda r: r.point.size_bytes)
     if not reduces:
-        return fabric, exchanges
+        return fabric, collectives
     small, large = reduces[0], reduces[-1]
     latency_s = _bisect(lambda s: _reduce_s(fabric, small, latency_s=s) < small.seconds_median, 1e-9, 1.0)
     fabric = replace(fabric, scale_up_latency_s=latency_s, scale_out_latency_s=latency_s)
@@ -461,7 +468,7 @@ def _fabric(
         scale_out_bytes_per_s=rate * ratio,
     )
     parameters["scale_up_ratio"] = Measured(value=1.0, sd=_clipped(large.log_sd))
-    return fabric, exchanges
+    return fabric, collectives
 
 
 def _reduce_s(fabric: Fabric, row: Row, *, latency_s: float | None = None, ratio: float = 1.0) -> float:

@@ -66,9 +66,9 @@ HOST = {
 
 AROUND = {
     "data_layer_s": 2.5e-3,
-    "data_exchange_s": 2e-3,
-    "tensor_exchange_s": 2.5e-3,
-    "pipeline_exchange_s": 2e-4,
+    "data_collective_s": 2e-3,
+    "tensor_collective_s": 2.5e-3,
+    "pipeline_transfer_s": 2e-4,
 }
 AROUND_SD = 1.0
 """What a process does around exchanges, where it is the processor that computes too. An assumption: what steps on one
@@ -97,7 +97,7 @@ class KernelTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExchangeTime:
+class CollectiveTime:
     """Seconds of one all-reduce between `num_devices` devices."""
 
     size_bytes: int
@@ -107,7 +107,7 @@ class ExchangeTime:
 
 
 def calibration_here(
-    request: PlanRequest, times: KernelTimes, *, exchange: ExchangeTime | None = None, made: str
+    request: PlanRequest, times: KernelTimes, *, collective: CollectiveTime | None = None, made: str
 ) -> Calibration:
     """The shipped calibration with what `times` imply for this device, at the request's model and precision."""
     solver = _Solver(request, times, request.calibration or fitted(), made)
@@ -133,10 +133,12 @@ def calibration_here(
     solver.solve("general_factor", times.layer_s * times.update_layers, lambda at: at.layers_s())
     solver.solve("head_factor", times.rest_s, lambda at: at.steps().components_s["head"])
     solver.solve("optimizer_passes", times.update_s, lambda at: at.steps().components_s["optimizer"])
-    if exchange is not None and times.on_host:
+    if collective is not None and times.on_host:
         solver.know(AROUND, sd=AROUND_SD)
-    if exchange is not None:
-        solver.solve("scale_up_ratio", exchange.seconds, lambda at: at.exchange_s(exchange), sd=exchange.sd)
+    if collective is not None:
+        solver.solve(
+            "scale_up_ratio", collective.seconds, lambda at: at.collective_s(collective), sd=collective.sd
+        )
     return solver.calibration
 
 
@@ -188,9 +190,9 @@ class _Point:
         others = ("head", "optimizer", "fixed", "stragglers")
         return _number(steps.step_s - sum(steps.components_s[name] for name in others))
 
-    def exchange_s(self, exchange: ExchangeTime) -> float:
-        plan = plan_row(Plan(data_shard=exchange.num_devices))
-        return _number(all_reduce_s(float(exchange.size_bytes), groups_of(plan, self.rates.network).whole))
+    def collective_s(self, collective: CollectiveTime) -> float:
+        plan = plan_row(Plan(data_shard=collective.num_devices))
+        return _number(all_reduce_s(float(collective.size_bytes), groups_of(plan, self.rates.network).whole))
 
 
 class _Solver:

@@ -20,7 +20,7 @@ Progress = Callable[[int], object]
 """Called with the number of rows done since the last call."""
 
 
-def predict_left_out(
+def predict_leave_one_source_out(
     runs: Sequence[PublishedRun],
     fitted: Fitted,
     *,
@@ -32,18 +32,18 @@ def predict_left_out(
     With the surfaces of kernels that `fitted` had.
     """
     columns: dict[str, NDArray[np.generic]] = {}
-    whole = fitted.problem.tables.surfaces
-    surfaces = None if whole is None else whole.by_device
+    whole = fitted.problem.tables.corrections
+    corrections = None if whole is None else whole.by_device
     for source, rows in _by_source(runs).items():
         refit = without(fitted, source).scaled(interval_scale)
-        part = predict([runs[i] for i in rows], calibration=refit, surfaces=surfaces)
+        part = predict([runs[i] for i in rows], calibration=refit, corrections=corrections)
         for name, values in vars(part).items():
             columns.setdefault(name, np.zeros(len(runs), dtype=np.asarray(values).dtype))[rows] = values
         progress(len(rows))
     return Predictions(**columns)  # pyright: ignore[reportArgumentType]
 
 
-def left_out_errors(
+def leave_one_source_out_errors(
     runs: Sequence[PublishedRun], fitted: Fitted, *, progress: Progress = lambda _: None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(log predicted - log measured rate, standard deviation with interval scale 1) of every run."""

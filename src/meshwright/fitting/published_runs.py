@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.accuracy.corrections import BySurface
+from meshwright.accuracy.corrections import CorrectionsByKernel
 from meshwright.accuracy.predict import log_step_of
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import RunTables, tables_of
 from meshwright.calibration.parameters import ALL, Calibration, Factors, Offset, prior
-from meshwright.cost.uncertainty import HALF_GEMM, Etas, derivatives
+from meshwright.cost.uncertainty import BF16_GEMM, Etas, derivatives
 
 NOISE = {"A": 0.05, "B": 0.10, "C": 0.25}
 """Standard deviation of log rate by quality letter: the data's own noise floor is about 6 % between releases."""
@@ -59,20 +59,20 @@ class Problem:
     keys: list[tuple[str, str, str]]  # (parameter, level, key) of every offset
     prior_sd: NDArray[np.float64]
     columns: dict[str, NDArray[np.intp]]  # parameter that is fitted -> (rows, levels) indices of offsets
-    half_columns: NDArray[np.intp]  # of gemm_ratio when multiplying in 16 bits
+    bf16_columns: NDArray[np.intp]  # of gemm_ratio when multiplying in 16 bits
     prior_etas: Etas
-    prior_half_eta: NDArray[np.float64]
+    prior_bf16_eta: NDArray[np.float64]
 
 
 def make_problem(
     runs: Sequence[PublishedRun],
     calibration: Calibration,
     *,
-    surfaces: Mapping[str, BySurface] | None = None,
+    corrections: Mapping[str, CorrectionsByKernel] | None = None,
 ) -> Problem:
     """Tables and offsets of all runs with conditions and a rate."""
     conditions = [r.conditions for r in runs if r.conditions is not None]
-    tables = tables_of(conditions, surfaces=surfaces)
+    tables = tables_of(conditions, corrections=corrections)
     index: dict[tuple[str, str, str], int] = {}
     sds: list[float] = []
 
@@ -92,7 +92,7 @@ def make_problem(
         )
 
     by_parameter = {name: columns(name, tables.factors) for name, p in calibration.parameters.items() if p.sd}
-    half = columns("gemm_ratio", tables.half_factors)
+    bf16 = columns("gemm_ratio", tables.bf16_factors)
     tokens = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices
     rates = np.array([r.tokens_per_s_per_device for r in runs], dtype=float)
     return Problem(
@@ -105,9 +105,9 @@ def make_problem(
         keys=list(index),
         prior_sd=np.array(sds),
         columns=by_parameter,
-        half_columns=half,
+        bf16_columns=bf16,
         prior_etas=calibration.etas(tables.factors),
-        prior_half_eta=calibration.etas(tables.half_factors)["gemm_ratio"],
+        prior_bf16_eta=calibration.etas(tables.bf16_factors)["gemm_ratio"],
     )
 
 
@@ -123,7 +123,7 @@ def _etas(problem: Problem, calibration: Calibration, beta: NDArray[np.float64])
         for name, columns in problem.columns.items()
     }
     return {**problem.prior_etas, **moved}, {
-        "gemm_ratio": problem.prior_half_eta + beta[problem.half_columns].sum(axis=1)
+        "gemm_ratio": problem.prior_bf16_eta + beta[problem.bf16_columns].sum(axis=1)
     }
 
 
@@ -133,7 +133,7 @@ def _jacobian(
     rows = np.arange(len(problem.log_measured))
     J = np.zeros((len(rows), num_offsets))
     pairs = [(problem.columns[name], slopes[name]) for name in problem.columns]
-    for columns, slope in [*pairs, (problem.half_columns, slopes[HALF_GEMM])]:
+    for columns, slope in [*pairs, (problem.bf16_columns, slopes[BF16_GEMM])]:
         for level in range(columns.shape[1]):
             np.add.at(J, (rows, columns[:, level]), slope)
     return J
@@ -246,10 +246,10 @@ class Fitted:
 
 
 def fit(
-    runs: Sequence[PublishedRun], *, made: str, surfaces: Mapping[str, BySurface] | None = None
+    runs: Sequence[PublishedRun], *, made: str, corrections: Mapping[str, CorrectionsByKernel] | None = None
 ) -> Fitted:
     """The calibration of all `runs`; each has conditions and a rate. `surfaces` by accelerator are not fitted."""
-    problem = make_problem(runs, prior(), surfaces=surfaces)
+    problem = make_problem(runs, prior(), corrections=corrections)
     everything = np.ones(len(runs), dtype=bool)
     solution = solve(problem, prior(), use=everything)
     return Fitted(

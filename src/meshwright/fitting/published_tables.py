@@ -22,16 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import catalog
-from meshwright.calibration import communication as exchanges
-from meshwright.calibration.communication import Curve, MeasuredExchanges
-from meshwright.calibration.correction import MOST_POINTS, Surface, fit_surface
+from meshwright.calibration import communication
+from meshwright.calibration.communication import Curve, MeasuredCollectives
+from meshwright.calibration.correction import MOST_POINTS, EfficiencyCorrection, fit_correction
 from meshwright.calibration.device import DeviceCalibration
 from meshwright.calibration.parameters import fitted, prior
 from meshwright.cost.compute import gemm_s
 from meshwright.errors import InputError
 from meshwright.fitting import aiconfigurator
 from meshwright.fitting.aiconfigurator import COLLECTIVES, PRODUCTS, Package, Table
-from meshwright.fitting.device import AXES, HALF, Errors, curve_of, errors_of
+from meshwright.fitting.device import AXES, BF16, Errors, curve_of, errors_of
 from meshwright.records.device import Row, Status
 from meshwright.records.points import KERNELS, Family, Point
 from meshwright.specs.hardware import Accelerator
@@ -87,14 +87,14 @@ def calibrate_from_tables(device: str, *, framework: str) -> DeviceCalibration:
     package = aiconfigurator.installed()
     accelerator = catalog.accelerator(device)
     table = aiconfigurator.products(package, accelerator.name, framework)
-    surfaces: dict[str, Surface] = {}
+    corrections: dict[str, EfficiencyCorrection] = {}
     used: dict[str, Any] = {}
     errors: dict[str, Errors] = {}
     for name, shapes, source in _measured(package, accelerator, table, framework):
         family, number_format = name.split("/")
-        surface, left_out = _surface(shapes, AXES[Family(family)])
-        surfaces |= {f"{family}/{kernel}/{number_format}": surface for kernel in LIKE[Family(family)]}
-        errors[name] = errors_of(left_out, shapes.log_ratios)
+        correction, leave_one_out = _surface(shapes, AXES[Family(family)])
+        corrections |= {f"{family}/{kernel}/{number_format}": correction for kernel in LIKE[Family(family)]}
+        errors[name] = errors_of(leave_one_out, shapes.log_ratios)
         used[name] = _provenance(source, shapes)
     devices_per_node = catalog.usual_devices_per_node(accelerator.name)
     made = f"{package.name} {package.version}, {table.framework} {table.version} on {accelerator.name}"
@@ -104,13 +104,13 @@ def calibrate_from_tables(device: str, *, framework: str) -> DeviceCalibration:
         num_devices=devices_per_node,
         shares_host=False,
         parameters={},
-        surfaces=surfaces,
+        corrections=corrections,
         made=f"shapes of kernels from {made}; their level from {fitted().made}",
         details={
             "device": {"name": accelerator.name, "accelerator": accelerator.name, "type": "cuda"},
             "tables": {
                 "package": package.name, "version": package.version, "licence": package.licence,
-                "surfaces": used,
+                "corrections": used,
             },
             "errors": {name: vars(e) for name, e in errors.items()},
             "collectives": _collectives(package, accelerator.name),
@@ -132,7 +132,7 @@ def _measured(
     if rows is not None and len(rows) >= FEWEST_ROWS:
         shapes = _attention(rows, accelerator)
         if shapes is not None:
-            yield f"attention/{HALF}", shapes, rows
+            yield f"attention/{BF16}", shapes, rows
 
 
 def _provenance(table: Table, shapes: Shapes) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _products(table: Table, accelerator: Accelerator, number_format: str) -> Sha
     shape, seconds = table.numbers("m", "n", "k"), table.seconds
     # The planner counts quantising by itself: one kernel that reads 16 bits and writes the narrow format.
     quantising_s = (2 + narrow) * shape[:, 0] * shape[:, 2] / streaming + kernel_s
-    besides_s = np.zeros(len(shape)) if number_format == HALF else quantising_s
+    besides_s = np.zeros(len(shape)) if number_format == BF16 else quantising_s
 
     def model_s(shape: Floats, ratio: float) -> Floats:
         return gemm_s(
@@ -176,7 +176,7 @@ def _products(table: Table, accelerator: Accelerator, number_format: str) -> Sha
 
 
 def _attention(table: Table, accelerator: Accelerator) -> Shapes | None:
-    peak, kernel_s = accelerator.peak_flops_per_s[HALF], prior().parameters["kernel_s"].prior
+    peak, kernel_s = accelerator.peak_flops_per_s[BF16], prior().parameters["kernel_s"].prior
     sequences, heads, seq_len, head_dim = table.numbers("batch_size", "num_heads", "isl", "head_dim").T
     shape = np.stack([sequences * heads, seq_len, head_dim], axis=1)
 
@@ -271,7 +271,7 @@ def _words(shape: Floats) -> str:
 # --- from shapes to a surface ---
 
 
-def _surface(shapes: Shapes, axes: Sequence[str]) -> tuple[Surface, Floats]:
+def _surface(shapes: Shapes, axes: Sequence[str]) -> tuple[EfficiencyCorrection, Floats]:
     """The surface, and what it says of every row when the row's octaves are left out."""
     y = shapes.log_ratios
     octaves, of_row = np.unique(np.round(shapes.x), axis=0, return_inverse=True)
@@ -282,13 +282,13 @@ def _surface(shapes: Shapes, axes: Sequence[str]) -> tuple[Surface, Floats]:
     x = np.array([shapes.x[r].mean(axis=0) for r in rows])
     middle = np.array([np.median(y[r]) for r in rows])
     noise = np.array([1.4826 * np.median(np.abs(y[r] - np.median(y[r]))) / math.sqrt(len(r)) for r in rows])
-    surface = fit_surface(x, middle, noise, axes=axes)
-    if surface is None:
+    correction = fit_correction(x, middle, noise, axes=axes)
+    if correction is None:
         raise InputError("a table has too few shapes for a surface", got=len(x))
-    said = np.log(surface.factor(*(2.0**axis for axis in shapes.x.T)))
-    for mean, r in zip(surface.left_out().mean, rows, strict=True):
+    said = np.log(correction.factor(*(2.0**axis for axis in shapes.x.T)))
+    for mean, r in zip(correction.leave_one_out().mean, rows, strict=True):
         said[r] = mean
-    return surface, said - y
+    return correction, said - y
 
 
 # --- collectives ---
@@ -318,4 +318,4 @@ def _collectives(package: Package, device: str) -> dict[str, Any]:
         for count in sorted({row.point.num_processes for row in rows}):
             of_count = {r.point.size_bytes: r for r in rows if r.point.num_processes == count}
             found.setdefault(ours, {})[count] = curve_of(list(of_count.values()))
-    return exchanges.to_document(MeasuredExchanges(curves=found))
+    return communication.to_document(MeasuredCollectives(curves=found))

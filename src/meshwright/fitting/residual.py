@@ -72,30 +72,30 @@ ON_HOST = ANYWHERE | {
 """A processor starts each operation itself."""
 EXCHANGES = {
     "data": {
-        "data_exchange_s": Free(start=3e-4, sd=1.5),
-        "data_exchange_factor": Free(start=1.0, sd=0.4),
+        "data_collective_s": Free(start=3e-4, sd=1.5),
+        "data_collective_factor": Free(start=1.0, sd=0.4),
     },
     "tensor": {
-        "tensor_exchange_s": Free(start=3e-4, sd=1.5),
-        "tensor_exchange_factor": Free(start=1.0, sd=0.4),
+        "tensor_collective_s": Free(start=3e-4, sd=1.5),
+        "tensor_collective_factor": Free(start=1.0, sd=0.4),
     },
-    "pipeline": {"pipeline_exchange_s": Free(start=3e-4, sd=1.5)},
+    "pipeline": {"pipeline_transfer_s": Free(start=3e-4, sd=1.5)},
 }
 """And what surrounds an exchange, by what is divided."""
 DIVIDED = {"ddp": "data", "zero1": "data", "fsdp": "data", "tensor": "tensor", "pipeline": "pipeline"}
 AROUND = {"data_layer_s", *(name for names in EXCHANGES.values() for name in names)}
 LAYER = Free(start=5e-4, sd=1.5)
-SHARING = Free(start=1.0, sd=0.2)
+CONTENTION = Free(start=1.0, sd=0.2)
 MORE_PROCESSES = Free(start=1.0, sd=1.0)
 """Of what is around an exchange, where more processes wait for it than the fewest that were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AddedUp:
+class ResidualFit:
     """A calibration that gives the measured steps, and by how much it misses each of them when that was left out."""
 
     device: DeviceCalibration
-    left_out: Floats  # log(predicted / measured)
+    leave_one_out: Floats  # log(predicted / measured)
     before: Floats  # the same of the kernels alone
 
 
@@ -110,7 +110,7 @@ class _Case:
     tables: Mapping[str, Any]
 
 
-def add_up(device: DeviceCalibration, rows: Sequence[Row]) -> AddedUp | None:
+def fit_residual(device: DeviceCalibration, rows: Sequence[Row]) -> ResidualFit | None:
     """`device` with the parameters that whole steps show; None when there are too few of them."""
     if len(rows) < FEWEST_STEPS:
         return None
@@ -147,12 +147,12 @@ def add_up(device: DeviceCalibration, rows: Sequence[Row]) -> AddedUp | None:
     jacobian, weights = _jacobian(residual_at, beta, residual), weights_at(residual)
     curvature = (jacobian.T * weights) @ jacobian + np.diag(precision)
     leverage = weights * np.einsum("rp,pq,rq->r", jacobian, np.linalg.inv(curvature), jacobian)
-    left_out = residual / (1 - np.minimum(leverage, 0.9))
+    leave_one_out = residual / (1 - np.minimum(leverage, 0.9))
     found = _with(device, names, starts + beta)
-    spread = float(np.quantile(np.abs(left_out), COVERED)) / Z80
-    return AddedUp(
+    spread = float(np.quantile(np.abs(leave_one_out), COVERED)) / Z80
+    return ResidualFit(
         device=replace(found, unexplained_sd=max(spread, LEAST_NOISE)),
-        left_out=left_out,
+        leave_one_out=leave_one_out,
         before=_log_steps(device, cases, len(rows)) - measured,
     )
 
@@ -205,7 +205,7 @@ def _free(device: DeviceCalibration, rows: Sequence[Row]) -> dict[str, Free]:
         free["data_layer_s"] = LAYER
     counts = sorted({row.point.num_processes for row in rows} - {1})
     around = [name for name in free if name in AROUND]
-    free |= {f"sharing:{count}": SHARING for count in counts}
+    free |= {f"contention:{count}": CONTENTION for count in counts}
     return free | {f"{name}:{count}": MORE_PROCESSES for name in around for count in counts[1:]}
 
 
@@ -216,15 +216,15 @@ def _with(device: DeviceCalibration, names: Sequence[str], logs: Floats) -> Devi
         of, _, count = name.partition(":")
         if count:
             by_processes.setdefault(of, {})[int(count)] = x
-    sharing = by_processes.pop("sharing", {})
-    fewest = min(sharing, default=1)
+    contention = by_processes.pop("contention", {})
+    fewest = min(contention, default=1)
     parameters = {name: _known(name, x) for name, x in values.items() if ":" not in name}
     factors = {name: values[name] / device.parameters[name].value for name in KERNELS if name in values}
     return replace(
         device,
         parameters={**device.parameters, **parameters},
         by_threads={count: _moved(kernels, factors) for count, kernels in device.by_threads.items()},
-        sharing={1: 1.0, **sharing} if sharing else {},
+        contention={1: 1.0, **contention} if contention else {},
         by_processes={name: {fewest: 1.0, **factors} for name, factors in by_processes.items()},
     )
 

@@ -21,7 +21,7 @@ from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.calibration.parameters import STEP_CALIBRATION, Calibration, to_document
 from meshwright.cost.uncertainty import Z80
 from meshwright.files import write_atomically
-from meshwright.fitting.leave_one_source_out import left_out_errors
+from meshwright.fitting.leave_one_source_out import leave_one_source_out_errors
 from meshwright.fitting.published_runs import fit
 
 COVERAGE = 0.8
@@ -30,7 +30,7 @@ COVERAGE = 0.8
 def calibrate(runs: Sequence[PublishedRun], *, made: str) -> Calibration:
     """The calibration of `runs`, with intervals scaled by its left-out errors. Each run has conditions and a rate."""
     fitted = fit(runs, made=made)
-    error, sd = left_out_errors(runs, fitted)
+    error, sd = leave_one_source_out_errors(runs, fitted)
     steady = np.array([not r.is_sweep for r in runs])
     _say(f"left-out median absolute error outside sweeps {np.median(np.abs(np.expm1(error[steady]))):.3f}")
     return fitted.calibration.scaled(float(np.quantile(np.abs(error[steady]) / (Z80 * sd[steady]), COVERAGE)))

@@ -15,7 +15,7 @@ from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.pipeline.simulate import Timeline
-from meshwright.cost.rates import factors_of, half_factors, rates_from_etas, system_facts
+from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, system_facts
 from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import plan_row
 from meshwright.cost.uncertainty import Etas, derivatives, log_variances, spread
@@ -45,23 +45,23 @@ def estimate_plan(
     row = plan_row(plan)
     facts = system_facts(request.cluster, request.precision, request.stack)
     factors = factors_of(request.cluster, request.precision, request.stack)
-    etas, half = calibration.etas([factors]), calibration.etas([half_factors(factors)])
+    etas, bf16 = calibration.etas([factors]), calibration.etas([bf16_factors(factors)])
 
-    def steps_at(etas: Etas, half: Etas) -> StepTable:
+    def steps_at(etas: Etas, bf16: Etas) -> StepTable:
         return estimate_steps(
             model=request.model_table,
             batch=request.batch_table,
             plan=row,
             precision=request.precision_table,
-            rates=rates_from_etas(calibration, facts, etas, half),
+            rates=rates_from_etas(calibration, facts, etas, bf16),
             load_factor=load_factor,
         )
 
-    def log_step(etas: Etas, half: Etas) -> NDArray[np.float64]:
-        return np.log(steps_at(etas, half).step_s)
+    def log_step(etas: Etas, bf16: Etas) -> NDArray[np.float64]:
+        return np.log(steps_at(etas, bf16).step_s)
 
-    steps = steps_at(etas, half)
-    slopes = derivatives(log_step, etas, half)
+    steps = steps_at(etas, bf16)
+    slopes = derivatives(log_step, etas, bf16)
     is_moe = np.array([request.model.experts is not None])
     variances = log_variances(slopes, calibration, [factors], is_moe=is_moe)
     factor = float(spread(variances)[0])
@@ -107,7 +107,7 @@ def _tier(calibration: Calibration, factors: Factors) -> Tier:
     """Interpolated where the device itself was measured or both it and its software have rows, datasheet where one of
     them has, guessed where neither has."""
     if (
-        calibration.surfaces and not calibration.parameters["gemm_ratio"].levels
+        calibration.corrections and not calibration.parameters["gemm_ratio"].levels
     ):  # published tables have no level
         return Tier.INTERPOLATED
     known = [calibration.num_rows(level, factors[level]) > 0 for level in ("device_format", "framework")]

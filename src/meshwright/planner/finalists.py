@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.cost.layers import LayerTimes
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall, shape_of
 from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
-from meshwright.cost.step import StepTable, crowded_s, mean_of_ranks
+from meshwright.cost.step import StepTable, mean_of_ranks, oversubscribed_s
 from meshwright.specs.plan import Plan
 
 MAX_OPERATIONS = 400_000
@@ -34,10 +34,10 @@ def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
     components = {name: _number(x) for name, x in steps.components_s.items()}
     in_pipeline = sum(x for name, x in components.items() if name not in OUTSIDE_PIPELINE)
     # The cost model scales kernel times by calibrated factors; the graph's times are scaled alike.
-    crowd = _number(steps.crowd)
+    cpu_oversubscription = _number(steps.cpu_oversubscription)
     work = _number(sum(mean_of_ranks(steps.stages, plan.pipeline, part) for part in PASSES))
-    factor = in_pipeline / (num_micro * (work if crowd > 1 else max(totals)))
-    pipeline_s = _number(crowded_s(timeline.step_s * factor, in_pipeline, crowd))
+    factor = in_pipeline / (num_micro * (work if cpu_oversubscription > 1 else max(totals)))
+    pipeline_s = _number(oversubscribed_s(timeline.step_s * factor, in_pipeline, cpu_oversubscription))
     rest = _number(steps.step_s) - components["stragglers"]
     straggle = _number(steps.step_s) / rest
     return (rest - in_pipeline - components["bubble"] + pipeline_s) * straggle

@@ -97,7 +97,7 @@ def step_rows(steps: StepTable, index: NDArray[np.intp]) -> StepTable:
         stages=steps.stages.take(index),
         num_micro_batches=_rows(steps.num_micro_batches, index),
         tokens_per_s_per_device=_rows(steps.tokens_per_s_per_device, index),
-        crowd=_rows(steps.crowd, index),
+        cpu_oversubscription=_rows(steps.cpu_oversubscription, index),
     )
 
 

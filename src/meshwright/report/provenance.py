@@ -9,7 +9,7 @@ from meshwright.catalog.prices import power_assumptions
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.rates import factors_of
-from meshwright.cost.uncertainty import HALF_GEMM
+from meshwright.cost.uncertainty import BF16_GEMM
 from meshwright.planner.request import PlanRequest
 from meshwright.report.run_estimate import RunEstimate
 
@@ -65,7 +65,7 @@ def sources_of(done: RunEstimate) -> dict[str, InputSource]:
 def calibration_sentence(request: PlanRequest) -> str:
     """Which calibration was used, and how many measured rows it holds of this accelerator and software."""
     calibration = request.calibration or fitted()
-    if calibration.surfaces:
+    if calibration.corrections:
         return f"measured: {calibration.made}"
     factors = factors_of(request.cluster, request.precision, request.stack)
     device = calibration.num_rows("device_format", factors["device_format"])
@@ -81,7 +81,7 @@ def input_meaning(name: str) -> str:
     parameters = fitted().parameters
     if name in parameters:
         return parameters[name].meaning
-    if name == HALF_GEMM:
+    if name == BF16_GEMM:
         return f"{parameters['gemm_ratio'].meaning}, for 16-bit products"
     return "what the calibration's fit leaves unexplained"
 

@@ -22,7 +22,7 @@ def test_rows_are_the_runs_in_order(read_many):
     assert tables.batch.seq_len.tolist() == [8192, 8192, 4096]
     assert tables.precision.linear_input_bytes.tolist() == [1.0, 1.0, 2.0]
     assert [f["recipe"] for f in tables.factors] == ["Hopper/fp8", "Hopper/fp8", "Hopper/bf16"]
-    assert {f["recipe"] for f in tables.half_factors} == {"Hopper/bf16"}
+    assert {f["recipe"] for f in tables.bf16_factors} == {"Hopper/bf16"}
 
 
 def test_taking_rows(read_many):

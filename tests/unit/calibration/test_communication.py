@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.calibration.communication import Curve, MeasuredExchanges, from_document, to_document
+from meshwright.calibration.communication import Curve, MeasuredCollectives, from_document, to_document
 
 KERNELS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive")
 FORMULA_S = 123.0
@@ -29,37 +29,37 @@ def curves(draw: st.DrawFn) -> Curve:
 
 
 @st.composite
-def measured(draw: st.DrawFn) -> MeasuredExchanges:
+def measured(draw: st.DrawFn) -> MeasuredCollectives:
     counts = draw(st.lists(st.integers(2, 64), min_size=1, max_size=4, unique=True).map(sorted))
     kernels = draw(st.lists(st.sampled_from(KERNELS), min_size=1, max_size=3, unique=True))
-    return MeasuredExchanges(
+    return MeasuredCollectives(
         curves={kernel: {count: draw(curves()) for count in counts} for kernel in kernels}
     )
 
 
-def one_of(exchanges: MeasuredExchanges) -> tuple[str, list[int]]:
+def one_of(collectives: MeasuredCollectives) -> tuple[str, list[int]]:
     """One kernel of it, and its numbers of processes."""
-    kernel, by_count = next(iter(exchanges.curves.items()))
+    kernel, by_count = next(iter(collectives.curves.items()))
     return kernel, sorted(by_count)
 
 
-def taken(exchanges: MeasuredExchanges, kernel: str, size_bytes: float, count: float) -> float:
-    return float(exchanges.seconds(kernel, size_bytes, count, FORMULA_S))
+def taken(collectives: MeasuredCollectives, kernel: str, size_bytes: float, count: float) -> float:
+    return float(collectives.seconds(kernel, size_bytes, count, FORMULA_S))
 
 
 @given(measured())
-def test_what_was_measured_comes_back(exchanges):
-    for kernel, by_count in exchanges.curves.items():
+def test_what_was_measured_comes_back(collectives):
+    for kernel, by_count in collectives.curves.items():
         for count, curve in by_count.items():
-            found = exchanges.seconds(kernel, np.array(curve.size_bytes), count, FORMULA_S)
+            found = collectives.seconds(kernel, np.array(curve.size_bytes), count, FORMULA_S)
             assert found == pytest.approx(curve.seconds, rel=1e-9)
 
 
 @given(measured(), sizes)
-def test_between_two_sizes_it_takes_something_between(exchanges, size):
-    kernel, (count, *_) = one_of(exchanges)
-    curve = exchanges.curves[kernel][count]
-    found = taken(exchanges, kernel, size, count)
+def test_between_two_sizes_it_takes_something_between(collectives, size):
+    kernel, (count, *_) = one_of(collectives)
+    curve = collectives.curves[kernel][count]
+    found = taken(collectives, kernel, size, count)
     below = [s for b, s in zip(curve.size_bytes, curve.seconds, strict=True) if b <= size]
     above = [s for b, s in zip(curve.size_bytes, curve.seconds, strict=True) if b >= size]
     if below:
@@ -69,62 +69,62 @@ def test_between_two_sizes_it_takes_something_between(exchanges, size):
 
 
 @given(measured(), sizes, st.floats(0, 1))
-def test_between_two_numbers_of_processes_likewise(exchanges, size, share):
-    kernel, counts = one_of(exchanges)
+def test_between_two_numbers_of_processes_likewise(collectives, size, share):
+    kernel, counts = one_of(collectives)
     for low, high in pairwise(counts):
-        ends = sorted(taken(exchanges, kernel, size, count) for count in (low, high))
+        ends = sorted(taken(collectives, kernel, size, count) for count in (low, high))
         count = math.exp(math.log(low) + share * math.log(high / low))
-        found = taken(exchanges, kernel, size, min(max(count, low), high))
+        found = taken(collectives, kernel, size, min(max(count, low), high))
         assert ends[0] * (1 - 1e-6) <= found <= ends[1] * (1 + 1e-6)
 
 
 @given(measured(), st.floats(1, 1e4))
-def test_above_the_largest_its_seconds_grow_like_its_bytes(exchanges, factor):
-    kernel, (count, *_) = one_of(exchanges)
-    curve = exchanges.curves[kernel][count]
-    found = taken(exchanges, kernel, factor * curve.size_bytes[-1], count)
+def test_above_the_largest_its_seconds_grow_like_its_bytes(collectives, factor):
+    kernel, (count, *_) = one_of(collectives)
+    curve = collectives.curves[kernel][count]
+    found = taken(collectives, kernel, factor * curve.size_bytes[-1], count)
     assert found == pytest.approx(factor * curve.seconds[-1], rel=1e-6)
 
 
 @given(measured(), st.floats(0.01, 1))
-def test_below_the_smallest_it_takes_what_the_smallest_took(exchanges, factor):
-    kernel, (count, *_) = one_of(exchanges)
-    curve = exchanges.curves[kernel][count]
-    assert taken(exchanges, kernel, factor * curve.size_bytes[0], count) == pytest.approx(
+def test_below_the_smallest_it_takes_what_the_smallest_took(collectives, factor):
+    kernel, (count, *_) = one_of(collectives)
+    curve = collectives.curves[kernel][count]
+    assert taken(collectives, kernel, factor * curve.size_bytes[0], count) == pytest.approx(
         curve.seconds[0], rel=1e-9
     )
 
 
 @given(measured(), sizes, st.integers(2, 8))
-def test_several_groups_at_once_take_turns(exchanges, size, num_groups):
+def test_several_groups_at_once_take_turns(collectives, size, num_groups):
     """Of `crowd` processes a group has `count`: so many such groups exchange through the same memory."""
-    kernel, (count, *_) = one_of(exchanges)
-    alone = MeasuredExchanges(curves=exchanges.curves, crowd=count)
-    together = MeasuredExchanges(curves=exchanges.curves, crowd=num_groups * count)
-    assert taken(alone, kernel, size, count) == pytest.approx(taken(exchanges, kernel, size, count))
+    kernel, (count, *_) = one_of(collectives)
+    alone = MeasuredCollectives(curves=collectives.curves, processes_per_host=count)
+    together = MeasuredCollectives(curves=collectives.curves, processes_per_host=num_groups * count)
+    assert taken(alone, kernel, size, count) == pytest.approx(taken(collectives, kernel, size, count))
     assert taken(together, kernel, size, count) == pytest.approx(
         num_groups * taken(alone, kernel, size, count)
     )
 
 
 @given(measured(), sizes)
-def test_where_nothing_was_measured_the_formula_stands(exchanges, size):
-    kernel, counts = one_of(exchanges)
-    assert taken(exchanges, kernel, size, counts[-1] + 1) == FORMULA_S
-    unknown = next(name for name in KERNELS if name not in exchanges.curves)
-    assert taken(exchanges, unknown, size, counts[0]) == FORMULA_S
-    assert taken(MeasuredExchanges(), kernel, size, counts[0]) == FORMULA_S
+def test_where_nothing_was_measured_the_formula_stands(collectives, size):
+    kernel, counts = one_of(collectives)
+    assert taken(collectives, kernel, size, counts[-1] + 1) == FORMULA_S
+    unknown = next(name for name in KERNELS if name not in collectives.curves)
+    assert taken(collectives, unknown, size, counts[0]) == FORMULA_S
+    assert taken(MeasuredCollectives(), kernel, size, counts[0]) == FORMULA_S
 
 
 @given(measured(), sizes)
-def test_one_process_and_an_empty_message_exchange_nothing(exchanges, size):
-    kernel, counts = one_of(exchanges)
-    assert taken(exchanges, kernel, size, 1) == 0
-    assert taken(exchanges, kernel, 0, counts[0]) == 0
+def test_one_process_and_an_empty_message_exchange_nothing(collectives, size):
+    kernel, counts = one_of(collectives)
+    assert taken(collectives, kernel, size, 1) == 0
+    assert taken(collectives, kernel, 0, counts[0]) == 0
 
 
 def test_arrays_give_what_numbers_give():
-    exchanges = MeasuredExchanges(
+    collectives = MeasuredCollectives(
         curves={
             "all_reduce": {
                 2: Curve(size_bytes=(1e3, 1e6), seconds=(1e-4, 1e-2)),
@@ -133,18 +133,18 @@ def test_arrays_give_what_numbers_give():
         }
     )
     size, count = np.array([[1e2], [5e4], [1e7]]), np.array([1, 2, 3, 4, 8])
-    found = exchanges.seconds("all_reduce", size, count, FORMULA_S)
+    found = collectives.seconds("all_reduce", size, count, FORMULA_S)
     assert found.shape == (3, 5)
     for i, j in np.ndindex(found.shape):
-        assert found[i, j] == pytest.approx(taken(exchanges, "all_reduce", size[i, 0], count[j]))
+        assert found[i, j] == pytest.approx(taken(collectives, "all_reduce", size[i, 0], count[j]))
 
 
 @given(measured())
-def test_a_document_reads_back(exchanges):
+def test_a_document_reads_back(collectives):
     """Seconds are kept to four digits."""
-    again = from_document(json.loads(json.dumps(to_document(exchanges))))
-    assert to_document(again) == to_document(exchanges)
-    for kernel, by_count in exchanges.curves.items():
+    again = from_document(json.loads(json.dumps(to_document(collectives))))
+    assert to_document(again) == to_document(collectives)
+    for kernel, by_count in collectives.curves.items():
         assert list(again.curves[kernel]) == list(by_count)
         for count, curve in by_count.items():
             assert again.curves[kernel][count].size_bytes == curve.size_bytes

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.calibration.correction import FEWEST_POINTS, Surface, fit_surface, from_document, to_document
+from meshwright.calibration.correction import (
+    FEWEST_POINTS,
+    EfficiencyCorrection,
+    fit_correction,
+    from_document,
+    to_document,
+)
 
 AXES = ("m", "n", "k")
 RNG = np.random.default_rng(7)
@@ -21,15 +27,15 @@ def truth(x: np.ndarray) -> np.ndarray:
     return 0.8 * np.exp(-(x.min(axis=1) - 5) / 2) + 0.1 * np.sin(x[:, 0])
 
 
-def surface(noise: float = 0.02, *, num_points: int = 80) -> Surface:
+def correction(noise: float = 0.02, *, num_points: int = 80) -> EfficiencyCorrection:
     x = X[:num_points]
     y = truth(x) + np.random.default_rng(3).normal(0, noise, len(x))
-    found = fit_surface(x, y, np.full(len(x), noise), axes=AXES)
+    found = fit_correction(x, y, np.full(len(x), noise), axes=AXES)
     assert found is not None
     return found
 
 
-FITTED = surface()
+FITTED = correction()
 ANY_SIZE = st.floats(1e-3, 1e12)
 
 
@@ -47,11 +53,11 @@ def test_points_between_are_nearer_the_truth_than_the_formula_alone():
 
 
 def test_left_out_errors_are_those_of_fitting_without_the_point():
-    small = surface(num_points=12)
-    out = small.left_out()
+    small = correction(num_points=12)
+    out = small.leave_one_out()
     for i in range(12):
         others = np.arange(12) != i
-        rest = Surface(
+        rest = EfficiencyCorrection(
             axes=AXES, x=small.x[others], y=small.y[others], noise=small.noise[others],
             mean=small.mean, length=small.length, sd=small.sd,
         )  # fmt: skip
@@ -89,14 +95,14 @@ def test_arrays_give_what_numbers_give():
 
 
 def test_a_constant_device_has_a_constant_surface():
-    flat = fit_surface(X, np.full(len(X), 0.3), np.full(len(X), 0.01), axes=AXES)
+    flat = fit_correction(X, np.full(len(X), 0.3), np.full(len(X), 0.01), axes=AXES)
     assert flat is not None
     assert flat.factor(100, 1000, 10) == pytest.approx(np.exp(0.3))
 
 
 def test_too_few_points_are_no_surface():
     few = FEWEST_POINTS - 1
-    assert fit_surface(X[:few], truth(X[:few]), np.full(few, 0.1), axes=AXES) is None
+    assert fit_correction(X[:few], truth(X[:few]), np.full(few, 0.1), axes=AXES) is None
 
 
 def test_a_document_reads_back():

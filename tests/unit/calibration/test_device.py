@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.calibration.communication import Curve, MeasuredExchanges
-from meshwright.calibration.correction import fit_surface
+from meshwright.calibration.communication import Curve, MeasuredCollectives
+from meshwright.calibration.correction import fit_correction
 from meshwright.calibration.device import STARTS, Check, DeviceCalibration, Kernels, load, to_document
 from meshwright.calibration.parameters import Measured, prior
 from meshwright.errors import InputError
@@ -20,10 +20,10 @@ CORES = 8
 PEAKS = {"fp32": 1e12, "bf16": 4e12}
 
 
-def surface(value: float):
+def correction(value: float):
     """Of one axis, the same everywhere."""
     x = np.arange(6.0)[:, None]
-    return fit_surface(x, np.full(6, value), np.full(6, 0.02), axes=("elements",))
+    return fit_correction(x, np.full(6, value), np.full(6, 0.02), axes=("elements",))
 
 
 def kernels(share: float, *, factor: float) -> Kernels:
@@ -32,7 +32,7 @@ def kernels(share: float, *, factor: float) -> Kernels:
         peak_flops_per_s={name: share * rate for name, rate in PEAKS.items()},
         memory_bytes_per_s=share * 50e9,
         parameters={"elementwise_factor": Measured(value=factor, sd=0.1)},
-        surfaces={"elementwise/swiglu/fp32": surface(math.log(factor))},
+        corrections={"elementwise/swiglu/fp32": correction(math.log(factor))},
     )
 
 
@@ -63,9 +63,9 @@ def machine() -> DeviceCalibration:
             "kernel_s": Measured(value=2e-6, sd=0.02),
             "step_s": Measured(value=3e-3, sd=0.0),
         },
-        surfaces={"elementwise/swiglu/fp32": surface(0.5)},
+        corrections={"elementwise/swiglu/fp32": correction(0.5)},
         by_threads={4: kernels(0.6, factor=1.5), 1: kernels(0.2, factor=1.25)},
-        exchanges=MeasuredExchanges(
+        collectives=MeasuredCollectives(
             curves={"all_reduce": {2: Curve(size_bytes=(1024.0, 1048576.0), seconds=(1e-4, 1e-3))}}
         ),
         made="by a test",
@@ -76,7 +76,7 @@ def machine() -> DeviceCalibration:
 class TestKernelsByThreads:
     def test_one_process_has_the_whole_machine(self, machine):
         assert machine.cluster(1).accelerator == machine.accelerator
-        assert machine.calibration(num_devices=1).surfaces == machine.surfaces
+        assert machine.calibration(num_devices=1).corrections == machine.corrections
 
     @pytest.mark.parametrize(("count", "threads"), [(2, 4), (8, 1)])
     def test_a_process_is_as_fast_as_was_measured_with_its_threads(self, machine, count, threads):
@@ -86,7 +86,7 @@ class TestKernelsByThreads:
         assert accelerator.memory_bytes_per_s == own.memory_bytes_per_s
         assert accelerator.memory_bytes == machine.accelerator.memory_bytes // count
         calibration = machine.calibration(num_devices=count)
-        assert calibration.surfaces == own.surfaces
+        assert calibration.corrections == own.corrections
         assert values(machine, count)["elementwise_factor"] == own.parameters["elementwise_factor"].value
 
     def test_threads_that_nobody_measured_are_scaled_from_the_nearest(self, machine):
@@ -103,14 +103,14 @@ class TestKernelsByThreads:
         accelerator = even.cluster(4).accelerator
         assert accelerator.peak_flops_per_s == {name: rate / 4 for name, rate in PEAKS.items()}
         assert accelerator.memory_bytes_per_s == 50e9 / 4
-        assert even.calibration(num_devices=4).surfaces == machine.surfaces
+        assert even.calibration(num_devices=4).corrections == machine.corrections
 
 
 class TestCrowd:
-    @pytest.mark.parametrize(("count", "crowd"), [(1, 1), (2, 1), (8, 1), (12, 1.5), (32, 4)])
-    def test_it_is_processes_for_each_core(self, machine, count, crowd):
-        assert machine.crowd(count) == crowd
-        assert machine.cluster(count).accelerator.crowd == crowd
+    @pytest.mark.parametrize(("count", "cpu_oversubscription"), [(1, 1), (2, 1), (8, 1), (12, 1.5), (32, 4)])
+    def test_it_is_processes_for_each_core(self, machine, count, cpu_oversubscription):
+        assert machine.cpu_oversubscription(count) == cpu_oversubscription
+        assert machine.cluster(count).accelerator.cpu_oversubscription == cpu_oversubscription
 
     def test_those_of_one_core_take_turns(self, machine):
         one, four = machine.cluster(8).accelerator, machine.cluster(32).accelerator
@@ -125,13 +125,13 @@ class TestCrowd:
         assert at[32]["elementwise_factor"] == at[8]["elementwise_factor"]
 
     def test_exchanges_know_how_many_share_the_memory(self, machine):
-        assert machine.calibration(num_devices=8).exchanges.crowd == 8
+        assert machine.calibration(num_devices=8).collectives.processes_per_host == 8
 
     def test_gpus_do_not_crowd(self, machine):
         gpus = replace(machine, shares_host=False, num_devices=16, num_cores=8)
         assert gpus.cluster(16).accelerator == machine.accelerator
         assert values(gpus, 16)["step_s"] == machine.parameters["step_s"].value
-        assert gpus.calibration(num_devices=16).exchanges.crowd == 1
+        assert gpus.calibration(num_devices=16).collectives.processes_per_host == 1
 
 
 class TestSharing:
@@ -140,15 +140,15 @@ class TestSharing:
         return values(machine, count)["general_factor"] / machine.parameters["general_factor"].value
 
     def test_measured_numbers_of_processes_have_their_own(self, machine):
-        shared = replace(machine, sharing={1: 1.0, 2: 1.2, 4: 1.5})
+        shared = replace(machine, contention={1: 1.0, 2: 1.2, 4: 1.5})
         assert [self.factor(shared, n) for n in (1, 2, 4)] == pytest.approx([1.0, 1.2, 1.5])
 
     def test_others_lie_on_a_line_between_them(self, machine):
-        shared = replace(machine, sharing={1: 1.0, 2: 1.2, 8: 1.8})
+        shared = replace(machine, contention={1: 1.0, 2: 1.2, 8: 1.8})
         assert self.factor(shared, 4) == pytest.approx(math.sqrt(1.2 * 1.8))
 
     def test_beyond_them_it_grows_no_more(self, machine):
-        assert self.factor(replace(machine, sharing={1: 1.0, 2: 1.2}), 8) == pytest.approx(1.2)
+        assert self.factor(replace(machine, contention={1: 1.0, 2: 1.2}), 8) == pytest.approx(1.2)
 
     def test_other_parameters_have_theirs(self, machine):
         shared = replace(machine, by_processes={"elementwise_factor": {2: 1.0, 4: 2.25}})
@@ -173,7 +173,7 @@ def test_what_whole_steps_left_unexplained_takes_the_place_of_the_residual(machi
 def complete(machine) -> DeviceCalibration:
     return replace(
         machine,
-        sharing={1: 1.0, 2: 1.2, 4: 1.5},
+        contention={1: 1.0, 2: 1.2, 4: 1.5},
         by_processes={"step_s": {2: 1.0, 4: 0.7}},
         checks=(Check(run="a run file", num_processes=2, seconds=0.02, spread=1.1),),
         unexplained_sd=0.05,
@@ -194,37 +194,37 @@ def test_a_document_reads_back(complete, file):
         "accelerator",
         "fabric",
         "num_cores",
-        "sharing",
+        "contention",
         "by_processes",
         "checks",
         "unexplained_sd",
-        "exchanges",
+        "collectives",
         "parameters",
     ):
         assert getattr(again, name) == getattr(complete, name), name
     for count, own in complete.by_threads.items():
         assert again.by_threads[count].parameters == own.parameters
         assert again.by_threads[count].peak_flops_per_s == own.peak_flops_per_s
-        assert again.by_threads[count].surfaces.keys() == own.surfaces.keys()
+        assert again.by_threads[count].corrections.keys() == own.corrections.keys()
     assert again.cluster(4) == complete.cluster(4)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sharing": {"2": 0.0}}, "what their sharing costs are above 0"),
-        ({"sharing": {"0": 1.2}}, "numbers of processes and what"),
-        ({"by_processes": {"step_s": {"4": -1}}}, "what their sharing costs are above 0"),
+        ({"contention": {"2": 0.0}}, "their contention factors are above 0"),
+        ({"contention": {"0": 1.2}}, "numbers of processes and their"),
+        ({"by_processes": {"step_s": {"4": -1}}}, "their contention factors are above 0"),
         ({"checks": [{"run": "", "num_processes": 1, "seconds": 0, "spread": 1}]}, "that was timed took time"),
         ({"checks": [{"run": ""}]}, "not a calibration of a device"),
-        ({"sharing": [1.2]}, "not a calibration of a device"),
+        ({"contention": [1.2]}, "not a calibration of a device"),
         ({"unexplained_sd": "small"}, "not a calibration of a device"),
         ({"num_cores": None}, "not a calibration of a device"),
-        ({"exchanges": {"all_reduce": {"2": [[2048, 1e-4], [1024, 1e-4]]}}}, "sizes of an exchange rise"),
+        ({"measured_collectives": {"all_reduce": {"2": [[2048, 1e-4], [1024, 1e-4]]}}}, "sizes of an exchange rise"),
         ({"by_threads": {"4": {}}}, "'peak_flops_per_s' is missing"),
         ({"by_threads": {"4": {"peak_flops_per_s": {"fp32": -1}, "memory_bytes_per_s": 1e9, "parameters": {},
-                               "surfaces": {}}}}, "rates of a processor are above 0"),
-        ({"by_threads": {"4": {"peak_flops_per_s": {"fp32": 1e9}, "memory_bytes_per_s": 1e9, "surfaces": {},
+                               "corrections": {}}}}, "rates of a processor are above 0"),
+        ({"by_threads": {"4": {"peak_flops_per_s": {"fp32": 1e9}, "memory_bytes_per_s": 1e9, "corrections": {},
                                "parameters": {"speed": {"value": 1, "sd": 0}}}}}, "has no parameter 'speed'"),
     ],
 )  # fmt: skip
@@ -235,7 +235,16 @@ def test_an_altered_document_is_refused(file, change, message):
 
 
 @pytest.mark.parametrize(
-    "key", ["num_cores", "sharing", "by_processes", "checks", "unexplained_sd", "by_threads", "exchanges"]
+    "key",
+    [
+        "num_cores",
+        "contention",
+        "by_processes",
+        "checks",
+        "unexplained_sd",
+        "by_threads",
+        "measured_collectives",
+    ],
 )
 def test_a_document_without_one_of_its_parts_is_refused(file, key):
     document = json.loads(file.read_text())

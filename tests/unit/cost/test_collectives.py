@@ -36,9 +36,9 @@ def ideal(**changes: float) -> Network:
     """8 devices at 100 GB/s, one 10 GB/s port each, no latency, no losses."""
     base = {f.name: 0.0 for f in fields(Network) if f.name != "measured"} | {
         "domain": 8, "pod_devices": 1 << 40, "rail_optimized": 1, "up_bytes_per_s": 100 * GB,
-        "up_peer_bytes_per_s": 100 * GB, "up_exchange_ratio": 1.0, "up_switch_bytes_per_s": 1e-6,
-        "out_bytes_per_s": 10 * GB, "out_exchange_ratio": 1.0, "spine_ratio": 1.0, "log_gather": 1,
-        "half_bytes": 1.0,
+        "up_peer_bytes_per_s": 100 * GB, "up_all_to_all_ratio": 1.0, "up_switch_bytes_per_s": 1e-6,
+        "out_bytes_per_s": 10 * GB, "out_all_to_all_ratio": 1.0, "spine_ratio": 1.0, "log_gather": 1,
+        "fill_bytes": 1.0,
     }  # fmt: skip
     return Network(**(base | changes))
 
@@ -237,7 +237,7 @@ class TestCalibration:
         for entry in [*data["scale_up"].values(), *data["scale_out"].values()]:
             assert len(entry["source"]) > 20
             assert 0 < entry["efficiency"] <= 1
-            assert 0 < entry["exchange_efficiency"] <= 1
+            assert 0 < entry["all_to_all_efficiency"] <= 1
 
     def test_an_unknown_fabric_is_a_guess(self):
         constants = constants_for(replace(fabric("nvswitch-4-ndr"), name="mine"))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
-from meshwright.calibration.correction import Surface
-from meshwright.cost.compute import KernelSurfaces, Passes, gemm_s, gemm_tiles
+from meshwright.calibration.correction import EfficiencyCorrection
+from meshwright.cost.compute import KernelCorrections, Passes, gemm_s, gemm_tiles
 from meshwright.specs.model import Attention, Lora, Model
 from meshwright.specs.plan import Plan
 
@@ -42,8 +42,8 @@ class TestGemm:
 
     def test_a_thin_one_moves_its_bytes(self):
         m, n, k = 1, 8192, 8192
-        half = seconds(m, n, k, flops_per_s=UNBOUND)
-        assert half == pytest.approx(2 * (m * k + k * n + m * n) / BANDWIDTH)
+        bf16 = seconds(m, n, k, flops_per_s=UNBOUND)
+        assert bf16 == pytest.approx(2 * (m * k + k * n + m * n) / BANDWIDTH)
         narrow = seconds(m, n, k, flops_per_s=UNBOUND, element_bytes=1.0)
         assert narrow == pytest.approx((m * k + k * n + 2 * m * n) / BANDWIDTH)
 
@@ -111,10 +111,10 @@ class TestLayer:
         assert unfused.elementwise.forward_s > fused.elementwise.forward_s
 
     def test_fp8_is_faster_and_not_twice_as_fast(self, case):
-        half, eight = case().layer(), case(precision="fp8").layer()
-        assert 1.2 < half.dense_ffn.total_s / eight.dense_ffn.total_s < 2
-        assert eight.attention_core == half.attention_core
-        assert eight.head == half.head  # the output matrix stays in 16 bits
+        bf16, eight = case().layer(), case(precision="fp8").layer()
+        assert 1.2 < bf16.dense_ffn.total_s / eight.dense_ffn.total_s < 2
+        assert eight.attention_core == bf16.attention_core
+        assert eight.head == bf16.head  # the output matrix stays in 16 bits
 
     def test_scaling_by_block_costs_a_cast(self, case):
         assert case(precision="fp8_blockwise").layer().dense_ffn.total_s > (
@@ -134,18 +134,18 @@ class TestExperts:
 
     def test_measured_products_say_nothing_of_grouped_ones_on_a_device_with_tiles(self, case):
         x = np.array([[8.0, 8, 8], [14, 14, 14]])
-        surface = Surface(
+        correction = EfficiencyCorrection(
             axes=("m", "n", "k"), x=x, y=np.log([2.0, 2.0]), noise=np.full(2, 0.02), mean=np.log(2.0),
             length=4.0, sd=0.1,
         )  # fmt: skip
-        surfaces = KernelSurfaces(linear={"gemm/forward": surface})
+        corrections = KernelCorrections(linear={"gemm/forward": correction})
         formula = case(model=self.MODEL)
-        tiles, none = formula.with_rates(surfaces=surfaces), formula.with_rates(output_tiles=0)
+        tiles, none = formula.with_rates(corrections=corrections), formula.with_rates(output_tiles=0)
         assert tiles.layer().experts.forward_s == formula.layer().experts.forward_s
         assert tiles.layer().attention_gemm.forward_s == pytest.approx(
             2 * formula.layer().attention_gemm.forward_s
         )
-        slower = none.with_rates(surfaces=surfaces).layer().experts.forward_s
+        slower = none.with_rates(corrections=corrections).layer().experts.forward_s
         assert slower == pytest.approx(2 * none.layer().experts.forward_s)
 
     def test_a_dense_model_has_none(self, case):
@@ -194,7 +194,7 @@ def test_the_power_limit_bounds_a_layer_from_below(case):
     """FLOPs of the layer at the sustained share of the peak."""
     c = case()
     layer, device = c.layer(), c.rates.device
-    rate = device.half_flops_per_s * device.sustained_ratio
+    rate = device.bf16_flops_per_s * device.sustained_ratio
     matrices = 2 * 8192 * (4096 * 4096 * 2 + 4096 * 1024 * 2 + 3 * 4096 * 14336)
     scores = 8192 * 4096 * 2 * 32 * 256
     assert layer.dense_floor.forward_s == pytest.approx((matrices + scores) / rate)

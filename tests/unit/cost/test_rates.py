@@ -12,8 +12,8 @@ from meshwright.calibration.parameters import Calibration, Offset, prior
 from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.rates import (
     SystemRates,
+    bf16_factors,
     factors_of,
-    half_factors,
     system_facts,
     system_rates,
     vintage_of,
@@ -39,7 +39,7 @@ def with_offset(parameter: str, level: str, key: str, value: float) -> Calibrati
 def test_the_datasheet_comes_through():
     device, h100 = rates("fp8").device, CLUSTER.accelerator
     assert device.matmul_flops_per_s == h100.peak_flops_per_s["fp8"]
-    assert device.half_flops_per_s == h100.peak_flops_per_s["bf16"]
+    assert device.bf16_flops_per_s == h100.peak_flops_per_s["bf16"]
     assert device.memory_bytes_per_s == h100.memory_bytes_per_s
     assert device.num_units == h100.num_compute_units
 
@@ -67,19 +67,19 @@ def test_links_are_scaled(parameter, field, level, key):
 
 def test_16_bit_products_keep_their_own_ratio_beside_fp8():
     """Attention and the head stay in 16 bits, so an fp8 run knows both ratios."""
-    assert rates("bf16").device.gemm_ratio == rates("bf16").device.half_gemm_ratio
+    assert rates("bf16").device.gemm_ratio == rates("bf16").device.bf16_gemm_ratio
     eight = rates("fp8").device
-    assert eight.half_gemm_ratio == rates("bf16").device.gemm_ratio != eight.gemm_ratio
+    assert eight.bf16_gemm_ratio == rates("bf16").device.gemm_ratio != eight.gemm_ratio
     moved = rates("fp8", calibration=with_offset("gemm_ratio", "device_format", "h100/fp8", 0.5)).device
     assert moved.gemm_ratio > eight.gemm_ratio
-    assert moved.half_gemm_ratio == eight.half_gemm_ratio
+    assert moved.bf16_gemm_ratio == eight.bf16_gemm_ratio
 
 
 def test_half_factors_change_format_and_recipe_only():
     factors = factors_of(CLUSTER, PRECISIONS["mxfp8"], STACK)
-    half = half_factors(factors)
-    assert {k for k in factors if factors[k] != half[k]} == {"device_format", "recipe"}
-    assert half["device_format"] == "h100/bf16"
+    bf16 = bf16_factors(factors)
+    assert {k for k in factors if factors[k] != bf16[k]} == {"device_format", "recipe"}
+    assert bf16["device_format"] == "h100/bf16"
 
 
 def test_every_level_of_every_parameter_is_a_factor():

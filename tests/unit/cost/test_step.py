@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright import catalog
 from meshwright.cost.pipeline.closed_form import waiting_s
-from meshwright.cost.step import crowded_s, estimate_steps
+from meshwright.cost.step import estimate_steps, oversubscribed_s
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
@@ -93,40 +93,40 @@ class TestPipeline:
 
 
 class TestCrowd:
-    @given(longest_s=st.floats(0, 1e3), share=st.floats(0, 1), crowd=st.floats(1, 64))
+    @given(longest_s=st.floats(0, 1e3), share=st.floats(0, 1), cpu_oversubscription=st.floats(1, 64))
     def test_a_chain_ends_no_sooner_than_the_work_of_all_and_no_later_than_alone(
-        self, longest_s, share, crowd
+        self, longest_s, share, cpu_oversubscription
     ):
         """Of ranks whose longest chain is `longest_s`, a `share` of which is work of their own."""
         work_s = share * longest_s
-        ends_s = float(crowded_s(longest_s, work_s, crowd))
+        ends_s = float(oversubscribed_s(longest_s, work_s, cpu_oversubscription))
         assert work_s <= ends_s <= longest_s
-        assert ends_s >= longest_s / crowd
-        assert float(crowded_s(longest_s, work_s, 2 * crowd)) <= ends_s
+        assert ends_s >= longest_s / cpu_oversubscription
+        assert float(oversubscribed_s(longest_s, work_s, 2 * cpu_oversubscription)) <= ends_s
 
     def test_ranks_of_their_own_wait(self):
-        assert crowded_s(3.0, 2.0, 1.0) == 3
+        assert oversubscribed_s(3.0, 2.0, 1.0) == 3
 
     def test_those_that_share_a_core_work_while_others_wait(self):
-        assert crowded_s(3.0, 2.0, 1.25) == pytest.approx(2.4)
-        assert crowded_s(3.0, 2.0, 4.0) == 2
+        assert oversubscribed_s(3.0, 2.0, 1.25) == pytest.approx(2.4)
+        assert oversubscribed_s(3.0, 2.0, 4.0) == 2
 
     def test_a_pipeline_on_one_core_has_no_bubble(self, case):
         """Four ranks take turns: all that counts is their work together, and no rank is the slowest."""
         alone = case(plan=PIPELINE).with_rates(general_factor=1.0, dense_gain_per_year=0.0).steps()
-        crowded = case(plan=PIPELINE).with_rates(
-            general_factor=1.0, dense_gain_per_year=0.0, crowd=4.0
+        oversubscribed = case(plan=PIPELINE).with_rates(
+            general_factor=1.0, dense_gain_per_year=0.0, cpu_oversubscription=4.0
         ).steps()  # fmt: skip
         assert alone.components_s["bubble"] > 0
-        assert crowded.components_s["bubble"] == pytest.approx(0, abs=1e-9)
+        assert oversubscribed.components_s["bubble"] == pytest.approx(0, abs=1e-9)
         s = alone.stages
         mean = (s.first.total_s + 2 * s.middle.total_s + s.last.total_s) / 4
-        work = sum(x for name, x in crowded.components_s.items() if name not in ONCE)
+        work = sum(x for name, x in oversubscribed.components_s.items() if name not in ONCE)
         assert work == pytest.approx(alone.num_micro_batches * mean)
 
     def test_a_crowd_changes_nothing_where_nobody_waits(self, case):
         c = case(cluster="h100-8x1", plan=Plan(tensor=8))
-        assert c.with_rates(crowd=2.0).steps().step_s == pytest.approx(c.steps().step_s)
+        assert c.with_rates(cpu_oversubscription=2.0).steps().step_s == pytest.approx(c.steps().step_s)
 
 
 class TestExchanges:
@@ -148,23 +148,23 @@ class TestExchanges:
 
     def test_tensor_parallelism_exchanges_eight_times_a_layer(self, case):
         """Two gathers and two scatters forward, as many backward; 16 micro-batches of 32 layers."""
-        found = self.added(case, "tensor_exchange_s", plan=Plan(tensor=4, data_shard=8))
+        found = self.added(case, "tensor_collective_s", plan=Plan(tensor=4, data_shard=8))
         assert found == {"tensor_parallel": pytest.approx(16 * 32 * 8)}
 
     def test_and_four_times_without_sequence_parallelism(self, case):
         plan = Plan(tensor=4, data_shard=8, sequence_parallel=False)
-        assert self.added(case, "tensor_exchange_s", plan=plan) == {
+        assert self.added(case, "tensor_collective_s", plan=plan) == {
             "tensor_parallel": pytest.approx(16 * 32 * 4)
         }
 
     def test_fsdp_gathers_a_layer_twice_and_reduces_it_once(self, case):
         """Four micro-batches of 32 layers; the tables around them are gathered once and reduced four times."""
-        found = self.added(case, "data_exchange_s", plan=Plan(data_shard=32, sharding=Sharding.PARAMETERS))
+        found = self.added(case, "data_collective_s", plan=Plan(data_shard=32, sharding=Sharding.PARAMETERS))
         assert found == {"gather": pytest.approx(4 * 32 * 3), "data_parallel": pytest.approx(1 + 4)}
 
     @pytest.mark.parametrize(("sharding", "times"), [(Sharding.NONE, 1), (Sharding.OPTIMIZER, 2)])
     def test_other_replicas_reduce_each_layer_once_a_step_and_may_gather_it(self, case, sharding, times):
-        found = self.added(case, "data_exchange_s", plan=Plan(data_shard=32, sharding=sharding))
+        found = self.added(case, "data_collective_s", plan=Plan(data_shard=32, sharding=sharding))
         assert found == {"data_parallel": pytest.approx(32 * times)}
 
     @pytest.mark.parametrize("plan", [Plan(data_shard=32), Plan(data_shard=32, sharding=Sharding.PARAMETERS)])
@@ -173,7 +173,7 @@ class TestExchanges:
         assert self.added(case, "data_layer_s", plan=plan) == {"hooks": pytest.approx(4 * 32)}
 
     def test_a_pipeline_waits_for_each_hop_that_its_schedule_does(self, case):
-        found = self.added(case, "pipeline_exchange_s", plan=Plan(pipeline=4, data_shard=8))
+        found = self.added(case, "pipeline_transfer_s", plan=Plan(pipeline=4, data_shard=8))
         passes = {"forward_s": 1.0, "backward_input_s": 1.0, "backward_weight_s": 1.0}
         hops = waiting_s(Schedule.ONE_F_ONE_B, 4, 1, 16, **passes, transfer_s=1.0) - waiting_s(
             Schedule.ONE_F_ONE_B, 4, 1, 16, **passes
@@ -182,7 +182,7 @@ class TestExchanges:
         assert found == {"bubble": pytest.approx(float(hops))}
 
     @pytest.mark.parametrize(
-        "name", ["tensor_exchange_s", "data_exchange_s", "data_layer_s", "pipeline_exchange_s"]
+        "name", ["tensor_collective_s", "data_collective_s", "data_layer_s", "pipeline_transfer_s"]
     )
     def test_one_device_exchanges_nothing(self, case, name):
         assert self.added(case, name, cluster="h100-8x1", plan=Plan(sharding=Sharding.NONE)) == {}
@@ -190,14 +190,15 @@ class TestExchanges:
     @pytest.mark.parametrize(
         ("name", "plan", "part"),
         [
-            ("tensor_exchange_factor", Plan(tensor=4, data_shard=8), "tensor_parallel"),
-            ("data_exchange_factor", Plan(data_shard=32, sharding=Sharding.NONE), "data_parallel"),
-            ("data_exchange_factor", Plan(data_shard=32, sharding=Sharding.PARAMETERS), "gather"),
+            ("tensor_collective_factor", Plan(tensor=4, data_shard=8), "tensor_parallel"),
+            ("data_collective_factor", Plan(data_shard=32, sharding=Sharding.NONE), "data_parallel"),
+            ("data_collective_factor", Plan(data_shard=32, sharding=Sharding.PARAMETERS), "gather"),
         ],
     )
     def test_a_factor_multiplies_what_the_wire_takes(self, case, name, plan, part):
         c = case(plan=plan).with_rates(
-            host_layer_s=0.0, data_hidden_ratio=0.0, gather_hidden_ratio=0.0, tensor_exchange_s=0.0, data_exchange_s=0.0
+            host_layer_s=0.0, data_hidden_ratio=0.0, gather_hidden_ratio=0.0,
+            tensor_collective_s=0.0, data_collective_s=0.0,
         )  # fmt: skip
         once, twice = (c.with_rates(**{name: x}).steps().components_s[part] for x in (1.0, 2.0))
         assert twice == pytest.approx(2 * once)

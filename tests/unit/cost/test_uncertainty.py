@@ -11,7 +11,7 @@ import pytest
 from meshwright import catalog
 from meshwright.calibration.parameters import Offset, prior
 from meshwright.cost.rates import factors_of
-from meshwright.cost.uncertainty import HALF_GEMM, Z80, derivatives, log_variances, spread
+from meshwright.cost.uncertainty import BF16_GEMM, Z80, derivatives, log_variances, spread
 from meshwright.specs.hardware import Stack
 from meshwright.specs.precision import PRECISIONS
 
@@ -24,20 +24,20 @@ def test_z80_leaves_a_tenth_on_either_side():
 
 def test_derivatives_of_a_linear_model_are_its_coefficients():
     etas = {"gemm_ratio": np.array([0.3, -0.2]), "step_s": np.array([1.0, 2.0])}
-    half = {"gemm_ratio": np.array([0.1, 0.1])}
+    bf16 = {"gemm_ratio": np.array([0.1, 0.1])}
 
-    def log_step(eta, half_eta):
-        return 2 * eta["gemm_ratio"] - 3 * eta["step_s"] + 0.5 * half_eta["gemm_ratio"]
+    def log_step(eta, bf16_eta):
+        return 2 * eta["gemm_ratio"] - 3 * eta["step_s"] + 0.5 * bf16_eta["gemm_ratio"]
 
-    slopes = derivatives(log_step, etas, half)
+    slopes = derivatives(log_step, etas, bf16)
     assert slopes["gemm_ratio"] == pytest.approx([2, 2])
     assert slopes["step_s"] == pytest.approx([-3, -3])
-    assert slopes[HALF_GEMM] == pytest.approx([0.5, 0.5])
+    assert slopes[BF16_GEMM] == pytest.approx([0.5, 0.5])
 
 
 def variances(calibration=None, *, slope: float = 1.0, is_moe: bool = False) -> dict[str, np.ndarray]:
     slopes = {name: np.array([0.0]) for name in prior().parameters} | {"memory_ratio": np.array([slope])}
-    slopes[HALF_GEMM] = np.array([0.0])
+    slopes[BF16_GEMM] = np.array([0.0])
     return log_variances(slopes, calibration or prior(), [FACTORS], is_moe=np.array([is_moe]))
 
 

@@ -75,7 +75,7 @@ class TestDataParallel:
     def test_fsdp_pays_by_layer_and_here_for_the_tables_around_them(self, case):
         """Embedding and head: gathered once, reduced after each of four micro-batches, a quarter of it hidden."""
         c = case(plan=FSDP).with_rates(
-            gather_hidden_ratio=0.25, data_exchange_factor=1.5, data_exchange_s=1e-3
+            gather_hidden_ratio=0.25, data_collective_factor=1.5, data_collective_s=1e-3
         )
         tables, shard = 2 * 128256 * 4096, c.setting.groups.shard
         gather_s = 1.5 * float(all_gather_s(2 * tables, shard)) + 1e-3
@@ -84,7 +84,7 @@ class TestDataParallel:
         assert reduced_s(case(plan=replace(FSDP, data_shard=16, pipeline=2))) > 0
 
     def test_tensor_ranks_divide_the_tables(self, case):
-        c = case(plan=replace(FSDP, tensor=4, data_shard=8)).with_rates(data_exchange_s=0.0)
+        c = case(plan=replace(FSDP, tensor=4, data_shard=8)).with_rates(data_collective_s=0.0)
         tables, shard = 2 * 128256 * 4096 / 4, c.setting.groups.shard
         gather_s, reduce_s = (
             float(all_gather_s(2 * tables, shard)),
@@ -94,7 +94,7 @@ class TestDataParallel:
         assert reduced_s(c) == pytest.approx(felt * (gather_s + 16 * reduce_s))
 
     def test_adapters_leave_nothing_of_the_tables_to_reduce(self, case):
-        c = case(plan=FSDP, lora=Lora(rank=16)).with_rates(gather_hidden_ratio=0.0, data_exchange_s=0.0)
+        c = case(plan=FSDP, lora=Lora(rank=16)).with_rates(gather_hidden_ratio=0.0, data_collective_s=0.0)
         gather_s = float(all_gather_s(2 * 2 * 128256 * 4096, c.setting.groups.shard))
         assert reduced_s(c) == pytest.approx(gather_s)
 

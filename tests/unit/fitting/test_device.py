@@ -17,7 +17,7 @@ from meshwright.calibration import device as device_calibration
 from meshwright.calibration.device import DeviceCalibration, installed_path, load, to_document
 from meshwright.errors import InputError
 from meshwright.fitting.advice import advise
-from meshwright.fitting.device import calibrate, coordinates, surface_name
+from meshwright.fitting.device import calibrate, coordinates, correction_name
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import request_for
 from meshwright.records.device import TIMES, Records, Row, Status, read, row_of
@@ -70,21 +70,21 @@ def test_a_surface_gives_back_its_measured_points(found, records):
     gemm = [r for r in records.measured if r.point.family is Family.GEMM and r.point.format == "bf16"]
     off = []
     for row in gemm:
-        surface = found.surfaces[surface_name(row.point)]
+        correction = found.corrections[correction_name(row.point)]
         x = np.array([coordinates(row.point)])
-        at = np.flatnonzero((np.abs(surface.x - x) < 1e-9).all(axis=1))
+        at = np.flatnonzero((np.abs(correction.x - x) < 1e-9).all(axis=1))
         if len(at):
-            off.append(abs(surface.predict(x).mean[0] - surface.y[at[0]]))
+            off.append(abs(correction.predict(x).mean[0] - correction.y[at[0]]))
     assert len(off) > 50
     assert np.quantile(off, 0.9) < 0.03
 
 
 def test_exchanges_take_what_was_measured(found, records):
     rows = [r for r in records.measured if r.point.family is Family.COLLECTIVES]
-    assert set(found.exchanges.curves) == {r.point.kernel for r in rows} == set(KERNELS[Family.COLLECTIVES])
+    assert set(found.collectives.curves) == {r.point.kernel for r in rows} == set(KERNELS[Family.COLLECTIVES])
     for row in rows:
         point = row.point
-        seconds = found.exchanges.seconds(point.kernel, point.size_bytes, point.num_processes, math.inf)
+        seconds = found.collectives.seconds(point.kernel, point.size_bytes, point.num_processes, math.inf)
         assert seconds == pytest.approx(row.seconds_median)
 
 
@@ -92,7 +92,7 @@ def test_a_size_that_nobody_measured_lies_between_its_neighbours(found, machine)
     """On a line of the logarithms: a factor of two between two sizes hides little of latency + bytes over rate."""
     for size in (3_000, 100_000, 3_000_000):
         point = Point(family=Family.COLLECTIVES, kernel="all_gather", size_bytes=size, num_processes=2)
-        seconds = found.exchanges.seconds("all_gather", size, 2, math.inf)
+        seconds = found.collectives.seconds("all_gather", size, 2, math.inf)
         assert seconds == pytest.approx(machine.seconds(point), rel=0.08)
 
 
@@ -121,7 +121,7 @@ def test_kernels_with_fewer_threads_are_kept_apart(records, found):
     own = both.by_threads[4]
     assert own.memory_bytes_per_s == pytest.approx(found.accelerator.memory_bytes_per_s / 2)
     assert own.peak_flops_per_s["bf16"] == pytest.approx(found.accelerator.peak_flops_per_s["bf16"] / 2)
-    assert own.surfaces.keys() < found.surfaces.keys()
+    assert own.corrections.keys() < found.corrections.keys()
     alike = own.parameters["elementwise_factor"].value
     assert alike == pytest.approx(found.parameters["elementwise_factor"].value, rel=0.05)
 
@@ -178,7 +178,7 @@ def test_a_document_reads_back(found, file):
     again = load(file)
     assert again.accelerator == found.accelerator
     assert again.parameters == found.parameters
-    assert set(again.surfaces) == set(found.surfaces)
+    assert set(again.corrections) == set(found.corrections)
     assert to_document(again) == to_document(found)
 
 
@@ -240,15 +240,17 @@ def test_the_next_measurement_is_the_one_that_the_step_needs_and_nobody_made(tin
     assert gains == sorted(gains, reverse=True)
     assert sum(c.step_share for c in before.candidates) < 1.05
     best = before.candidates[0]
-    surface = found.surfaces[best.kernel]
+    correction = found.corrections[best.kernel]
     x = np.log2([tuple(best.shape.values())])
     more = replace(
-        surface,
-        x=np.concatenate([surface.x, x]),
-        y=np.append(surface.y, surface.predict(x).mean),
-        noise=np.append(surface.noise, 0.02),
+        correction,
+        x=np.concatenate([correction.x, x]),
+        y=np.append(correction.y, correction.predict(x).mean),
+        noise=np.append(correction.noise, 0.02),
     )
-    file.write_text(json.dumps(to_document(replace(found, surfaces={**found.surfaces, best.kernel: more}))))
+    file.write_text(
+        json.dumps(to_document(replace(found, corrections={**found.corrections, best.kernel: more})))
+    )
     device_calibration._read.cache_clear()
     after = advise(run)
     same = next(c for c in after.candidates if (c.kernel, c.shape) == (best.kernel, best.shape))
@@ -261,7 +263,7 @@ def test_the_next_measurement_is_the_one_that_the_step_needs_and_nobody_made(tin
         ("{", r"device.json:1: not a JSON document"),
         ("[1]", r"not a calibration of a device: got 'list'"),
         ('{"schema": "meshwright device calibration 1"}', r"got 'meshwright device calibration 1'"),
-        ('{"schema": "meshwright device calibration 3"}', r"'parameters' is missing"),
+        ('{"schema": "meshwright device calibration 4"}', r"'parameters' is missing"),
     ],
 )
 def test_a_foreign_calibration_is_refused(file, text, message):
@@ -360,4 +362,4 @@ def test_points_lie_where_the_cost_model_asks():
     shape = {"sequences": 2, "heads": 4, "kv_heads": 2, "seq_len": 256, "head_dim": 64}
     point = Point(family=Family.ATTENTION, kernel="forward", format="bf16", **shape)
     assert coordinates(point) == (3, 8, 6)
-    assert surface_name(point) == "attention/forward/bf16"
+    assert correction_name(point) == "attention/forward/bf16"

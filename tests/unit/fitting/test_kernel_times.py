@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.calibration.parameters import Measured, fitted
 from meshwright.catalog import cluster, model
-from meshwright.fitting.kernel_times import AROUND, ExchangeTime, KernelTimes, calibration_here
+from meshwright.fitting.kernel_times import AROUND, CollectiveTime, KernelTimes, calibration_here
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.hardware import Stack
@@ -87,8 +87,8 @@ def test_a_slow_exchange_slows_data_parallel_steps():
     asked = replace(request(), cluster=cluster("h100-2x1"))
     found = []
     for seconds in (1e-3, 1e-1):
-        exchange = ExchangeTime(size_bytes=2**24, num_devices=2, seconds=seconds, sd=0.02)
-        calibration = calibration_here(asked, times(), exchange=exchange, made="a test")
+        collective = CollectiveTime(size_bytes=2**24, num_devices=2, seconds=seconds, sd=0.02)
+        calibration = calibration_here(asked, times(), collective=collective, made="a test")
         plan = Plan(data_shard=2)
         found.append(estimate_plan(replace(asked, calibration=calibration), plan).step.step.value)
     assert found[1] > 2 * found[0]
@@ -105,15 +105,15 @@ def test_measured_parameters_leave_nothing_of_the_fit():
 
 def test_processes_on_one_processor_spend_time_around_an_exchange_that_nobody_measured():
     asked = replace(request(), cluster=cluster("h100-2x1"))
-    exchange = ExchangeTime(size_bytes=2**24, num_devices=2, seconds=1e-3, sd=0.02)
+    collective = CollectiveTime(size_bytes=2**24, num_devices=2, seconds=1e-3, sd=0.02)
     found = {}
     for on_host in (False, True):
         measured = replace(times(), on_host=on_host)
-        calibration = calibration_here(asked, measured, exchange=exchange, made="a test")
+        calibration = calibration_here(asked, measured, collective=collective, made="a test")
         plan = Plan(tensor=2)
         found[on_host] = estimate_plan(replace(asked, calibration=calibration), plan).step.step
     around_s = (
-        4 * 2 * 4 * asked.model.num_layers * AROUND["tensor_exchange_s"]
+        4 * 2 * 4 * asked.model.num_layers * AROUND["tensor_collective_s"]
     )  # exchanges forward and backward
     assert found[True].value > around_s
     assert found[True].high / found[True].low > found[False].high / found[False].low

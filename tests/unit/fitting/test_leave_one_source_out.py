@@ -10,7 +10,7 @@ from meshwright.accuracy.predict import predict
 from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.cost.uncertainty import Z80
-from meshwright.fitting.leave_one_source_out import left_out_errors, predict_left_out
+from meshwright.fitting.leave_one_source_out import leave_one_source_out_errors, predict_leave_one_source_out
 from meshwright.fitting.published_runs import Fitted, fit, without
 
 SOURCES = ("megatron_lm_llama_ex", "megatron_seqpar_paper")
@@ -34,12 +34,12 @@ def done() -> list[int]:
 
 @pytest.fixture(scope="module")
 def predictions(runs, fitted, done) -> Predictions:
-    return predict_left_out(runs, fitted, interval_scale=1.0, progress=done.append)
+    return predict_leave_one_source_out(runs, fitted, interval_scale=1.0, progress=done.append)
 
 
 @pytest.fixture(scope="module")
 def errors(runs, fitted) -> tuple[np.ndarray, np.ndarray]:
-    return left_out_errors(runs, fitted)
+    return leave_one_source_out_errors(runs, fitted)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -71,6 +71,6 @@ def test_progress_counts_the_rows(runs, done):
 
 def test_a_source_of_somebody_else_is_predicted_by_all(runs, fitted, read_many):
     stranger = read_many({"source_key": "somebody"})
-    predictions = predict_left_out(stranger, fitted, interval_scale=1.0)
+    predictions = predict_leave_one_source_out(stranger, fitted, interval_scale=1.0)
     everything = predict(stranger, calibration=fitted.calibration.scaled(1.0))
     assert predictions.tokens_per_s_per_device == pytest.approx(everything.tokens_per_s_per_device)

@@ -137,21 +137,21 @@ def package(tmp_path, monkeypatch) -> Package:
 def test_shape_is_learned_and_level_is_not(package):
     found = calibrate_from_tables("h100", framework="trtllm")
     for name in ("gemm/forward/bf16", "gemm/weight_gradient/bf16", "gemm/forward/fp8"):
-        surface = found.surfaces[name]
-        assert surface.factor(8192, 8192, 8192) == pytest.approx(1.0, abs=0.05), name
-        assert surface.factor(8192, 8192, 512) == pytest.approx(SHALLOW, rel=0.1), name
+        correction = found.corrections[name]
+        assert correction.factor(8192, 8192, 8192) == pytest.approx(1.0, abs=0.05), name
+        assert correction.factor(8192, 8192, 512) == pytest.approx(SHALLOW, rel=0.1), name
     assert found.parameters == {}
-    used = found.details["tables"]["surfaces"]
+    used = found.details["tables"]["corrections"]
     assert used["gemm/bf16"]["utilisation"] == pytest.approx(LEVEL, rel=0.1)
     assert found.calibration().offsets == fitted().offsets
 
 
 def test_attention_is_forward_alone_and_without_a_window(package):
     found = calibrate_from_tables("h100", framework="trtllm")
-    surface = found.surfaces["attention/forward/bf16"]
-    assert surface.factor(512, 8192, 128) == pytest.approx(1.0, abs=0.1)
-    assert surface.factor(512, 512, 128) == pytest.approx(3.0, rel=0.2)
-    assert "attention/backward/bf16" not in found.surfaces
+    correction = found.corrections["attention/forward/bf16"]
+    assert correction.factor(512, 8192, 128) == pytest.approx(1.0, abs=0.1)
+    assert correction.factor(512, 512, 128) == pytest.approx(3.0, rel=0.2)
+    assert "attention/backward/bf16" not in found.corrections
 
 
 def test_whose_measurements_they_are_is_kept(package):
@@ -162,7 +162,7 @@ def test_whose_measurements_they_are_is_kept(package):
         "9.9",
         "Apache-2.0",
     )
-    source = tables["surfaces"]["gemm/bf16"]
+    source = tables["corrections"]["gemm/bf16"]
     assert source["file"] == PRODUCTS_FILE
     assert source["framework"] == "trtllm 1.3.0rc20"
     assert len(source["sha256"]) == 64
@@ -194,7 +194,7 @@ def change(rows: dict[str, list[Any]], index: int, latency: float) -> dict[str, 
 def test_a_row_that_cannot_be_is_refused_and_named(package, latency, note):
     index = SHAPES.index((4096, 4096, 4096))
     package.write(PRODUCTS_FILE, change(product_rows(), index, latency))
-    source = calibrate_from_tables("h100", framework="trtllm").details["tables"]["surfaces"]["gemm/bf16"]
+    source = calibrate_from_tables("h100", framework="trtllm").details["tables"]["corrections"]["gemm/bf16"]
     assert source["num_rows"] == len(SHAPES) - 1
     assert any("1 row" in n and note in n for n in source["notes"]), source["notes"]
 
@@ -203,7 +203,7 @@ def test_less_time_for_more_work_is_named_and_kept(package):
     index = SHAPES.index((4096, 4096, 4096))
     rows = product_rows()
     package.write(PRODUCTS_FILE, change(rows, index, rows["latency"][index] * 3))
-    source = calibrate_from_tables("h100", framework="trtllm").details["tables"]["surfaces"]["gemm/bf16"]
+    source = calibrate_from_tables("h100", framework="trtllm").details["tables"]["corrections"]["gemm/bf16"]
     assert source["num_rows"] == len(SHAPES)
     assert any("8192 x 4096 x 4096" in n for n in source["notes"]), source["notes"]
 
@@ -211,7 +211,7 @@ def test_less_time_for_more_work_is_named_and_kept(package):
 def test_sizes_of_serving_do_not_count(package):
     odd = [(m + 1, n, k) for m, n, k in SHAPES] + [(16, n, k) for m, n, k in SHAPES if m == 512]
     package.write(PRODUCTS_FILE, product_rows([*SHAPES, *odd]))
-    source = calibrate_from_tables("h100", framework="trtllm").details["tables"]["surfaces"]["gemm/bf16"]
+    source = calibrate_from_tables("h100", framework="trtllm").details["tables"]["corrections"]["gemm/bf16"]
     assert source["num_rows"] == len(SHAPES)
 
 
@@ -271,7 +271,9 @@ def test_the_command_writes_what_the_planner_reads(package, meshwright, tmp_path
     made = meshwright("calibrate", "--from-tables", "aiconfigurator", "--device", "h100", "--out", out)
     assert made.exit_code == 0, made.stderr
     assert "Apache-2.0" in made.stdout
-    assert load(out).surfaces.keys() == calibrate_from_tables("h100", framework="trtllm").surfaces.keys()
+    assert (
+        load(out).corrections.keys() == calibrate_from_tables("h100", framework="trtllm").corrections.keys()
+    )
     pinned = "parallel={tensor: 8, sequence_parallel: true}"
     plain = meshwright("estimate", run_file, "--set", pinned, "--json")
     shaped = meshwright("estimate", run_file, "--set", pinned, "--calibration", out, "--json")
@@ -333,6 +335,6 @@ def test_the_real_tables(device):
     assert gemm["num_points"] > 1000
     assert gemm["median"] < 0.07
     assert gemm["median"] < 0.6 * gemm["formula_median"]
-    assert 0.5 < found.details["tables"]["surfaces"]["gemm/bf16"]["utilisation"] < 0.95
+    assert 0.5 < found.details["tables"]["corrections"]["gemm/bf16"]["utilisation"] < 0.95
     assert json.loads(json.dumps(to_document(found)))["tables"]["licence"] == "Apache-2.0"
-    assert all(np.isfinite(s.y).all() for s in found.surfaces.values())
+    assert all(np.isfinite(s.y).all() for s in found.corrections.values())

@@ -14,7 +14,7 @@ from meshwright.calibration.device import DeviceCalibration, Kernels, to_documen
 from meshwright.calibration.parameters import Measured
 from meshwright.cost.uncertainty import Z80
 from meshwright.fitting.device import calibrate
-from meshwright.fitting.residual import FEWEST_STEPS, _cases, _log_steps, _noise, add_up
+from meshwright.fitting.residual import FEWEST_STEPS, _cases, _log_steps, _noise, fit_residual
 from meshwright.records.device import Records, Row, read, row_of
 from meshwright.records.measurement import Measurement
 from meshwright.records.points import Family, Point, points_of
@@ -23,8 +23,8 @@ NOISE = 0.02
 SAMPLES = 9
 BETWEEN_KERNELS = {
     "general_factor": 1.2, "step_s": 2e-3, "head_factor": 1.3, "elementwise_kernels": 30.0,
-    "data_layer_s": 8e-4, "data_exchange_s": 6e-4, "data_exchange_factor": 1.4, "tensor_exchange_s": 5e-4,
-    "tensor_exchange_factor": 1.2, "pipeline_exchange_s": 4e-4,
+    "data_layer_s": 8e-4, "data_collective_s": 6e-4, "data_collective_factor": 1.4, "tensor_collective_s": 5e-4,
+    "tensor_collective_factor": 1.2, "pipeline_transfer_s": 4e-4,
 }  # fmt: skip
 SHARED = {1: 1.0, 2: 1.15, 4: 1.3}
 
@@ -67,7 +67,7 @@ def kernels(records) -> DeviceCalibration:
 @pytest.fixture(scope="module")
 def truth(kernels) -> DeviceCalibration:
     between = {name: Measured(value=x, sd=0.0) for name, x in BETWEEN_KERNELS.items()}
-    return replace(kernels, parameters={**kernels.parameters, **between}, sharing=SHARED)
+    return replace(kernels, parameters={**kernels.parameters, **between}, contention=SHARED)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def unseen(truth) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def added(kernels, seen):
-    found = add_up(kernels, seen)
+    found = fit_residual(kernels, seen)
     assert found is not None
     return found
 
@@ -107,23 +107,23 @@ def test_steps_that_were_not_seen_are_predicted(kernels, added, unseen):
 
 
 def test_a_step_left_out_is_missed_by_little_more_than_its_noise(added, seen):
-    assert typical_error(added.left_out) < 1.5 * NOISE
+    assert typical_error(added.leave_one_out) < 1.5 * NOISE
     fitted = errors(added.device, seen)
-    assert np.all(np.abs(added.left_out) >= np.abs(fitted))
-    assert np.all(np.sign(added.left_out) == np.sign(fitted))
+    assert np.all(np.abs(added.leave_one_out) >= np.abs(fitted))
+    assert np.all(np.sign(added.leave_one_out) == np.sign(fitted))
 
 
 def test_the_interval_holds_four_of_five_left_out_steps(added):
-    assert np.mean(np.abs(added.left_out) <= Z80 * added.device.unexplained_sd) >= 0.8
+    assert np.mean(np.abs(added.leave_one_out) <= Z80 * added.device.unexplained_sd) >= 0.8
 
 
 def test_leaving_one_out_says_what_fitting_without_it_does(kernels, added, seen):
     """The linear formula against the fit itself, for the step that it misses most."""
-    worst = int(np.argmax(np.abs(added.left_out)))
-    without = add_up(kernels, seen[:worst] + seen[worst + 1 :])
+    worst = int(np.argmax(np.abs(added.leave_one_out)))
+    without = fit_residual(kernels, seen[:worst] + seen[worst + 1 :])
     assert without is not None
     assert float(errors(without.device, [seen[worst]])[0]) == pytest.approx(
-        added.left_out[worst], abs=0.5 * NOISE
+        added.leave_one_out[worst], abs=0.5 * NOISE
     )
 
 
@@ -132,33 +132,33 @@ def test_one_spoiled_step_is_let_go_of(kernels, seen, unseen):
     names = ("seconds_median", "seconds_low", "seconds_high")
     spoiled = list(seen)
     spoiled[7] = replace(seen[7], **{name: 3 * getattr(seen[7], name) for name in names})
-    found = add_up(kernels, spoiled)
+    found = fit_residual(kernels, spoiled)
     assert found is not None
-    assert np.argmax(np.abs(found.left_out)) == 7
-    assert found.left_out[7] == pytest.approx(-np.log(3), abs=0.15)
+    assert np.argmax(np.abs(found.leave_one_out)) == 7
+    assert found.leave_one_out[7] == pytest.approx(-np.log(3), abs=0.15)
     assert typical_error(errors(found.device, unseen)) < 1.5 * NOISE
 
 
 def test_too_few_steps_say_nothing(kernels, seen):
-    assert add_up(kernels, seen[: FEWEST_STEPS - 1]) is None
-    assert add_up(kernels, []) is None
+    assert fit_residual(kernels, seen[: FEWEST_STEPS - 1]) is None
+    assert fit_residual(kernels, []) is None
 
 
 def test_only_what_was_divided_is_fitted(kernels, seen):
     """Steps of one process say nothing of exchanges or of sharing."""
-    found = add_up(kernels, [row for row in seen if row.point.num_processes == 1])
+    found = fit_residual(kernels, [row for row in seen if row.point.num_processes == 1])
     assert found is not None
-    assert found.device.sharing == {}
+    assert found.device.contention == {}
     assert not {name for name in found.device.parameters if "exchange" in name}
 
 
 def test_what_more_processes_spend_around_an_exchange_is_found(kernels, truth):
     """Four wait for each other less than half as long as two would say."""
-    machine = replace(truth, by_processes={"data_exchange_s": {2: 1.0, 4: 0.2}})
+    machine = replace(truth, by_processes={"data_collective_s": {2: 1.0, 4: 0.2}})
     rows = take(machine, trainings(1, 0, 16) + trainings(2, 0, 24) + trainings(4, 0, 24), noise=NOISE)
-    found = add_up(kernels, rows)
+    found = fit_residual(kernels, rows)
     assert found is not None
-    factors = found.device.by_processes["data_exchange_s"]
+    factors = found.device.by_processes["data_collective_s"]
     assert factors[2] == 1
     assert factors[4] < 0.7
     assert typical_error(errors(found.device, take(machine, trainings(4, 24, 34)))) < 2 * NOISE
@@ -167,7 +167,7 @@ def test_what_more_processes_spend_around_an_exchange_is_found(kernels, truth):
 def test_a_gpu_keeps_what_belongs_to_a_processor(kernels, seen):
     gpu = replace(kernels, shares_host=False, num_devices=4)
     alone = [row for row in seen if row.point.num_processes == 1]
-    found = add_up(gpu, alone)
+    found = fit_residual(gpu, alone)
     assert found is not None
     new = found.device.parameters.keys() - gpu.parameters.keys()
     assert new <= {"general_factor", "step_s"}
@@ -179,10 +179,10 @@ def test_parts_of_the_machine_keep_their_distance_from_the_whole(kernels, seen):
         peak_flops_per_s=kernels.accelerator.peak_flops_per_s,
         memory_bytes_per_s=kernels.accelerator.memory_bytes_per_s,
         parameters={"elementwise_factor": Measured(value=1.5, sd=0.1)},
-        surfaces={},
+        corrections={},
     )
     before = replace(kernels, by_threads={4: share})
-    found = add_up(before, [row for row in seen if row.point.num_processes == 1])
+    found = fit_residual(before, [row for row in seen if row.point.num_processes == 1])
     assert found is not None
     moved = (
         found.device.parameters["elementwise_factor"].value / kernels.parameters["elementwise_factor"].value
@@ -198,7 +198,7 @@ def test_few_repetitions_count_for_less(kernels, seen):
 def test_calibrating_with_steps_does_all_of_this(records, seen, unseen):
     found = calibrate([replace(records, rows=records.rows + tuple(seen))])
     assert found.unexplained_sd is not None
-    assert set(found.sharing) == {1, 2, 4}
+    assert set(found.contention) == {1, 2, 4}
     told = found.details["errors"]["training"]
     assert told["num_points"] == len(seen)
     assert told["median"] < 1.5 * NOISE < told["formula_median"]

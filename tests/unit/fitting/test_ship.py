@@ -16,7 +16,7 @@ from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.calibration.parameters import from_document
 from meshwright.cost.uncertainty import Z80
 from meshwright.fitting import ship as module
-from meshwright.fitting.leave_one_source_out import left_out_errors
+from meshwright.fitting.leave_one_source_out import leave_one_source_out_errors
 from meshwright.fitting.published_runs import fit
 from meshwright.fitting.ship import COVERAGE, main
 
@@ -58,7 +58,7 @@ def test_it_writes_a_calibration_that_says_what_it_was_made_from(written):
 
 def test_intervals_hold_as_many_left_out_rows_as_they_say(few, written):
     runs = [r for r in read_runs(few) if r.reason is None]
-    error, sd = left_out_errors(runs, fit(runs, made="x"))
+    error, sd = leave_one_source_out_errors(runs, fit(runs, made="x"))
     inside = np.abs(error) <= Z80 * written[0]["interval_scale"] * sd * (1 + 1e-6)
     assert inside.mean() >= COVERAGE
     assert inside.mean() < 1

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.calibration.parameters import ALL, Offset, fitted
 from meshwright.catalog import cluster
-from meshwright.cost.uncertainty import HALF_GEMM, Z80
+from meshwright.cost.uncertainty import BF16_GEMM, Z80
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner import request_for, search
 from meshwright.planner.estimate import estimate_plan
@@ -253,7 +253,7 @@ class TestSpread:
         assert interval_factor({"a": 0.3, "b": -0.4}) == pytest.approx(exp(Z80 * 0.5))
 
     def test_every_calibrated_parameter_has_a_slope(self):
-        assert set(log_slopes(study().request, DENSE_PLAN)) == {*fitted().parameters, HALF_GEMM}
+        assert set(log_slopes(study().request, DENSE_PLAN)) == {*fitted().parameters, BF16_GEMM}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshwright.arrays import Array, Table
 from meshwright.calibration.collectives import CollectiveConstants
-from meshwright.calibration.communication import MeasuredExchanges
+from meshwright.calibration.communication import MeasuredCollectives
 from meshwright.specs.hardware import Fabric
 
 ABSENT_BYTES_PER_S = 1e-6
@@ -33,11 +33,11 @@ class Network(Table):
     rail_optimized: Array  # 1: device i of every domain hangs on leaf switch i
     up_bytes_per_s: Array  # all links of a device together
     up_peer_bytes_per_s: Array  # to one peer: less than all links on a mesh
-    up_exchange_ratio: Array  # all-to-all's rate over up_bytes_per_s
+    up_all_to_all_ratio: Array  # all-to-all's rate over up_bytes_per_s
     up_switch_bytes_per_s: Array  # rate of reduction inside the switch
     up_step_s: Array
     out_bytes_per_s: Array  # per device, with all siblings sending
-    out_exchange_ratio: Array
+    out_all_to_all_ratio: Array
     out_step_s: Array  # one dependent step of a collective
     out_peer_step_s: Array  # one message between two devices
     out_message_s: Array  # per remote peer of a flat all-to-all
@@ -46,9 +46,9 @@ class Network(Table):
     log_gather: Array  # 0 or 1
     launch_s: Array
     fill_s: Array
-    half_bytes: Array
+    fill_bytes: Array
     overlap_ratio: Array
-    measured: MeasuredExchanges = field(default_factory=MeasuredExchanges)
+    measured: MeasuredCollectives = field(default_factory=MeasuredCollectives)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +64,12 @@ class Group(Table):
     outer: Array
     up_s_per_byte: Array  # scale-up traffic over all links of a rank
     peer_s_per_byte: Array  # to one peer in the domain
-    exchange_up_s_per_byte: Array  # all-to-all inside a domain
+    all_to_all_up_s_per_byte: Array  # all-to-all inside a domain
     switch_s_per_byte: Array  # reduction in the switch
     out_s_per_byte: Array  # one port, traffic to the next domain of the group
     far_s_per_byte: Array  # one port, traffic spread over all domains of the group, on its own rail
-    exchange_far_s_per_byte: Array  # the same as an all-to-all
-    exchange_mixed_s_per_byte: Array  # all-to-all to any rank there: leaves the rail
+    all_to_all_far_s_per_byte: Array  # the same as an all-to-all
+    all_to_all_mixed_s_per_byte: Array  # all-to-all to any rank there: leaves the rail
     ring_latency_s: Array  # one way round
     log_latency_s: Array  # one way along a tree or a doubling
     log_gather: Array
@@ -77,9 +77,9 @@ class Group(Table):
     message_s: Array
     launch_s: Array
     fill_s: Array
-    half_bytes: Array
+    fill_bytes: Array
     overlap_ratio: Array
-    measured: MeasuredExchanges
+    measured: MeasuredCollectives
 
 
 def network_row(
@@ -97,11 +97,11 @@ def network_row(
         rail_optimized=int(fabric.rail_optimized),
         up_bytes_per_s=max(fabric.scale_up_bytes_per_s * up.efficiency, ABSENT_BYTES_PER_S),
         up_peer_bytes_per_s=max(fabric.scale_up_peer_bytes_per_s * up.efficiency, ABSENT_BYTES_PER_S),
-        up_exchange_ratio=up.exchange_efficiency / up.efficiency,
+        up_all_to_all_ratio=up.all_to_all_efficiency / up.efficiency,
         up_switch_bytes_per_s=max(fabric.scale_up_bytes_per_s * up.in_switch_efficiency, ABSENT_BYTES_PER_S),
         up_step_s=fabric.scale_up_latency_s + up.step_s,
         out_bytes_per_s=max(fabric.scale_out_bytes_per_s * out.efficiency, ABSENT_BYTES_PER_S),
-        out_exchange_ratio=out.exchange_efficiency / out.efficiency,
+        out_all_to_all_ratio=out.all_to_all_efficiency / out.efficiency,
         out_step_s=fabric.scale_out_latency_s + out.step_s,
         out_peer_step_s=fabric.scale_out_latency_s + out.step_s,
         out_message_s=out.message_s,
@@ -110,7 +110,7 @@ def network_row(
         log_gather=out.log_gather,
         launch_s=up.launch_s,
         fill_s=up.fill_s,
-        half_bytes=up.half_bytes,
+        fill_bytes=up.fill_bytes,
         overlap_ratio=constants.overlap_ratio,
     )
 
@@ -135,7 +135,7 @@ def group(*, size: Array, stride: Array, net: Network) -> Group:
     next_share, far_share = _spine_shares(outer, hop, net.pod_devices)
     on_rail = 1 - net.rail_optimized * (1 - 1 / inner)  # of remote traffic to ranks at random
     mixed_share = 1 - (1 - far_share) * on_rail
-    exchange_port = port / net.out_exchange_ratio
+    all_to_all_port = port / net.out_all_to_all_ratio
 
     up_steps_s = np.log2(inner) * net.up_step_s
     return Group(
@@ -143,13 +143,13 @@ def group(*, size: Array, stride: Array, net: Network) -> Group:
         inner=inner,
         outer=outer,
         up_s_per_byte=up,
-        peer_s_per_byte=shares / net.up_peer_bytes_per_s / net.up_exchange_ratio,
-        exchange_up_s_per_byte=up / net.up_exchange_ratio,
+        peer_s_per_byte=shares / net.up_peer_bytes_per_s / net.up_all_to_all_ratio,
+        all_to_all_up_s_per_byte=up / net.up_all_to_all_ratio,
         switch_s_per_byte=shares / net.up_switch_bytes_per_s,
         out_s_per_byte=port * np.maximum(1, next_share / net.spine_ratio),
         far_s_per_byte=port * np.maximum(1, far_share / net.spine_ratio),
-        exchange_far_s_per_byte=exchange_port * np.maximum(1, far_share / net.spine_ratio),
-        exchange_mixed_s_per_byte=exchange_port * np.maximum(1, mixed_share / net.spine_ratio),
+        all_to_all_far_s_per_byte=all_to_all_port * np.maximum(1, far_share / net.spine_ratio),
+        all_to_all_mixed_s_per_byte=all_to_all_port * np.maximum(1, mixed_share / net.spine_ratio),
         ring_latency_s=(outer - 1) * net.out_step_s + up_steps_s,
         log_latency_s=log_outer * net.out_step_s + up_steps_s,
         log_gather=net.log_gather,
@@ -157,7 +157,7 @@ def group(*, size: Array, stride: Array, net: Network) -> Group:
         message_s=net.out_message_s,
         launch_s=several * net.launch_s,
         fill_s=several * net.fill_s,
-        half_bytes=net.half_bytes,
+        fill_bytes=net.fill_bytes,
         overlap_ratio=net.overlap_ratio,
         measured=net.measured,
     )

@@ -65,8 +65,8 @@ def all_to_all_s(bytes_per_rank: Array, group: Group) -> Array:
     """
     per_peer = bytes_per_rank / group.size
     remote = group.size - group.inner
-    inside_s = per_peer * (group.inner - 1) * group.exchange_up_s_per_byte
-    across_s = per_peer * remote * group.exchange_mixed_s_per_byte + remote * group.message_s
+    inside_s = per_peer * (group.inner - 1) * group.all_to_all_up_s_per_byte
+    across_s = per_peer * remote * group.all_to_all_mixed_s_per_byte + remote * group.message_s
     formula_s = group.launch_s + group.step_s + np.maximum(inside_s, across_s)
     return _measured(group, "all_to_all", bytes_per_rank, formula_s)
 
@@ -86,8 +86,8 @@ def all_to_all_hierarchical_s(
     limit = np.where(np.asarray(max_domains) > 0, np.minimum(max_domains, group.outer), group.outer)
     domains = np.minimum(distinct_destinations(copies, group.outer), limit)
     ranks = distinct_destinations(copies, limit * group.inner)
-    inside_s = bytes_per_copy * ranks * (1 - 1 / group.inner) * group.exchange_up_s_per_byte
-    across_s = bytes_per_copy * domains * (1 - 1 / group.outer) * group.exchange_far_s_per_byte
+    inside_s = bytes_per_copy * ranks * (1 - 1 / group.inner) * group.all_to_all_up_s_per_byte
+    across_s = bytes_per_copy * domains * (1 - 1 / group.outer) * group.all_to_all_far_s_per_byte
     messages_s = (group.outer - 1) * group.message_s
     return group.launch_s + group.step_s + np.maximum(inside_s, across_s + messages_s)
 
@@ -150,4 +150,4 @@ def _tree_s(bytes_total: Array, group: Group) -> Array:
 
 
 def _fill_s(num_bytes: Array, group: Group) -> Array:
-    return group.fill_s * num_bytes / (num_bytes + group.half_bytes)
+    return group.fill_s * num_bytes / (num_bytes + group.fill_bytes)

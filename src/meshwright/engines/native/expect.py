@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from meshwright.calibration.device import HERE, DeviceCalibration, installed_path, load
 from meshwright.engines.base import predicted as predicted_of
-from meshwright.engines.native.probe import measure_exchange, measure_kernels, slowest
+from meshwright.engines.native.probe import measure_collective, measure_kernels, slowest
 from meshwright.engines.native.speed import slowness
 from meshwright.errors import MeshwrightError
 from meshwright.fitting.kernel_times import calibration_here
@@ -103,16 +103,16 @@ def _measured_cluster(plan: Plan, device: torch.device) -> Cluster:
 def _calibrated(request: PlanRequest, run: Run, plan: Plan, device: torch.device) -> PlanRequest:
     _together()
     times = measure_kernels(run, micro_batch=plan.micro_batch, device=device)
-    exchange = None
+    collective = None
     if _is_several():
         times = slowest(times)
         installed = _installed(device)
         if installed is None:
-            exchange = slowest(measure_exchange(device))
+            collective = slowest(measure_collective(device))
         else:
             request = replace(request, calibration=installed.calibration(num_devices=plan.num_devices))
     return replace(
-        request, calibration=calibration_here(request, times, exchange=exchange, made=MEASURED_HERE)
+        request, calibration=calibration_here(request, times, collective=collective, made=MEASURED_HERE)
     )
 
 

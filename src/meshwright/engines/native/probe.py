@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.parallel.mesh import Place
-from meshwright.fitting.kernel_times import ExchangeTime, KernelTimes, shallow_model
+from meshwright.fitting.kernel_times import CollectiveTime, KernelTimes, shallow_model
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.device import synchronize
@@ -36,8 +36,8 @@ BUDGET_S = 4.0
 """No further round begins after this; three are always made."""
 QUARTILES_SD = 1.349
 """Distance of the quartiles of a normal distribution, in standard deviations."""
-Times = TypeVar("Times", KernelTimes, ExchangeTime)
-EXCHANGE_BYTES = 2**24
+Times = TypeVar("Times", KernelTimes, CollectiveTime)
+COLLECTIVE_BYTES = 2**24
 LEAST_SD = 0.02
 """What repetitions of one process cannot see: memory placement, the clock, neighbours that come and go."""
 
@@ -112,12 +112,12 @@ def _measure(run: Run, *, micro_batch: int, device: torch.device) -> KernelTimes
     )
 
 
-def measure_exchange(device: torch.device) -> ExchangeTime:
+def measure_collective(device: torch.device) -> CollectiveTime:
     """Time an all-reduce between all processes; every one of them takes part."""
-    tensor = torch.ones(EXCHANGE_BYTES // 4, device=device)
+    tensor = torch.ones(COLLECTIVE_BYTES // 4, device=device)
     samples = _timed({"exchange": _again(lambda: dist.all_reduce(tensor))}, device)
-    return ExchangeTime(
-        size_bytes=EXCHANGE_BYTES,
+    return CollectiveTime(
+        size_bytes=COLLECTIVE_BYTES,
         num_devices=dist.get_world_size(),
         seconds=samples.median("exchange"),
         sd=samples.sd("exchange"),

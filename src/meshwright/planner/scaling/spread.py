@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.calibration.parameters import Calibration, fitted
-from meshwright.cost.rates import factors_of, half_factors, rates_from_etas, system_facts
+from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, system_facts
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import plan_row
 from meshwright.cost.uncertainty import Z80, Etas, derivatives, log_variances
@@ -35,18 +35,18 @@ def log_slopes(
     facts = system_facts(request.cluster, request.precision, request.stack)
     factors = factors_of(request.cluster, request.precision, request.stack)
 
-    def log_step(etas: Etas, half: Etas) -> NDArray[np.float64]:
+    def log_step(etas: Etas, bf16: Etas) -> NDArray[np.float64]:
         steps = estimate_steps(
             model=request.model_table,
             batch=request.batch_table,
             plan=plan_row(plan),
             precision=request.precision_table,
-            rates=rates_from_etas(calibration, facts, etas, half),
+            rates=rates_from_etas(calibration, facts, etas, bf16),
             load_factor=load_factor,
         )
         return np.log(np.ravel(steps.step_s))
 
-    slopes = derivatives(log_step, calibration.etas([factors]), calibration.etas([half_factors(factors)]))
+    slopes = derivatives(log_step, calibration.etas([factors]), calibration.etas([bf16_factors(factors)]))
     return {name: float(slope[0]) for name, slope in slopes.items()}
 
 
