@@ -28,15 +28,8 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipP
 
 ROOT = Path(__file__).parent
 collect_ignore_glob = [
-    *(  # belong in Megatron's processes
-        f"src/meshwright/engines/megatron/{name}.py"
-        for name in ("layers", "model", "passes", "pieces", "saving", "states", "training", "weights")
-    ),
+    "src/meshwright/engines/*/in_*",  # code for the processes of other programs
     "tests/engines/megatron/shim/*",  # acts when it is imported
-    *(  # belong in the environment of MaxText
-        f"src/meshwright/engines/maxtext/inside/meshwright_{name}.py" for name in ("loop", "state")
-    ),
-    "src/meshwright/engines/torchtitan/parts.py",  # belongs in torchtitan's processes
     "tests/engines/torchtitan/hopper/*",  # acts when it is imported
     "tests/engines/torchtitan/shim/*",  # so does this
 ]
@@ -45,7 +38,6 @@ if importlib.util.find_spec("torch") is None:
         "src/meshwright/engines/native/*",
         "src/meshwright/training/*",
         "src/meshwright/bench/steps.py",
-        "src/meshwright/engines/megatron/convert.py",
     ]
 COMPARISON = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 ENVIRONMENT_SETUP = re.compile(r"python3 -m venv \S+ && \S+/pip install [^&\n]+ && \.venv/bin/")

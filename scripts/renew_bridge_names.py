@@ -1,4 +1,4 @@
-"""Write anew what a configuration of Megatron-Bridge can say: src/meshwright/engines/megatron/megatron_bridge.json.
+"""Renew the fields of Megatron-Bridge's configurations: src/meshwright/engines/megatron/megatron_bridge/fields.json.
 
     pip download --no-deps --python-version 3.12 --only-binary :all: megatron-bridge==0.6.2 megatron-core==0.19.2
     python scripts/renew_bridge_names.py megatron_bridge-0.6.2-*.whl megatron_core-0.19.2-*.whl \\
@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).resolve().parent.parent / "src/meshwright/engines/megatron/megatron_bridge.json"
+OUT = Path(__file__).resolve().parent.parent / "src/meshwright/engines/megatron/megatron_bridge/fields.json"
 CONTAINER = ("megatron.bridge.training.config", "ConfigContainer")
 COMPUTED = "=computed"
 LATENT = ("megatron.bridge.models.mla_provider", "MLAModelProvider")

@@ -1,4 +1,4 @@
-"""Write anew which keys a configuration of MaxText can have: src/meshwright/engines/maxtext/maxtext_keys.json.
+"""Write anew which keys a configuration of MaxText can have: src/meshwright/engines/maxtext/config/keys.json.
 
     ~/.cache/meshwright/maxtext-0.2.5/bin/python scripts/renew_maxtext_names.py
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import maxtext.configs.types as types
 import yaml
 
-OUT = Path(__file__).resolve().parent.parent / "src/meshwright/engines/maxtext/maxtext_keys.json"
+OUT = Path(__file__).resolve().parent.parent / "src/meshwright/engines/maxtext/config/keys.json"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Write anew what TOML files of torchtitan can say: src/meshwright/engines/torchtitan/toml_keys.json.
+"""Write anew what TOML files of torchtitan can say: src/meshwright/engines/torchtitan/toml_files/keys.json.
 
     for v in 0.1.0 0.2.0 0.2.2; do pip download --no-deps torchtitan==$v; done
     python scripts/renew_torchtitan_names.py torchtitan-0.1.0-*.whl torchtitan-0.2.0-*.whl torchtitan-0.2.2-*.whl
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).resolve().parent.parent / "src/meshwright/engines/torchtitan/toml_keys.json"
+OUT = Path(__file__).resolve().parent.parent / "src/meshwright/engines/torchtitan/toml_files/keys.json"
 FILES = ("torchtitan/config/job_config.py", "torchtitan/config_manager.py")
 
 

@@ -20,7 +20,7 @@ from meshwright.cli.run_input import run_from
 from meshwright.errors import InputError, MeshwrightError
 
 if TYPE_CHECKING:
-    from meshwright.engines.base import Launch, OthersEngine, TrainingEngine
+    from meshwright.engines.base import ExternalProgramsEngine, Launch, TrainingEngine
     from meshwright.specs.run import Run
 
 
@@ -93,11 +93,11 @@ def command(
 def _lowered(engine: TrainingEngine, run: Run, folder: Path) -> tuple[Launch, list[str]]:
     """What starts the run here; or, where other programs can do more with the engine, what starts it there."""
     problems = engine.check(run)
-    if not problems or not hasattr(engine, "lower_for_others"):
+    if not problems or not hasattr(engine, "lower_export"):
         return engine.lower(run, folder=folder), []
     reasons = "; ".join(map(str, problems))
     note = f"for the engine's own programs alone, `train` cannot do it: {reasons}"
-    return cast("OthersEngine", engine).lower_for_others(run, folder=folder), [note]
+    return cast("ExternalProgramsEngine", engine).lower_export(run, folder=folder), [note]
 
 
 def start_command(launch: Launch, *, run: Run) -> str:

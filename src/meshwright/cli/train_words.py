@@ -13,7 +13,7 @@ from meshwright.records.training import interval
 from meshwright.units import format_bytes, format_count, format_duration, format_seconds
 
 if TYPE_CHECKING:
-    from meshwright.engines.base import Prediction, Start
+    from meshwright.engines.base import Start, StartPrediction
     from meshwright.records.training import Record
 
 
@@ -33,7 +33,7 @@ def introduction(start: Start) -> list[str]:
     return lines
 
 
-def show_plan(start: Start, expected: Prediction, *, as_json: bool) -> None:
+def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None:
     """What a dry run says."""
     if as_json:
         document = {

@@ -1,15 +1,22 @@
-"""The contract: what every engine offers, and what it hands back. Imports no tensor framework.
+"""The contract between Meshwright and an engine. Imports no tensor framework.
 
-check(run)              -> what this engine cannot do of the run, with reasons: nothing is ever silently ignored
-lower(run, folder=...)  -> a Launch: the files, arguments and environment that start it. Pure
-prepare(run, ...)       -> a Start: all that is decided before the first process starts, this machine looked at
-launch(start)           starts the processes on this machine, or takes part in those of a launcher, and waits
-read(folder)            -> a Record: what was measured, on what, with which software; one FLOP rule for every engine
-export_weights(run, ...) -> a checkpoint of its own as Hugging Face weights. Not every engine has this, nor the next
-import_run(source, ...) -> what the engine's own configuration says, as a run file's content
+An engine is a module with these functions, named by an entry point of the group `meshwright.engines`. Its `facts`
+(`meshwright.catalog.engines`) are in the same package.
 
-An engine is a module with these functions, named as an entry point of the group `meshwright.engines`, beside its
-`facts` (`meshwright.catalog.engines`).
+    check(run)              -> parts of the run that the engine does not support, with reasons; nothing is ignored
+    lower(run, folder=...)  -> a Launch: files, arguments and environment that start the run. Pure
+    prepare(run, ...)       -> a Start: every decision before the first process starts, for this machine
+    expected(start)         -> the prediction for a start
+    launch(start)           starts the processes on this machine, or joins those of a launcher, and waits
+    read(folder)            -> a Record: the measurements, the device and the software; every engine counts FLOPs alike
+
+Some engines have further functions. Each is described by a protocol, and an engine has it if it has the functions of
+the protocol: `isinstance(find_engine(name), ImportingEngine)`.
+
+    ImportingEngine         import_run: reads the engine's own configurations into run files
+    WeightsEngine           export_weights: its checkpoints, in a format and folders of its own, as Hugging Face weights
+    SavedWeightsEngine      export_saved_weights: the same for its checkpoints in Meshwright's folders
+    ExternalProgramsEngine  check_export, lower_export: files for programs that support more than training here
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from meshwright.catalog.engines import engine_contract
 from meshwright.errors import InputError
@@ -28,11 +35,12 @@ from meshwright.specs.run import Run
 
 if TYPE_CHECKING:
     from meshwright.planner.estimate import PlanEstimate
+    from meshwright.training.checkpoints import Content, Saved
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unsupported:
-    """One key of a run file that an engine cannot honour."""
+    """A key of a run file that an engine does not support."""
 
     key: str  # as in the run file: parallel.context
     reason: str
@@ -44,7 +52,7 @@ class Unsupported:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSteps:
-    """Which steps are profiled, counted from 1, both ends included."""
+    """The profiled steps, counted from 1, both ends included."""
 
     first: int
     last: int
@@ -52,22 +60,22 @@ class ProfileSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What a command line adds to a run."""
+    """Options of a training that are not part of the run file."""
 
-    folder: Path  # where results go: steps, record, resolved run
+    folder: Path  # of the results: steps, record, resolved run
     resume: bool = False
-    command: tuple[str, ...] = ()  # as the user typed it, for the record
+    command: tuple[str, ...] = ()  # as typed, for the record
     quiet: bool = False  # no progress on stderr
-    max_restarts: int = 0  # after a worker was lost; needs checkpoints
-    timeout_s: float = 600.0  # of one step; then the run counts as hung
+    max_restarts: int = 0  # after a lost worker; needs checkpoints
+    timeout_s: float = 600.0  # of one step, after which the run counts as hung
     started_s: float = field(default_factory=time.time)  # Unix time at which the command began
-    only_steps: bool = False  # for measuring: no text sample, no adapter when the steps are taken
+    only_steps: bool = False  # for benchmarks: no text sample and no adapter at the end
     profile: bool = False  # write a trace of some steps
-    profile_steps: ProfileSteps | None = None  # None: a few after the warm-up
+    profile_steps: ProfileSteps | None = None  # None: some steps after the warm-up
 
 
 def predicted(estimate: PlanEstimate, *, memory_bytes: float) -> dict[str, Any]:
-    """What a record holds of the estimate of its plan; `memory_bytes` of a device at the peak."""
+    """Return the estimate of a plan as a record contains it; `memory_bytes` is the peak of a device."""
     step = estimate.step
     return {
         "step": step.step.as_json(),
@@ -81,21 +89,21 @@ def predicted(estimate: PlanEstimate, *, memory_bytes: float) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How one engine is started: what a launcher needs, and nothing of the machine that it runs on.
+    """Everything that a launcher needs to start an engine, independent of the machine.
 
-    `argv` begins with `python`: the interpreter is the launcher's choice, on each host. It starts `num_processes`
-    processes with `argv`, one a device, all in the folder in which the user gave the command, and tells each where it
-    stands as torchrun does (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+    `argv` begins with `python`: the launcher chooses the interpreter on each host. It starts `num_processes` processes
+    with `argv`, one per device, in the working directory of the command, and sets the variables that torchrun sets
+    (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
     """
 
     argv: tuple[str, ...]
-    files: Mapping[str, str]  # path below the folder of the results -> text; every host needs them
-    env: Mapping[str, str] = field(default_factory=dict)  # of every process
+    files: Mapping[str, str]  # path below the folder of the results -> text; needed on every host
+    env: Mapping[str, str] = field(default_factory=dict)  # for every process
     num_processes: int
 
 
 class Start(Protocol):
-    """All that is decided before the first process starts. An engine's own has more."""
+    """Every decision before the first process starts. An engine's own class has more fields."""
 
     @property
     def run(self) -> Run: ...
@@ -105,12 +113,12 @@ class Start(Protocol):
     def options(self) -> TrainOptions: ...
     @property
     def device_name(self) -> str:
-        """As its driver has it."""
+        """Name of the device in its driver."""
         ...
 
     @property
     def num_processes(self) -> int:
-        """Of the whole training: one a device, or one that has them all."""
+        """Processes of the whole training: one per device, or one with all devices."""
         ...
 
     @property
@@ -118,67 +126,30 @@ class Start(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """What the planner expects of a start."""
+class StartPrediction:
+    """The planner's prediction for a start."""
 
-    predicted: dict[str, Any] | None  # as in a record; None: nothing was predicted
+    predicted: dict[str, Any] | None  # as in a record; None: no prediction
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """An engine's own configuration as the content of a run file, and what of it is not in there."""
+    """An engine's own configuration as the content of a run file, with notes on what the run file does not contain."""
 
     content: dict[str, Any]
     notes: tuple[str, ...]
 
 
-class ImportingEngine(Protocol):
-    """What an engine offers besides the contract when its own configurations can be read back."""
-
-    def import_run(self, source: str, *, cluster: str) -> Imported:
-        """The run on `cluster` that `source`, a path or what else the engine calls a configuration, describes.
-
-        Every setting is carried, known to mean nothing here, or named in a note; what is not said takes the engine's
-        defaults. Raises InputError for what cannot be read or what no run file can say, MissingDependencyError where
-        the engine must be installed to read it.
-        """
-        ...
-
-
-class ExportingEngine(Protocol):
-    """What an engine offers besides the contract when its checkpoints are its own and become Hugging Face weights."""
-
-    def export_weights(self, run: Run, *, step: int | None, folder: Path, dtype: str) -> Path:
-        """Write the weights of a checkpoint of `run` (None: the newest) as safetensors with a config.json.
-
-        Returns the checkpoint. Raises InputError where there is none, or `folder` is not empty;
-        MissingDependencyError where the engine must be installed.
-        """
-        ...
-
-
-class OthersEngine(Protocol):
-    """What an engine offers besides the contract when programs of others can do more with it than the training here."""
-
-    def check_export(self, run: Run) -> tuple[Unsupported, ...]:
-        """What these programs cannot do of `run` either. Pure."""
-        ...
-
-    def lower_for_others(self, run: Run, *, folder: Path) -> Launch:
-        """As `lower`, for them alone. Raises InputError for what `check_export` refuses."""
-        ...
-
-
 class TrainingEngine(Protocol):
-    """The contract, as the command line sees it. Modules fulfil it with functions."""
+    """The functions that every engine has. Modules implement it."""
 
     def check(self, run: Run) -> tuple[Unsupported, ...]:
-        """What this engine cannot do of `run`. Empty: it does all of it. Pure."""
+        """Parts of `run` that this engine does not support; empty if it supports all. Pure."""
         ...
 
     def lower(self, run: Run, *, folder: Path) -> Launch:
-        """How to start `run`, whose plan is pinned, with results in `folder`. Pure, and the same everywhere.
+        """Return the launch of `run`, whose plan is pinned, with results in `folder`. Pure, and the same everywhere.
 
         Raises InputError for what `check` refuses.
         """
@@ -191,32 +162,87 @@ class TrainingEngine(Protocol):
         """
         ...
 
-    def expected(self, start: Any) -> Prediction:
-        """What to expect of `start`, for a dry run."""
+    def expected(self, start: Any) -> StartPrediction:
+        """Return the prediction for `start`, which a dry run prints."""
         ...
 
     def launch(self, start: Any) -> None:
-        """Train on this machine, or take part in the processes of a launcher, until all steps are taken."""
+        """Train on this machine, or as one of the processes of a launcher, until all steps are done."""
         ...
 
     def read(self, folder: Path) -> Record:
-        """The record of the training whose results are in `folder`."""
+        """Return the record of the training whose results are in `folder`."""
+        ...
+
+
+@runtime_checkable
+class ImportingEngine(Protocol):
+    """An engine whose own configurations are read back."""
+
+    def import_run(self, source: str, *, cluster: str) -> Imported:
+        """Return the run on `cluster` that `source`, a path or the engine's name of a configuration, describes.
+
+        Every setting is carried over, ignored because it does not concern training, or named in a note. A setting that
+        is absent has the engine's default. Raises InputError for what cannot be read or has no place in a run file,
+        MissingDependencyError where the engine must be installed to read it.
+        """
+        ...
+
+
+@runtime_checkable
+class WeightsEngine(Protocol):
+    """An engine that keeps its checkpoints in folders of its own and exports their weights."""
+
+    def export_weights(self, run: Run, *, step: int | None, folder: Path, dtype: str) -> Path:
+        """Write the weights of a checkpoint of `run` (None: the newest) as safetensors with a config.json.
+
+        Returns the checkpoint. Raises InputError where there is none, or `folder` is not empty;
+        MissingDependencyError where the engine must be installed.
+        """
+        ...
+
+
+@runtime_checkable
+class SavedWeightsEngine(Protocol):
+    """An engine that keeps its checkpoints in Meshwright's folders, with files of its own.
+
+    The manifests of such checkpoints contain the engine's name under `engine`.
+    """
+
+    def export_saved_weights(self, saved: Saved, content: Content, folder: Path, *, dtype: str) -> None:
+        """Write the weights of `saved`, a model of the shapes in `content`, as safetensors with a config.json.
+
+        Raises InputError where `folder` is not empty or a tensor is missing.
+        """
+        ...
+
+
+@runtime_checkable
+class ExternalProgramsEngine(Protocol):
+    """An engine with files for external programs that support more than training here does."""
+
+    def check_export(self, run: Run) -> tuple[Unsupported, ...]:
+        """Parts of `run` that these programs do not support either. Pure."""
+        ...
+
+    def lower_export(self, run: Run, *, folder: Path) -> Launch:
+        """Return the launch of these programs only. Raises InputError for what `check_export` refuses."""
         ...
 
 
 def find_engine(name: str) -> TrainingEngine:
-    """The engine called `name`. Raises as `catalog.engine_facts`."""
+    """Return the engine called `name`. Raises as `catalog.engine_facts`."""
     return engine_contract(name)
 
 
 def check_export(run: Run) -> tuple[Unsupported, ...]:
-    """What no program of the engine that `run` names can do of it, be it started here or elsewhere."""
+    """Parts of `run` that no program of its engine supports, whether started here or elsewhere."""
     engine = find_engine(run.engine)
-    return getattr(engine, "check_export", engine.check)(run)
+    return engine.check_export(run) if isinstance(engine, ExternalProgramsEngine) else engine.check(run)
 
 
-def pinned(run: Run) -> Plan:
-    """The plan of `run`, which `lower` needs. Raises InputError where there is none."""
+def pinned_plan(run: Run) -> Plan:
+    """Return the plan of `run`, which `lower` needs. Raises InputError where there is none."""
     if run.plan is None:
         raise InputError(
             f"{run.source}: parallel is auto, and nothing can be started without a plan",
@@ -226,10 +252,10 @@ def pinned(run: Run) -> Plan:
 
 
 def refuse(engine: str, problems: Iterable[Unsupported]) -> None:
-    """Raise one InputError that lists all `problems`; return when there is none."""
+    """Raise one InputError that lists all `problems`; return if there is none."""
     problems = tuple(problems)
     if not problems:
         return
-    words = "; ".join(str(p) for p in problems)
+    reasons = "; ".join(str(p) for p in problems)
     hints = "; ".join(dict.fromkeys(p.hint for p in problems if p.hint))
-    raise InputError(f"the {engine} engine cannot do this run: {words}", hint=hints or None)
+    raise InputError(f"the {engine} engine cannot do this run: {reasons}", hint=hints or None)

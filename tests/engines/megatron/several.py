@@ -9,7 +9,7 @@ from pathlib import Path
 def main() -> None:
     import torch.distributed as dist
 
-    from meshwright.engines.megatron.training import train
+    from meshwright.engines.megatron.in_megatron_process.train_loop import train
 
     dist.init_process_group()
     for folder in sys.argv[1:]:

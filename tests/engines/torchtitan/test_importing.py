@@ -23,8 +23,8 @@ if find_spec("torchtitan") is None:
 from meshwright import runfile
 from meshwright.engines.base import Imported, find_engine
 from meshwright.engines.local import write_files
-from meshwright.engines.torchtitan.model_trees import same_model
-from meshwright.engines.torchtitan.trees import import_tree
+from meshwright.engines.torchtitan.config_trees.models import same_model
+from meshwright.engines.torchtitan.config_trees.run_content import import_tree
 from meshwright.specs.run import Run
 
 HOPPER = Path(__file__).parent / "hopper"
@@ -128,7 +128,7 @@ def trees(folder, runs) -> dict[str, dict]:
     sources = [*PUBLISHED, *REFUSED, *(f"{name}/meshwright_run.py:train" for name in runs)]
     path = os.pathsep.join([str(HOPPER), *filter(None, sys.path)])
     done = subprocess.run(
-        [sys.executable, "-m", "meshwright.engines.torchtitan.described", *sources],
+        [sys.executable, "-m", "meshwright.engines.torchtitan.config_trees.evaluate", *sources],
         cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -10,8 +10,8 @@ from meshwright import catalog, runfile
 from meshwright.cli import needs
 from meshwright.cli.train_words import introduction
 from meshwright.engines import base
-from meshwright.engines.maxtext.reading import LAYOUT
-from meshwright.engines.workers import WorkersStart
+from meshwright.engines.external_workers import WorkersStart
+from meshwright.engines.maxtext.results import LAYOUT
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 

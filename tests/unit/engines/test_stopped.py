@@ -35,9 +35,8 @@ def test_a_scheduler_does_not_take_a_megatron_run_that_stopped_for_done(ending, 
     torch = pytest.importorskip("torch")
     from meshwright.engines.megatron import probe, worker
 
-    monkeypatch.setitem(
-        sys.modules, "meshwright.engines.megatron.training", SimpleNamespace(train=lambda path: ending)
-    )
+    loop = "meshwright.engines.megatron.in_megatron_process.train_loop"
+    monkeypatch.setitem(sys.modules, loop, SimpleNamespace(train=lambda path: ending))
     monkeypatch.setattr(probe, "found", lambda: None)
     monkeypatch.setattr(probe, "require_device", lambda machine: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -1,16 +1,21 @@
-"""MaxText as an engine: a run becomes its configuration, and its processes take the steps.
+"""The maxtext engine: MaxText 0.2.5 in a Python environment of its own, unpatched. Unsupported runs are refused.
 
-environment   the Python environment that MaxText lives in, and the command that makes it
-models        a model as MaxText's configuration keys
-check         what MaxText cannot do of a run, with reasons
-lower         a run as a configuration file
-data          the run's batches as token files that MaxText's input pipeline reads in order
-adapters      the first adapters, and the weights that they belong to
-contract      check, lower, prepare, launch and read, as `engines.base` has them
-worker        one process of a launch: becomes MaxText's
-inside        what runs in MaxText's environment: weights in and out, the start of a training, a loop of its parts
-reading       its metrics as a record
+    contract       the functions that `engines.base` requires
+    facts          the facts that the planner uses
+    check          the parts of a run that MaxText does not support
+    lower          a run as a configuration file
+    importing      configurations of MaxText as run files
+    exporting      checkpoints as Hugging Face weights
+    worker         a process of a training: writes the batches, then starts a process of MaxText's environment
+    probe          devices, detected in MaxText's environment
+    results        the metrics and checkpoints that MaxText writes
+    environment    the Python environment of MaxText, and the command that creates it
+
+    config                    the model as configuration keys, written and read
+    parameters                the arrays of MaxText's parameters, and the matrices that each is made of
+    worker_inputs             batches, initial adapters and the rendezvous address of a training
+    in_maxtext_environment    scripts that import MaxText and JAX: start of a training, training loop, weights
 """
 
 VERSION = "0.2.5"
-"""The version whose configuration is written. Keys and their meaning change between versions."""
+"""The version for which configurations are written. Keys and their meaning change between versions."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.maxtext.models import check_model, is_gpt_oss, is_latent
+from meshwright.engines.maxtext.config.models import check_model, is_gpt_oss, is_latent
 from meshwright.specs.model import BaseFormat, Lora
 from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.run import Run, StateFormat

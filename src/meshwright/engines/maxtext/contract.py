@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.engines import local, outcome, workers
+from meshwright.engines import external_record, external_workers, local
 from meshwright.engines.base import TrainOptions, refuse
-from meshwright.engines.maxtext import adapters, environment, probe
+from meshwright.engines.external_workers import WorkersStart, expected
+from meshwright.engines.maxtext import environment, probe
 from meshwright.engines.maxtext.check import check, check_plan
 from meshwright.engines.maxtext.exporting import export_weights
 from meshwright.engines.maxtext.importing import import_run
 from meshwright.engines.maxtext.lower import lower
-from meshwright.engines.maxtext.reading import LAYOUT
-from meshwright.engines.maxtext.weights import file_shapes
-from meshwright.engines.workers import WorkersStart, expected
+from meshwright.engines.maxtext.parameters.leaves import file_shapes
+from meshwright.engines.maxtext.results import LAYOUT
+from meshwright.engines.maxtext.worker_inputs import adapters
 from meshwright.records.training import Record
 from meshwright.specs.run import Run
 
@@ -24,10 +25,10 @@ __all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
     """Decide everything; nothing is written, and no process of the training is started."""
     refuse("maxtext", check(run))
-    workers.refuse_profile(options)
+    external_workers.refuse_profile(options)
     adapters.refuse_other_base(run)
     machine = probe.machine(environment.require())
-    start = workers.start(
+    start = external_workers.start(
         run, options=options, engine="maxtext", machine=machine, check_plan=check_plan, layout=LAYOUT,
         file_shapes=file_shapes(run.model),
     )  # fmt: skip
@@ -40,9 +41,9 @@ def launch(start: WorkersStart) -> None:
     On a CPU that no launcher has shared out, one process has all devices of the plan, as virtual ones.
     """
     lowered = replace(lower(start.run, folder=start.options.folder), num_processes=start.num_processes)
-    workers.launch(start, lowered)
+    external_workers.launch(start, lowered)
 
 
 def read(folder: Path) -> Record:
     """The record of a training that has ended, made of what its processes wrote where nobody has made it yet."""
-    return outcome.read(folder, LAYOUT)
+    return external_record.read(folder, LAYOUT)

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.maxtext import environment
-from meshwright.engines.maxtext.models import CLIPPED_AT, is_gpt_oss
-from meshwright.engines.maxtext.reading import checkpoints
-from meshwright.engines.maxtext.weights import Leaf, all_leaves, as_json
+from meshwright.engines.maxtext.config.models import CLIPPED_AT, is_gpt_oss
+from meshwright.engines.maxtext.parameters.leaves import Leaf, all_leaves, as_json
+from meshwright.engines.maxtext.results import checkpoints
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.model import Model
 from meshwright.specs.run import Run
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-SCRIPT = Path(__file__).parent / "inside" / "meshwright_weights.py"
+SCRIPT = Path(__file__).parent / "in_maxtext_environment" / "meshwright_weights.py"
 
 
 def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> Path:

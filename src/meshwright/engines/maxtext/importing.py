@@ -17,9 +17,9 @@ from typing import Any
 
 from meshwright.engines.base import Imported
 from meshwright.engines.maxtext import VERSION, environment
-from meshwright.engines.maxtext.described import Settings, model_section
+from meshwright.engines.maxtext.config.keys import Settings, model_section
 from meshwright.engines.maxtext.lower import ENDLESS, REMATERIALISATION
-from meshwright.engines.maxtext.weights import MODULES
+from meshwright.engines.maxtext.parameters.leaves import MODULES
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import RECOMPUTE_MODULES

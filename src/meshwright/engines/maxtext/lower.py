@@ -4,8 +4,8 @@ MaxText's own trainer takes the file, and what depends on the machine as argumen
 
     python -m maxtext.trainers.pre_train.train maxtext.yml hardware=gpu ...
 
-Steps are counted from 1 (`inside/meshwright_weights.py` says why), so that `steps` is one more than are taken, and the
-learning rates of its schedules are those of the native engine.
+Steps are counted from 1, for the reason in `in_maxtext_environment/meshwright_weights.py`. `steps` is therefore one
+more than the number of steps, and the learning rates of its schedules are those of the native engine.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.base import Launch, pinned, refuse
-from meshwright.engines.maxtext import VERSION, weights
+from meshwright.engines.base import Launch, pinned_plan, refuse
+from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.check import check, num_accumulated
-from meshwright.engines.maxtext.models import (
+from meshwright.engines.maxtext.config.models import (
     NOT_DECAYED,
     ROUTED_AS_V3,
     is_gpt_oss,
     is_routed_as_v3,
     model_keys,
 )
+from meshwright.engines.maxtext.parameters import leaves as weights
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Optimizer, Run
 
@@ -54,7 +55,7 @@ def lower(run: Run, *, folder: Path) -> Launch:
     from meshwright.runfile import pinned_text
 
     refuse("maxtext", check(run))
-    plan = pinned(run)
+    plan = pinned_plan(run)
     files = {
         CONFIGURATION: configuration_text(run, plan, folder=folder),
         RUN_FILE: pinned_text(run, plan),

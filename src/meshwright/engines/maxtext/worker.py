@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import __version__, runfile
-from meshwright.engines.maxtext import adapters, data, environment, meeting
+from meshwright.engines.external_record import ENDING, FACTS, STEPS, VALIDATION
+from meshwright.engines.maxtext import environment
 from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE
-from meshwright.engines.maxtext.reading import (
+from meshwright.engines.maxtext.results import (
     LOSS,
     METRICS,
     smoothed,
@@ -26,13 +27,13 @@ from meshwright.engines.maxtext.reading import (
     validation_entry,
     whole_lines,
 )
-from meshwright.engines.outcome import ENDING, FACTS, STEPS, VALIDATION
+from meshwright.engines.maxtext.worker_inputs import adapters, batch_files, rendezvous
 from meshwright.errors import MeshwrightError
 from meshwright.specs.run import Run
 from meshwright.training.data.cache import MANIFEST
 from meshwright.training.machine import main_or_refuse, processor_name
 
-INSIDE = Path(__file__).parent / "inside"
+INSIDE = Path(__file__).parent / "in_maxtext_environment"
 POLL_S = 0.05
 
 
@@ -46,13 +47,13 @@ def main(folder: Path) -> int:
     output = folder / OUTPUT
     output.mkdir(parents=True, exist_ok=True)
     batches = _write_data(run, output, rank=rank, world=world)
-    ours = str(batches) if data.is_for_our_loop(batches) else ""
+    ours = str(batches) if batch_files.is_for_our_loop(batches) else ""
     arguments = [str(folder / CONFIGURATION), *_of_this_machine(run, output, rank=rank)]
-    arguments += ["dataset_type=synthetic"] if ours else [f"mmap_eod_id={data.end_token(batches)}"]
+    arguments += ["dataset_type=synthetic"] if ours else [f"mmap_eod_id={batch_files.end_token(batches)}"]
     (output / ENDING).unlink(missing_ok=True)  # of a training that is resumed
     child = subprocess.Popen(
         [str(python), str(INSIDE / "meshwright_train.py"), str(output), _on_a_cpu(run), ours, *arguments],
-        env=os.environ | meeting.place() | _environment(folder, num_devices=run.plan.num_devices // world),
+        env=os.environ | rendezvous.place() | _environment(folder, num_devices=run.plan.num_devices // world),
     )
     log = _Log(output, rank=rank, is_exact=bool(ours))
     try:
@@ -75,7 +76,7 @@ def _write_data(run: Run, output: Path, *, rank: int, world: int) -> Path:
         if run.lora is not None:
             adapters.write_first(run, output)
             adapters.note_base(run)
-        data.write(run, folder, asked_for=data.wanted(run, run.plan, num_processes=world))
+        batch_files.write(run, folder, asked_for=batch_files.wanted(run, run.plan, num_processes=world))
     while not (folder / MANIFEST).is_file():
         time.sleep(POLL_S)
     return folder

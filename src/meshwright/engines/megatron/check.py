@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.megatron.settings import NARROW
+from meshwright.engines.megatron.megatron_core.constructors import NARROW
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import Run, StateFormat, Task

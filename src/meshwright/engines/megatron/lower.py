@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from meshwright.engines.base import Launch, pinned, refuse
-from meshwright.engines.megatron.arguments import arguments_text
-from meshwright.engines.megatron.bridge import SCRIPT, configuration_text
+from meshwright.engines.base import Launch, pinned_plan, refuse
 from meshwright.engines.megatron.check import check, check_export
-from meshwright.engines.megatron.settings import settings_of
+from meshwright.engines.megatron.megatron_bridge.configuration import SCRIPT, configuration_text
+from meshwright.engines.megatron.megatron_core.constructors import settings_of
+from meshwright.engines.megatron.megatron_lm.arguments import arguments_text
 from meshwright.specs.run import Run
 
 RUN_FILE, SETTINGS, ARGUMENTS = "meshwright_run.yaml", "megatron.json", "megatron_lm.args"
@@ -28,7 +28,7 @@ def lower(run: Run, *, folder: Path) -> Launch:
     from meshwright.runfile import pinned_text
 
     refuse("megatron", check(run))
-    plan = pinned(run)
+    plan = pinned_plan(run)
     settings = json.dumps(settings_of(run, plan), indent=2)
     return Launch(
         argv=("python", "-m", "meshwright.engines.megatron.worker", str(folder / RUN_FILE)),
@@ -37,18 +37,18 @@ def lower(run: Run, *, folder: Path) -> Launch:
     )
 
 
-def lower_for_others(run: Run, *, folder: Path) -> Launch:
+def lower_export(run: Run, *, folder: Path) -> Launch:
     """The files for Megatron-LM and Megatron-Bridge alone, and the command of the latter."""
     refuse("megatron", check_export(run))
     return Launch(
         argv=("python", str(folder / BRIDGE_SCRIPT)),
         files=_of_others(run),
-        num_processes=pinned(run).num_devices,
+        num_processes=pinned_plan(run).num_devices,
     )
 
 
 def _of_others(run: Run) -> dict[str, str]:
-    plan = pinned(run)
+    plan = pinned_plan(run)
     return {
         ARGUMENTS: arguments_text(run, plan),
         BRIDGE: configuration_text(run, plan),

@@ -23,7 +23,7 @@ def main(path: Path) -> int:
     import torch
     import torch.distributed as dist
 
-    from meshwright.engines.megatron.training import train
+    from meshwright.engines.megatron.in_megatron_process.train_loop import train
     from meshwright.records.training import Ending
     from meshwright.training.signals import STOPPED_EXIT_CODE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.engines.base import Launch, Prediction, TrainOptions, pinned, refuse
+from meshwright.engines.base import Launch, StartPrediction, TrainOptions, pinned_plan, refuse
 from meshwright.engines.native.check import check
 from meshwright.errors import InputError
 from meshwright.records.training import Record, read_record
@@ -26,7 +26,7 @@ def lower(run: Run, *, folder: Path) -> Launch:
     refuse("native", check(run))
     if run.num_steps is None:  # `check` has refused it
         raise InputError("the run says neither steps nor tokens")
-    plan = pinned(run)
+    plan = pinned_plan(run)
     return Launch(
         argv=("python", "-m", "meshwright", "train", str(folder / RUN_FILE), "--out", str(folder)),
         files={RUN_FILE: pinned_text(run, plan)},
@@ -41,12 +41,12 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     return engine.prepare(run, options=options)
 
 
-def expected(start: Job) -> Prediction:
+def expected(start: Job) -> StartPrediction:
     """What the planner expects, from a quick measurement of this machine."""
     from meshwright.engines.native import engine
 
     found = engine.expected(start)
-    return Prediction(predicted=found.predicted, notes=found.notes)
+    return StartPrediction(predicted=found.predicted, notes=found.notes)
 
 
 def launch(start: Job) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from meshwright import catalog
 from meshwright.calibration.device import HERE
-from meshwright.engines import workers
+from meshwright.engines import external_workers
 from meshwright.engines.base import TrainOptions, refuse
 from meshwright.engines.choice import planned
 from meshwright.engines.native import compiling, fp8
@@ -84,7 +84,7 @@ def _newest_step(folder: Path) -> int | None:
 def _open_folder(job: Job) -> None:
     """Raise InputError where checkpoints are in the way; else note in the folder what is trained."""
     if not job.is_restart:
-        workers.refuse_checkpoints(job.run, job.options, newest_step=_newest_step)
+        external_workers.refuse_checkpoints(job.run, job.options, newest_step=_newest_step)
     job.options.folder.mkdir(parents=True, exist_ok=True)
     telemetry.save_run(job.options.folder, run=job.run, plan=job.plan)
 
@@ -102,7 +102,7 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
         compiling.require(device)
     plan = run.plan or plan_here(run, device=device)
     refuse("native", check_plan(plan, run=run))
-    workers.refuse_devices(plan, device_type=device.type, num_devices=devices.num_devices(device))
+    external_workers.refuse_devices(plan, device_type=device.type, num_devices=devices.num_devices(device))
     weights = None if run.weights is None else find_weights(run.weights)
     notes = [] if weights is None else differences(weights.folder, run.model)
     if run.lora is not None and weights is None:

@@ -1,17 +1,19 @@
-"""TorchTitan 0.3.0 behind the contract of `engines.base`. No part of it is patched; what it lacks is refused.
+"""The torchtitan engine: TorchTitan 0.3.0, unpatched. Runs that it does not support are refused.
 
-    contract   what the command line sees
-    check      what torchtitan 0.3.0 cannot do of a run
-    lower      a run as a configuration module: `settings` around it, `models` in it, `source` writes it
-    probe      what torchtitan finds on this machine, asked in a process of its own
-    reading    what its processes leave behind; `engines.workers` starts them, `engines.outcome` makes the record
-    importing  torchtitan's configurations back into run files: `described` evaluates them in a process of its own,
-               `trees` and `model_trees` read what it prints, `contradictions` judges it; `toml_files` those up to 0.2
+    contract       the functions that `engines.base` requires
+    facts          the facts that the planner uses
+    check          the parts of a run that torchtitan 0.3.0 does not support
+    lower          a run as a configuration module
+    importing      configurations of torchtitan as run files
+    exporting      checkpoints as Hugging Face weights
+    worker         a process of a training: starts torchtitan's trainer on a configuration module
+    probe          devices and versions, detected in a separate process
+    results        names of the files and checkpoints that the processes write
 
-In torchtitan's processes:
-
-    worker     starts its trainer on a configuration module
-    parts      data in our order, our learning rates and our step log, through its own extension points
+    config_module           the model of a configuration module, and the Python source of it
+    config_trees            configurations of 0.3.0 for importing: programs, evaluated in a separate process
+    toml_files              configurations of versions up to 0.2 for importing
+    in_torchtitan_process   code that imports torchtitan: data, learning rates and step log through its extension points
 """
 
 VERSION = "0.3.0"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.torchtitan.models import GPT_OSS, check_model, family_of
+from meshwright.engines.torchtitan.config_module.models import GPT_OSS, check_model, family_of
 from meshwright.specs.model import AttentionKind, BaseFormat, Lora
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, StateFormat, Tracker

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.engines import outcome, workers
+from meshwright.engines import external_record, external_workers
 from meshwright.engines.base import TrainOptions, refuse
+from meshwright.engines.external_workers import WorkersStart, expected
 from meshwright.engines.torchtitan import VERSION, probe
 from meshwright.engines.torchtitan.check import check, check_plan
 from meshwright.engines.torchtitan.exporting import export_weights
 from meshwright.engines.torchtitan.importing import import_run
 from meshwright.engines.torchtitan.lower import lower
 from meshwright.engines.torchtitan.probe import Machine
-from meshwright.engines.torchtitan.reading import LAYOUT
-from meshwright.engines.workers import WorkersStart, expected
+from meshwright.engines.torchtitan.results import LAYOUT
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.records.training import Record
 from meshwright.specs.plan import Plan
@@ -25,10 +25,10 @@ __all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
     """Decide everything; nothing is written, and no process of the training is started."""
     refuse("torchtitan", check(run))
-    workers.refuse_profile(options)
+    external_workers.refuse_profile(options)
     machine = probe.machine()
     _require_device(run, machine)
-    start = workers.start(
+    start = external_workers.start(
         run, options=options, engine="torchtitan", machine=machine, check_plan=check_plan, layout=LAYOUT
     )
     _require_plan(start.plan, machine)
@@ -57,9 +57,9 @@ def _require_plan(plan: Plan, machine: Machine) -> None:
 def launch(start: WorkersStart) -> None:
     """One process a device, here or as a launcher has started this one; the record is written at the end."""
     lowered = lower(start.run, folder=start.options.folder)
-    workers.launch(start, lowered)
+    external_workers.launch(start, lowered)
 
 
 def read(folder: Path) -> Record:
     """The record of a training that has ended, made of what its processes wrote where nobody has made it yet."""
-    return outcome.read(folder, LAYOUT)
+    return external_record.read(folder, LAYOUT)

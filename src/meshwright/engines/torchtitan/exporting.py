@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshwright.engines.torchtitan.lower import MODULE, RUN_FILE, module_text
 from meshwright.engines.torchtitan.probe import require_version
-from meshwright.engines.torchtitan.reading import checkpoints
+from meshwright.engines.torchtitan.results import checkpoints
 from meshwright.errors import InputError
 from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.run import Run
@@ -28,7 +28,12 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
         alone = replace(run, plan=ONE_PROCESS, weights=None, train=replace(run.train, checkpoint=None))
         (Path(given) / MODULE).write_text(module_text(alone, ONE_PROCESS), encoding="utf-8")
         (Path(given) / RUN_FILE).write_text(run.text, encoding="utf-8")
-        words = [sys.executable, "-m", "meshwright.engines.torchtitan.converting", given]
+        words = [
+            sys.executable,
+            "-m",
+            "meshwright.engines.torchtitan.in_torchtitan_process.convert_checkpoint",
+            given,
+        ]
         done = subprocess.run([*words, str(checkpoint), str(folder), dtype], capture_output=True, text=True)
     if done.returncode:
         words = (done.stderr.strip().splitlines() or ["no output"])[-1]

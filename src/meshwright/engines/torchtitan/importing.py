@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.base import Imported
+from meshwright.engines.torchtitan.config_trees.run_content import import_tree
 from meshwright.engines.torchtitan.lower import FUNCTION
 from meshwright.engines.torchtitan.probe import require_version
-from meshwright.engines.torchtitan.toml_files import import_toml
-from meshwright.engines.torchtitan.trees import import_tree
+from meshwright.engines.torchtitan.toml_files.run_content import import_toml
 from meshwright.errors import InputError
 
-DESCRIBED = "meshwright.engines.torchtitan.described"
+DESCRIBED = "meshwright.engines.torchtitan.config_trees.evaluate"
 
 
 def import_run(source: str, *, cluster: str) -> Imported:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cost.stages import layers_per_stage
-from meshwright.engines.base import Launch, pinned, refuse
+from meshwright.engines.base import Launch, pinned_plan, refuse
 from meshwright.engines.torchtitan import VERSION
 from meshwright.engines.torchtitan.check import check
-from meshwright.engines.torchtitan.models import HOMES, STD, model_spec, residual_std
-from meshwright.engines.torchtitan.source import Call, Name, call, imports, render, roots
+from meshwright.engines.torchtitan.config_module.models import HOMES, STD, model_spec, residual_std
+from meshwright.engines.torchtitan.config_module.python_source import Call, Name, call, imports, render, roots
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.run import Run, StateFormat, Tracker
 
@@ -35,13 +35,13 @@ SCHEDULES = {
     Schedule.ZBV: "ZBVZeroBubble",
 }
 
-_PARTS = "meshwright.engines.torchtitan.parts"
+_PARTS = "meshwright.engines.torchtitan.in_torchtitan_process.extensions"
 _CONFIGS = "torchtitan.config.configs"
 _TABLE = HOMES | {
     **dict.fromkeys(("CompileConfig", "DebugConfig", "ParallelismConfig", "TrainingConfig"), _CONFIGS),
     **dict.fromkeys(("FullAC", "SelectiveAC"), "torchtitan.distributed.activation_checkpoint"),
     **dict.fromkeys(("OptimizersContainer", "ParamGroupConfig"), "torchtitan.components.optimizer"),
-    **dict.fromkeys(("Batches", "LearningRates", "StepLog", "Tokens", "weights_folder"), _PARTS),
+    **dict.fromkeys(("RunFileDataLoader", "RunLearningRates", "StepLogMetrics", "AbsentTokenizer", "weights_folder"), _PARTS),
     "CheckpointManager": "torchtitan.components.checkpointer",
     "CrossEntropyLoss": "torchtitan.components.loss",
     "Path": "pathlib",
@@ -56,7 +56,7 @@ def lower(run: Run, *, folder: Path) -> Launch:
     from meshwright.runfile import pinned_text
 
     refuse("torchtitan", check(run))
-    plan = pinned(run)
+    plan = pinned_plan(run)
     return Launch(
         argv=("python", "-m", "meshwright.engines.torchtitan.worker", str(folder / MODULE)),
         files={MODULE: module_text(run, plan), RUN_FILE: pinned_text(run, plan)},
@@ -99,8 +99,8 @@ def trainer_config(run: Run, plan: Plan, *, spec: Call) -> Call:
         model_spec=spec,
         dump_folder=Name(f'str(FOLDER / "{OUTPUT}")'),
         hf_assets_path=FOLDER,
-        tokenizer=call("Tokens.Config"),
-        dataloader=call("Batches.Config", dataset_path=Name(f'str(FOLDER / "{RUN_FILE}")')),
+        tokenizer=call("AbsentTokenizer.Config"),
+        dataloader=call("RunFileDataLoader.Config", dataset_path=Name(f'str(FOLDER / "{RUN_FILE}")')),
         metrics=_metrics(run),
         optimizer=_optimizer(run),
         lr_scheduler=_learning_rates(run),
@@ -118,7 +118,7 @@ def trainer_config(run: Run, plan: Plan, *, spec: Call) -> Call:
 def _metrics(run: Run) -> Call:
     trackers = run.train.trackers
     return call(
-        "StepLog.Config",
+        "StepLogMetrics.Config",
         log_freq=1,
         disable_color_printing=True,
         enable_tensorboard=Tracker.TENSORBOARD in trackers,
@@ -148,7 +148,7 @@ def _optimizer(run: Run) -> Call:
 def _learning_rates(run: Run) -> Call:
     o = run.optimizer
     return call(
-        "LearningRates.Config",
+        "RunLearningRates.Config",
         schedule=o.schedule.value,
         warmup_steps=o.warmup_steps,
         min_lr_factor=o.final_ratio,
@@ -252,5 +252,5 @@ def _validator(run: Run, plan: Plan) -> Call:
         enable=True,
         freq=evaluate.every_steps,
         steps=evaluate.num_batches * in_batch,
-        dataloader=call("Batches.Config", dataset_path=run_file, is_validation=True),
+        dataloader=call("RunFileDataLoader.Config", dataset_path=run_file, is_validation=True),
     )

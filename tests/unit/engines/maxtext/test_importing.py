@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from meshwright import catalog, runfile
 from meshwright.engines.local import write_files
 from meshwright.engines.maxtext import contract, environment
-from meshwright.engines.maxtext.described import known_keys
+from meshwright.engines.maxtext.config.keys import known_keys
 from meshwright.engines.maxtext.lower import configuration
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.run import Run

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from meshwright import runfile
 from meshwright.engines.maxtext import contract
-from meshwright.engines.maxtext.inside.meshwright_weights import made, names, parts
+from meshwright.engines.maxtext.in_maxtext_environment.meshwright_weights import made, names, parts
 from meshwright.engines.maxtext.lower import part_of, schedule_keys
 from meshwright.specs.run import LearningRateSchedule, Optimizer
 
@@ -326,7 +326,7 @@ def test_gpt_oss_is_scanned_in_pairs_of_a_windowed_layer_and_another():
 @pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
 def test_the_tensors_of_a_file_are_those_that_the_native_engine_reads(family):
     pytest.importorskip("torch")
-    from meshwright.engines.maxtext.weights import file_shapes
+    from meshwright.engines.maxtext.parameters.leaves import file_shapes
     from meshwright.training.weights.reading import shapes_of
 
     mixture = ["model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "model.attention.qk_norm=true"]

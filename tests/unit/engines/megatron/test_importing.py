@@ -11,9 +11,9 @@ from ruamel.yaml import YAML
 
 from meshwright import runfile
 from meshwright.engines.megatron import contract
-from meshwright.engines.megatron.arguments import known_names
-from meshwright.engines.megatron.described import OTHER_MODELS
-from meshwright.engines.megatron.options import ABOUT_THE_PROGRAM, PREFIXES
+from meshwright.engines.megatron.megatron_lm.arguments import known_names
+from meshwright.engines.megatron.megatron_lm.model_options import OTHER_MODELS
+from meshwright.engines.megatron.megatron_lm.options import ABOUT_THE_PROGRAM, PREFIXES
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.run import Run

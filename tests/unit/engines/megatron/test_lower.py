@@ -9,7 +9,7 @@ import pytest
 
 from meshwright import runfile
 from meshwright.engines.megatron import contract
-from meshwright.engines.megatron.arguments import known_names
+from meshwright.engines.megatron.megatron_lm.arguments import known_names
 
 BASE = """
 model: qwen3-30b-a3b

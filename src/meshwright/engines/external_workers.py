@@ -1,0 +1,233 @@
+"""Trainings whose steps another program takes: what is decided before, its processes, and what they say meanwhile.
+
+Engines that start a program of somebody else share this: each brings its `Layout`, its `lower` and its own checks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.engines import local
+from meshwright.engines.base import Launch, StartPrediction, TrainOptions, Unsupported, predicted, refuse
+from meshwright.engines.choice import planned
+from meshwright.engines.external_record import START, STEPS, Layout, compose
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+from meshwright.training.machine import Machine
+
+if TYPE_CHECKING:
+    from meshwright.specs.hardware import Cluster
+
+SAY_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersStart:
+    """A run with its plan, and the machine it was decided for."""
+
+    run: Run  # its plan is pinned
+    plan: Plan
+    options: TrainOptions
+    engine: str
+    layout: Layout
+    device_type: str  # as PyTorch calls it
+    device_name: str  # as its driver has it
+    cluster: Cluster  # as the catalogue has it, or as it was measured
+    is_one_process: bool = False  # that has all devices of the plan, as virtual ones of a CPU
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_processes(self) -> int:
+        """One a device, or one alone."""
+        return 1 if self.is_one_process else self.plan.num_devices
+
+
+def refuse_profile(options: TrainOptions) -> None:
+    """Raise InputError where a profile is asked for, which only the native engine writes."""
+    if options.profile or options.profile_steps:
+        raise InputError("--profile is the native engine's", hint="--set engine=native")
+
+
+def start(
+    run: Run,
+    *,
+    options: TrainOptions,
+    engine: str,
+    machine: Machine,
+    check_plan: Callable[..., Sequence[Unsupported]],
+    layout: Layout,
+    file_shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> WorkersStart:
+    """All that is left to decide when `engine` has looked at the run and found `machine`.
+
+    `check_plan(plan, run=run)` says what the engine cannot do of a plan; `file_shapes` are the tensors that its weights
+    are made of, None: those that the native engine reads. Raises InputError for what it says, for too
+    few devices and for checkpoints in the way.
+    """
+    cluster = run.cluster or cluster_here(run, machine)
+    plan = planned(replace(run, cluster=cluster, engine=engine)).plan
+    assert plan is not None
+    refuse(engine, check_plan(plan, run=run))
+    refuse_devices(plan, device_type=machine.device_type, num_devices=machine.num_devices)
+    refuse_checkpoints(run, options, newest_step=layout.newest_step)
+    return WorkersStart(
+        run=replace(run, plan=plan, micro_batch=plan.micro_batch),
+        plan=plan,
+        options=options,
+        engine=engine,
+        layout=layout,
+        device_type=machine.device_type,
+        device_name=machine.device_name,
+        cluster=cluster,
+        notes=notes_on_weights(run, file_shapes),
+    )
+
+
+def cluster_here(run: Run, machine: Machine) -> Cluster:
+    """This machine: the catalogue's device, or one whose rates are measured now, while nothing else runs."""
+    import torch
+
+    from meshwright.training import device as devices
+
+    device = torch.device(machine.device_type)
+    num_devices = run.plan.num_devices if run.plan else machine.num_devices
+    rates = None if devices.known_name(device) else devices.measure_rates(device)
+    return devices.cluster_here(device, num_devices=num_devices, rates=rates)
+
+
+def refuse_devices(plan: Plan, *, device_type: str, num_devices: int) -> None:
+    """Raise InputError where this machine alone has too few devices. Processes share a CPU."""
+    is_shared = device_type == "cpu" or local.under_launcher()
+    if not is_shared and plan.num_devices > num_devices:
+        raise InputError(
+            "the plan needs more devices than this machine has", got=plan.num_devices,
+            allowed=f"<= {num_devices}", hint="start it on all hosts with torchrun",
+        )  # fmt: skip
+
+
+def refuse_checkpoints(run: Run, options: TrainOptions, *, newest_step: Callable[[Path], int | None]) -> None:
+    """A folder with checkpoints is resumed from: only when that was asked for. Raises InputError otherwise.
+
+    `newest_step` says after which step the newest one in a folder was written; None: there is none.
+    """
+    saves = run.train.checkpoint
+    if options.resume and saves is None:
+        raise InputError(
+            "there is nothing to resume from: the run saves no checkpoints", hint="set train.checkpoint"
+        )
+    if saves is None or options.resume:
+        return
+    step = newest_step(Path(saves.folder))
+    if step is not None:
+        raise InputError(
+            f"{saves.folder} already holds checkpoints, the newest after step {step}",
+            hint="go on with --resume, or name another folder with --set train.checkpoint.folder=...",
+        )
+
+
+def notes_on_weights(run: Run, shapes: Mapping[str, tuple[int, ...]] | None) -> tuple[str, ...]:
+    """What the config.json beside the weights says otherwise than the run. Raises InputError for other weights."""
+    if run.weights is None:
+        return ()
+    from meshwright.training.weights import differences, find_weights
+
+    return tuple(differences(find_weights(run.weights).folder, run.model, shapes=shapes))
+
+
+def expected(start: WorkersStart) -> StartPrediction:
+    """What the planner expects of a device that the catalogue knows."""
+    if start.run.cluster is None and start.device_type == "cpu":
+        words = f"nothing was predicted: {start.engine} on a CPU is not modelled"
+        return StartPrediction(predicted=None, notes=(words,))
+    from meshwright.planner.estimate import estimate_plan
+    from meshwright.planner.request import request_for
+
+    try:
+        request = request_for(replace(start.run, cluster=start.cluster, engine=start.engine))
+        estimate = estimate_plan(request, start.plan)
+    except MeshwrightError as error:
+        return StartPrediction(predicted=None, notes=(f"nothing was predicted: {error}",))
+    return StartPrediction(predicted=predicted(estimate, memory_bytes=estimate.step.memory.reserved_bytes))
+
+
+def launch(start: WorkersStart, lowered: Launch) -> None:
+    """One process a device, here or as a launcher has started this one; the record is written at the end."""
+    folder, options = start.options.folder, start.options
+    is_main = os.environ.get("RANK", "0") == "0"
+    if is_main:
+        _open_folder(start, lowered)
+    for left in range(options.max_restarts, -1, -1):
+        try:
+            local.run(
+                lowered,
+                folder=folder,
+                watch=_Watch(start) if is_main and not options.quiet else lambda: None,
+                divides_cores=start.device_type == "cpu",
+            )
+            break
+        except local.ProcessLostError as error:
+            if not left or error.was_asked_to_stop:
+                raise
+            print(f"{error.message}; starting again", file=sys.stderr, flush=True)
+    if is_main:
+        compose(folder, start.layout)
+
+
+def _open_folder(start: WorkersStart, lowered: Launch) -> None:
+    """Files of the launch, the resolved run, and what only this process knows."""
+    from meshwright.training import telemetry
+
+    folder, options, prediction = start.options.folder, start.options, expected(start)
+    output = folder / start.layout.output
+    if not options.resume and output.exists():
+        shutil.rmtree(output)
+    output.mkdir(parents=True, exist_ok=True)
+    telemetry.save_run(folder, run=start.run, plan=start.plan)
+    local.write_files(lowered, folder)
+    known = {
+        "command": options.command,
+        "started_s": options.started_s,
+        "accelerator": asdict(start.cluster.accelerator),
+        "predicted": prediction.predicted,
+        "notes": (*start.notes, *prediction.notes),
+        "git_commit": telemetry.git_commit(Path.cwd()),
+    }
+    (output / START).write_text(json.dumps(known), encoding="utf-8")
+
+
+class _Watch:
+    """Says now and then how far the training is, from the lines of its step log."""
+
+    def __init__(self, start: WorkersStart) -> None:
+        self.start, self.last_s = start, 0.0
+        self.path = start.options.folder / start.layout.output / STEPS
+        self.said = self._last()  # of a training that goes on from here
+        self.tokens = start.run.tokens_per_step / start.plan.num_devices
+
+    def __call__(self) -> None:
+        if time.monotonic() - self.last_s < SAY_EVERY_S:
+            return
+        entry = self._last()
+        if entry is None or entry == self.said:
+            return
+        self.last_s, self.said = time.monotonic(), entry
+        rate = self.tokens / entry["step_s"]
+        words = f"step {entry['step']}/{self.start.run.num_steps}  loss {entry['loss']:.4f}"
+        print(f"{words}  {rate:,.0f} tokens/s/device", file=sys.stderr, flush=True)
+
+    def _last(self) -> dict[str, Any] | None:
+        """The last whole line of the log."""
+        if not self.path.is_file():
+            return None
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        return json.loads(whole[-1]) if whole else None

@@ -1,0 +1,1 @@
+"""Models and keys of MaxText's configurations."""

@@ -1,0 +1,294 @@
+"""The keys of a MaxText configuration, each taken once, and the model that they describe."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from meshwright.engines.maxtext import VERSION
+from meshwright.engines.maxtext.config.models import CLIPPED_AT, GPT_OSS, LATENT, LLAMA_31, NOT_DECAYED, SINKS
+from meshwright.errors import InputError
+from meshwright.runfile.inline import catalogue_name
+
+BLOCKS = {
+    "llama2": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    LATENT: "DeepseekV2ForCausalLM",
+    SINKS: GPT_OSS,
+}
+"""Blocks that run files can describe, by the names of Hugging Face."""
+
+WITHOUT_NORMS = {"qwen3": "LlamaForCausalLM", "qwen3_moe": "MixtralForCausalLM"}
+"""What the blocks of Qwen3 are where queries and keys are not normalised."""
+
+NAMES_ROUTED_AS_V3 = ("deepseek3", "kimi-k2")
+"""How names of models begin for which MaxText takes the routing of DeepSeek-V3."""
+
+MEANS_NOTHING_HERE = (
+    "attention", "base_config", "data_shuffle_seed", "debug_sharding", "enable_data_shuffling", "enable_dropout",
+    "enable_goodput_recording", "enable_tensorboard", "eod_mask_loss", "float32_gate_logits", "gcs_metrics",
+    "grain_file_type", "grain_worker_count", "hardware", "log_config", "log_period", "max_segments_per_seq", "megablox",
+    "metrics_file", "mmap_eod_id", "model_name", "monitor_goodput", "num_slices", "override_model_config", "packing",
+    "profiler", "profiler_steps", "reset_attention_mask", "reuse_example_batch", "run_name", "sa_block_kv",
+    "sa_block_kv_compute", "sa_block_kv_dkv", "sa_block_kv_dkv_compute", "sa_block_kv_dq", "sa_block_q",
+    "sa_block_q_dkv", "sa_block_q_dq", "save_checkpoint_on_completion", "save_checkpoint_on_start",
+    "save_config_to_gcs", "scan_layers", "skip_first_n_steps_for_profiler", "skip_jax_distributed_system",
+    "source_checkpoint_layout", "tokenize_train_data", "tokenizer_type", "train_data_columns", "use_chat_template",
+    "use_iota_embed", "vertex_tensorboard_project",
+)  # fmt: skip
+"""Keys about kernels, files and logs, not about what is trained."""
+
+ALSO_USUAL = {
+    "logical_axis_rules": [["norm", "fsdp"]],  # of its own models
+    "adamw_mask": ["scale"],  # of our exports: vectors do not decay
+}
+OLDER = {"cosine_learning_rate_final_fraction": "learning_rate_final_fraction"}
+"""Names of earlier versions."""
+
+KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", dict: "mapping"}
+
+
+@cache
+def known_keys() -> dict[str, Any]:
+    """Keys that MaxText has, with the defaults of its base.yml."""
+    path = Path(__file__).with_name("keys.json")
+    return json.loads(path.read_text(encoding="utf-8"))["keys"]
+
+
+class Settings:
+    """Keys of a configuration; what nobody takes becomes notes. Raises InputError for a key that MaxText lacks."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values, self.said = {OLDER.get(key, key): value for key, value in values.items()}, []
+        for key in self.values:
+            if key not in known_keys():
+                near = difflib.get_close_matches(str(key), known_keys(), n=1)
+                hint = f"did you mean {near[0]}?" if near else None
+                raise InputError(f"MaxText {VERSION} has no such key", got=key, hint=hint)
+
+    def take(self, key: str, default: Any) -> Any:
+        """The value of `key`, which is not left any more. Raises InputError where it is of another kind."""
+        return _like(default, self.values.pop(key, default), key=key)
+
+    def peek(self, key: str, default: Any) -> Any:
+        """The value of `key`, which stays."""
+        return _like(default, self.values.get(key, default), key=key)
+
+    def count(self, key: str, default: int, *, filled_up: bool = False) -> int:
+        """A whole number above 0, or -1 where MaxText fills that up."""
+        number = self.take(key, default)
+        if number < 1 and not (filled_up and number == -1):
+            raise InputError(f"{key} is no count", got=number, allowed=f"> 0{', or -1' * filled_up}")
+        return number
+
+    def note(self, words: str) -> None:
+        """Say something about what is not carried."""
+        self.said.append(words)
+
+    def notes(self) -> list[str]:
+        """What was said, and the keys that are left and not at their defaults."""
+        left = {
+            key: value
+            for key, value in self.values.items()
+            if key not in MEANS_NOTHING_HERE
+            and key not in MODEL_KEYS
+            and value not in (None, known_keys()[key], ALSO_USUAL.get(key))
+        }
+        return [*self.said, *(f"{key} = {value!r} is not carried over" for key, value in left.items())]
+
+
+def _like(default: Any, value: Any, *, key: str) -> Any:
+    """`value`, of the kind of `default`, which stands for a key without a value. A default of None is of any kind."""
+    kind = type(default)
+    if value is None or default is None or (type(value) is kind and kind is not float):
+        return default if value is None else value
+    if kind in (int, float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isfinite(number) and (kind is float or number == int(number)):
+            return kind(number)
+    raise InputError(f"{key} is no {KINDS[kind]}", got=value)
+
+
+MODEL_KEYS = frozenset(("base_num_decoder_layers", "num_experts"))  # others look at them too
+
+
+def model_section(settings: Settings, *, name: str) -> dict[str, Any] | str:
+    """The catalogue's name of a model with the same shapes, or those.
+
+    Raises InputError for a block that run files cannot describe.
+    """
+    take = settings.take
+    block, qk_norm = take("decoder_block", "llama2"), take("use_qk_norm", False)
+    if block not in BLOCKS:
+        raise InputError("a decoder block that is not read", got=block, allowed=", ".join(BLOCKS))
+    num_experts = settings.peek("num_experts", 1)
+    is_latent = block == LATENT
+    model: dict[str, Any] = {
+        "name": name,
+        "family": BLOCKS[block] if qk_norm else WITHOUT_NORMS.get(block, BLOCKS[block]),
+        "hidden": take("base_emb_dim", 2048),
+        "num_layers": settings.peek("base_num_decoder_layers", 16),
+        "vocab": take("vocab_size", 32_000),
+        "attention": {
+            "num_heads": take("base_num_query_heads", 16),
+            "num_kv_heads": take("base_num_kv_heads", 16),
+            "head_dim": take("head_dim", 128),
+            "qk_norm": qk_norm,
+            "bias": take("attention_bias", False),
+        },
+        "tied_embeddings": take("logits_via_embedding", False),
+        "norm_epsilon": float(take("normalization_layer_epsilon", 1e-5)),
+        "rope": _rope(settings, name=name, is_latent=is_latent),
+    }
+    if take("normalize_embedding_logits", True) and model["tied_embeddings"]:
+        settings.note("normalize_embedding_logits = True of tied embeddings is not carried over")
+    width, expert_width = take("base_mlp_dim", 7168), take("base_moe_mlp_dim", -1)
+    if num_experts > 1:
+        normalised = take("norm_topk_prob", False)
+        model["experts"] = {
+            "num_experts": num_experts,
+            "top_k": take("num_experts_per_tok", 1),
+            "ffn_hidden": width if expert_width == -1 else expert_width,
+        }
+        if not normalised and block == "qwen3_moe":
+            settings.note("norm_topk_prob = False is not carried over: MaxText's scores add up to 1 anyway")
+    if is_latent:
+        _add_latents(model, settings, name=name)
+    if block == SINKS:
+        _add_sinks(model, settings)
+    if num_experts == 1 or model["experts"].get("num_dense_layers"):
+        model["ffn_hidden"] = width
+    _refuse_others(settings)
+    return catalogue_name(model) or model
+
+
+def _add_latents(model: dict[str, Any], settings: Settings, *, name: str) -> None:
+    """What the block of DeepSeek has beside what all have. Raises InputError for a routing that no run file says."""
+    take = settings.take
+    as_v3 = name.startswith(NAMES_ROUTED_AS_V3)
+    routing = (take("routed_score_func", ""), take("routed_bias", False))
+    known = ("sigmoid", True) if as_v3 else ("softmax", False)
+    if "experts" not in model or routing != known or take("attention_type", "global") != "mla":
+        raise InputError(
+            f"latent attention is read with experts under routed_score_func: {known[0]}, routed_bias: {known[1]}",
+            got=f"{model.get('experts', {}).get('num_experts', 1)} experts, {routing[0] or 'none'}, {routing[1]}",
+            hint=f"names that begin with {' or '.join(NAMES_ROUTED_AS_V3)} are routed as DeepSeek-V3",
+        )
+    rotary = take("qk_rope_head_dim", 64)
+    model["attention"] |= {
+        "kind": "mla",
+        "head_dim": take("qk_nope_head_dim", 128) + rotary,
+        "value_head_dim": take("v_head_dim", 128),
+        "query_lora_rank": take("q_lora_rank", 0),
+        "kv_lora_rank": take("kv_lora_rank", 512),
+        "rope_head_dim": rotary,
+    }
+    model["experts"] |= {
+        "num_shared": take("shared_experts", 0),
+        "num_dense_layers": take("first_num_dense_layers", 0),
+        "router": routing[0],
+        "normalize_top_k": as_v3,
+        "routed_scale": float(take("routed_scaling_factor", 1.0)),
+    }
+    if as_v3:
+        model["family"] = "DeepseekV3ForCausalLM"
+        groups, chosen = take("n_routing_groups", -1), take("topk_routing_group", -1)
+        model["experts"] |= {"num_groups": groups, "groups_per_token": chosen} if groups != -1 else {}
+
+
+def _add_sinks(model: dict[str, Any], settings: Settings) -> None:
+    """What the block of GPT-OSS has beside what all have. Raises InputError where it is another than the published."""
+    usual = {
+        "attention_sink": True,
+        "inhomogeneous_layer_cycle_interval": 2,
+        "mlp_activations": ["sigmoid", "linear"],
+        "mlp_activations_limit": CLIPPED_AT,
+        "mlp_bias": True,
+        "routed_bias": True,
+    }
+    for key, known in usual.items():
+        if (value := settings.take(key, None)) != known:
+            raise InputError(
+                f"a model of the block {SINKS} that is not read: {key}", got=value, allowed=known
+            )
+    if settings.peek("adamw_mask", None) == NOT_DECAYED:
+        settings.take("adamw_mask", None)
+    window = settings.take("sliding_window_size", 0)
+    model["attention"] |= {"window": window, "num_windowed_layers": (model["num_layers"] + 1) // 2}
+    del model["attention"]["qk_norm"]
+
+
+def _rope(settings: Settings, *, name: str, is_latent: bool) -> dict[str, Any]:
+    kind, theta = settings.take("rope_type", "default"), float(settings.take("rope_max_timescale", 10_000))
+    is_llama_31 = kind.startswith("llama3.1") or name.startswith("llama3.1")  # MaxText asks for either
+    scaled = settings.take("rope_use_scale", True)
+    if kind == "yarn":
+        return {"theta": theta, **_yarn(settings, is_latent=is_latent)}
+    if is_llama_31 and scaled and not is_latent:
+        return {"theta": theta, "scaling": "llama3", **LLAMA_31}
+    if kind not in ("default", "llama3.1") or is_latent:
+        raise InputError("rotary frequencies that are not read", got=f"rope_type = {kind!r}")
+    return {"theta": theta}
+
+
+def _yarn(settings: Settings, *, is_latent: bool) -> dict[str, Any]:
+    """YARN's stretch; none where its factor is 1. Raises InputError for temperatures that run files cannot say."""
+    take = settings.take
+    factor, context = take("rope_factor", 40), take("original_max_position_embeddings", 4096)
+    is_beyond = take("max_position_embeddings", 163_840) > context
+    slopes = {"beta_fast": float(take("beta_fast", 32)), "beta_slow": float(take("beta_slow", 1))}
+    truncate, pairs = take("rope_truncate", True), take("rope_interleave", True)
+    mscale, is_rotation_scaled = float(take("mscale", 1.0)), take("rope_attention_scaling", False)
+    if pairs is not is_latent:
+        raise InputError(
+            "rotary pairs that are not read", got=f"rope_interleave = {pairs}", allowed=is_latent
+        )
+    if factor <= 1:
+        return {}
+    of_scores = (mscale if is_beyond else 0.0) if is_latent else float(not is_rotation_scaled)
+    if not is_rotation_scaled and not of_scores:
+        raise InputError(
+            "YARN without a temperature", got=f"mscale = {mscale:g}, rope_attention_scaling = False"
+        )
+    return {
+        "scaling": "yarn",
+        "factor": float(factor),
+        "original_context": context,
+        "truncate": truncate,
+        "mscale": 0.0 if is_rotation_scaled else of_scores,
+        "mscale_all_dims": of_scores,
+        **slopes,
+    }
+
+
+def _refuse_others(settings: Settings) -> None:
+    """Shapes beyond those that a run file has."""
+    usual = {
+        "attention_type": ("global", "full"),
+        "mlp_activations": (["silu", "linear"],),
+        "sliding_window_size": (0,),
+        "global_parameter_scale": (1,),
+        "shared_experts": (0,),
+        "first_num_dense_layers": (0,),
+        "routed_bias": (False,),
+        "routed_score_func": ("",),
+        "mtp_num_layers": (0,),
+        "mlp_bias": (False,),
+        "use_indexer": (False,),
+        "use_multimodal": (False,),
+        "attn_logits_soft_cap": (0.0,),
+        "final_logits_soft_cap": (0.0,),
+    }
+    for key, allowed in usual.items():
+        if (value := settings.take(key, allowed[0])) not in allowed:
+            raise InputError(f"a model that is not read: {key}", got=value, allowed=allowed[0])

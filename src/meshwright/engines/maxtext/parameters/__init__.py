@@ -1,0 +1,1 @@
+"""MaxText's parameters: the arrays, and the matrices that each is made of."""

@@ -1,0 +1,1 @@
+"""Code that runs in Megatron's processes and imports it."""

@@ -1,0 +1,226 @@
+"""The training loop of one of Megatron's processes.
+
+for each step:   read the batch of this step (a pure function of seed and step)
+                 forward and backward by Megatron's schedule          -> gradients, loss
+                 Megatron's optimizer at the step's learning rate     -> gradient norm
+                 log; validate and save when it is time, in the background; stop where a signal asked for it
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from meshwright import runfile
+from meshwright.engines.external_record import ENDING, FACTS, STEPS, VALIDATION
+from meshwright.engines.megatron.in_megatron_process import (
+    checkpoint_state as states,
+)
+from meshwright.engines.megatron.in_megatron_process import (
+    optimizer_shards as pieces,
+)
+from meshwright.engines.megatron.in_megatron_process.checkpoint_saving import Saver
+from meshwright.engines.megatron.in_megatron_process.forward_backward import Passes
+from meshwright.engines.megatron.in_megatron_process.model import Parts, build
+from meshwright.engines.megatron.lower import OUTPUT, SETTINGS
+from meshwright.errors import InputError
+from meshwright.records.training import Ending
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+from meshwright.training import checkpoints as checkpoint
+from meshwright.training import data, telemetry
+from meshwright.training import device as devices
+from meshwright.training.data import Batch, Batches
+from meshwright.training.optimizer import learning_rate
+from meshwright.training.signals import StopRequest, stop_on_signals
+from meshwright.training.weights import find_weights
+
+
+def train(path: Path) -> Ending:
+    """Train the run at `path` with the processes that are there; how it ended."""
+    device = torch.empty(0, device="cuda").device
+    devices.keep_freed_memory(device)
+    run = runfile.load(path)
+    assert run.plan is not None
+    settings = json.loads((path.parent / SETTINGS).read_text(encoding="utf-8"))
+    with stop_on_signals() as request:
+        parts = build(run, settings, device=device)
+        log = Log(path.parent / OUTPUT, device=device)
+        ending = Loop(run, run.plan, parts=parts, log=log, request=request, device=device).train()
+        log.close()
+    dist.barrier()
+    parallel_state.destroy_model_parallel()
+    return ending
+
+
+class Loop:
+    """One training: what it works with."""
+
+    def __init__(
+        self, run: Run, plan: Plan, *, parts: Parts, log: Log, request: StopRequest, device: torch.device
+    ) -> None:
+        assert run.num_steps is not None  # `check` refuses a run without
+        self.run, self.parts, self.log, self.request = run, parts, log, request
+        self.plan, self.num_steps = plan, run.num_steps
+        self.passes = Passes(run=run, plan=plan, parts=parts, device=device)
+        self.device = device
+        self.batches, self.validation = open_batches(run)
+        weights = None if run.weights is None else find_weights(run.weights)
+        self.about = states.about(run, plan, weights=weights)
+        self.saver = None if run.train.checkpoint is None else Saver(run.train.checkpoint)
+
+    def train(self) -> Ending:
+        """All steps from the first, or from the newest checkpoint, to the last."""
+        done = self._resume()
+        ending = Ending.DONE
+        for step, batch in zip(range(done, self.num_steps), self._read(done), strict=False):
+            entry = self._step(step, batch)
+            if self.saver is not None:
+                self.saver.look()
+                entry["checkpoint_stall_s"] = self.saver.stalls.new_s()
+            self.log.step(entry)
+            if not (math.isfinite(entry["loss"]) and math.isfinite(entry["gradient_norm"])):
+                ending = Ending.DIVERGED
+                break
+            taken = step + 1
+            is_last, is_asked = taken == self.num_steps, self._is_asked_to_stop()
+            self._validate(taken, is_last=is_last)
+            if self.saver and (is_last or is_asked or taken % self.saver.settings.every_steps == 0):
+                state = states.state_of(self.parts)
+                known = pieces.pieces_text(self.parts, state)
+                self.saver.save(state, pieces=known, step=taken, about=self.about)
+            if is_asked and not is_last:
+                ending = Ending.STOPPED
+                break
+        if self.saver is not None:
+            self.saver.wait()
+            self.log.stall_s = sum(self.saver.stalls.seconds)
+        self.log.ending(ending)
+        return ending
+
+    def _read(self, done: int) -> Iterator[Batch]:
+        return self.batches.iterate(start=done, stop=self.num_steps)
+
+    def _step(self, step: int, batch: Batch) -> dict[str, Any]:
+        start_s = time.perf_counter()
+        for module in self.parts.chunks:
+            module.train()
+            module.zero_grad_buffer()
+        self.parts.optimizer.zero_grad()
+        loss = self.passes.loss(batch)
+        rate = learning_rate(self.run.optimizer, step=step, num_steps=self.num_steps)
+        for group in self.parts.optimizer.param_groups:  # Megatron leaves both to its scheduler
+            group["lr"] = rate
+            group["weight_decay"] = self.run.optimizer.weight_decay * group.get("wd_mult", 1.0)
+        _, norm, _ = self.parts.optimizer.step()
+        devices.synchronize(self.device)
+        return {
+            "step": step + 1,
+            "loss": loss,
+            "gradient_norm": float(norm),
+            "learning_rate": rate,
+            "step_s": time.perf_counter() - start_s,
+        }
+
+    def _is_asked_to_stop(self) -> bool:
+        """Whether any process was."""
+        asked = torch.tensor(float(self.request.asked), device=self.device)
+        dist.all_reduce(asked)
+        return asked.item() > 0
+
+    def _validate(self, taken: int, *, is_last: bool) -> None:
+        evaluate = self.run.train.evaluate
+        if evaluate is None or not (is_last or taken % evaluate.every_steps == 0):
+            return
+        assert self.validation is not None
+        for module in self.parts.chunks:
+            module.eval()
+        read = self.validation.iterate(stop=evaluate.num_batches)
+        losses = [self.passes.loss(batch, forward_only=True) for batch in read]
+        self.log.validation({"step": taken, "validation_loss": sum(losses) / len(losses)})
+
+    def _resume(self) -> int:
+        """Steps that are taken: the command refuses a folder with checkpoints unless it is to be resumed from."""
+        if self.saver is None or not checkpoint.checkpoints(self.saver.folder):
+            return 0
+        saved = checkpoint.newest(self.saver.folder)
+        states.load(self.parts, saved, plan=self.plan)
+        return saved.step
+
+
+def open_batches(run: Run) -> tuple[Batches, Batches | None]:
+    """The data of this process; the main one tokenises, the others wait and read what it wrote."""
+    is_main = dist.get_rank() == 0
+    if not is_main:
+        dist.barrier()
+    corpus = data.open_data(run)
+    if is_main:
+        dist.barrier()
+    batches = Batches(
+        samples=corpus.train,
+        global_batch=run.global_batch,
+        seed=run.train.seed,
+        data_rank=parallel_state.get_data_parallel_rank(),
+        data_width=parallel_state.get_data_parallel_world_size(),
+        vocab=run.model.vocab,
+    )
+    if run.train.evaluate is None:
+        return batches, None
+    if corpus.validation is None:
+        raise InputError(f"{run.source}: there is no data to validate on")
+    return batches, replace(batches, samples=corpus.validation, is_shuffled=False)
+
+
+class Log:
+    """What the processes measure: the main one writes a line a step, each what it alone knows."""
+
+    def __init__(self, folder: Path, *, device: torch.device) -> None:
+        self.folder, self.device, self.rank = folder, device, dist.get_rank()
+        self.step_s: list[float] = []
+        self.stall_s: float | None = None  # for checkpoints, where any are saved
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.rank == 0:
+            facts = {
+                "device": telemetry.device_facts(device, accelerator=devices.known_name(device)),
+                "software": telemetry.software_facts(),
+            }
+            (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+            (folder / ENDING).unlink(missing_ok=True)  # of a training that is resumed
+
+    def step(self, entry: dict[str, Any]) -> None:
+        """Numbers of one step."""
+        self.step_s.append(entry["step_s"])
+        measured = {"ended_s": time.time(), "memory_bytes": devices.peak_memory_bytes(self.device)}
+        self._add(STEPS, entry | measured)
+
+    def validation(self, entry: dict[str, Any]) -> None:
+        """The loss of an evaluation."""
+        self._add(VALIDATION, entry)
+
+    def ending(self, ending: Ending) -> None:
+        """How it ended."""
+        if self.rank == 0:
+            (self.folder / ENDING).write_text(json.dumps({"ending": ending.value}), encoding="utf-8")
+
+    def close(self) -> None:
+        """What this process alone knows."""
+        mine = {
+            "step_s": self.step_s,
+            "peak_memory_bytes": devices.peak_memory_bytes(self.device),
+            "checkpoint_stall_s": self.stall_s,
+        }
+        (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(mine), encoding="utf-8")
+
+    def _add(self, name: str, entry: dict[str, Any]) -> None:
+        if self.rank == 0:
+            with (self.folder / name).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry) + "\n")

@@ -1,0 +1,1 @@
+"""Write and read configurations of Megatron-Bridge. Imports no torch."""

@@ -1,0 +1,197 @@
+"""A run as a configuration of Megatron-Bridge, and the script that trains with it. Pure.
+
+    torchrun ... megatron_bridge.py [train.train_iters=10 ...]
+
+The configuration is whole, as ConfigContainer.to_yaml writes it and ConfigContainer.from_yaml reads it: it stands on no
+recipe. What is not said is at the default of its class. Values are those of `settings`; which section of
+ConfigContainer has a field of which name, with which default, is in `fields.json`, made by
+scripts/renew_bridge_names.py.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from meshwright.engines.megatron.megatron_core.constructors import (
+    NARROW,
+    UNFUSED,
+    Settings,
+    loop,
+    padded_vocab,
+    settings_of,
+)
+from meshwright.engines.megatron.megatron_lm.arguments import lettered, token_files
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+
+CONTAINER = "megatron.bridge.training.config.ConfigContainer"
+SECTIONS = ("train", "validation", "checkpoint", "rng", "optimizer", "scheduler")  # whose fields `loop` has
+OF_NARROW = ("fp8", "fp8_recipe", "fp4", "fp4_recipe")
+BY_PRECISION = (
+    "bf16",
+    "params_dtype",
+    "pipeline_dtype",
+    *OF_NARROW,
+)  # mixed_precision sets them in all sections
+DIVISION = "969,30,1"  # training, validation, test: Megatron-LM's where nothing is said
+BLOCK = "megatron.core.models.gpt.gpt_layer_specs.get_gpt_decoder_block_spec"
+LATENT = "megatron.bridge.models.mla_provider.MLAModelProvider"
+BF16 = {"_target_": "torch.bfloat16", "_call_": False}
+
+SCRIPT = '''\
+"""Train with Megatron-Bridge as megatron_bridge.yaml says, and the command line behind it: train.train_iters=10."""
+
+import sys
+from pathlib import Path
+
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+from megatron.bridge.utils.instantiate_utils import InstantiationMode
+
+if __name__ == "__main__":
+    path = Path(__file__).with_name("megatron_bridge.yaml")
+    config = ConfigContainer.from_yaml(str(path), mode=InstantiationMode.STRICT)
+    pretrain(process_config_with_overrides(config, cli_overrides=sys.argv[1:]), forward_step)
+'''
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One section of ConfigContainer."""
+
+    target: str  # its class
+    fields: dict[str, Any]  # with their defaults; one that is no literal is its source behind an equals sign
+    computed: tuple[str, ...]  # fields that nobody sets
+    others: tuple[str, ...]  # fields of its other classes, and of an older release
+    latent: dict[str, Any]  # the model's: what is other with latent attention
+
+
+@cache
+def sections() -> dict[str, Section]:
+    """Those of the release that `fields.json` names."""
+    return {
+        name: Section(
+            target=about["class"],
+            fields=about["fields"],
+            computed=tuple(about["computed"]),
+            others=tuple(about["others"]),
+            latent=about.get("latent", {}),
+        )
+        for name, about in _release()["sections"].items()
+    }
+
+
+@cache
+def _release() -> dict[str, Any]:
+    return json.loads(Path(__file__).with_name("fields.json").read_text(encoding="utf-8"))
+
+
+def configuration_text(run: Run, plan: Plan) -> str:
+    """The configuration as YAML."""
+    from ruamel.yaml import YAML
+
+    stream = StringIO()
+    stream.write(f"# Of Megatron-Bridge {_release()['version']} with Megatron-Core {_release()['core']}\n")
+    yaml = YAML()
+    yaml.width = 1000  # a layout of stages is one word
+    yaml.dump(configuration(run, plan), stream)
+    return stream.getvalue()
+
+
+def configuration(run: Run, plan: Plan) -> dict[str, Any]:
+    """Values by section."""
+    settings = settings_of(run, plan)
+    found: dict[str, Settings] = {
+        "model": _model(run, plan, settings["transformer"] | settings["gpt"]),
+        "optimizer": _optimizer(settings["optimizer"]),
+        "ddp": settings["ddp"],
+        "dataset": _data(run),
+        "tokenizer": _tokenizer(run),
+        "checkpoint": {},
+        "logger": {},
+    }
+    decay = run.optimizer.weight_decay
+    found["scheduler"] = {"start_weight_decay": decay, "end_weight_decay": decay}  # it sets the optimizer's
+    for key, value in loop(run, plan).items():
+        if value is not None:
+            (section,) = [name for name in SECTIONS if key in sections()[name].fields][-1:]
+            found.setdefault(section, {})[key] = value
+    written: dict[str, Any] = {"_target_": CONTAINER}
+    for name in sections():
+        if name in found:
+            written[name] = _said(name, found[name])
+    if run.precision.name != "fp32":
+        written["mixed_precision"] = _precision(run)
+    return written
+
+
+def _said(section: str, values: Settings) -> Settings:
+    """Fields of a section that are said. Every name is one of its class."""
+    is_latent = values.get("multi_latent_attention", False)
+    latent = sections()[section].latent if is_latent else {}
+    known = sections()[section].fields | latent
+    assert values.keys() <= known.keys(), values.keys() - known.keys()
+    said = {k: v for k, v in values.items() if v is not None or latent.get(k) is not None}
+    target = LATENT if is_latent else sections()[section].target
+    return {"_target_": target} | {k: v for k, v in said.items() if k not in BY_PRECISION}
+
+
+def _precision(run: Run) -> str | Settings:
+    """Megatron-Bridge's own recipe for bf16, or that with narrow products; its other recipes leave out some layers."""
+    narrow = NARROW.get(run.precision.name)
+    if narrow is None:
+        return "bf16_mixed"
+    about = {"bf16": True, "params_dtype": BF16, "pipeline_dtype": BF16, **narrow}
+    return {"_target_": sections()["mixed_precision"].target} | about
+
+
+def _optimizer(settings: Settings) -> Settings:
+    moments = {key: BF16 for key in ("exp_avg_dtype", "exp_avg_sq_dtype") if settings.get(key) == "bf16"}
+    return settings | moments
+
+
+def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
+    renamed = {"max_sequence_length": "seq_length"}
+    model = {renamed.get(key, key): value for key, value in settings.items() if key not in UNFUSED}
+    model |= {
+        "rotary_base": round(run.model.rope.theta),
+        "vocab_size": padded_vocab(run.model, plan),
+        "activation_func": {"_target_": f"torch.nn.functional.{model['activation_func']}", "_call_": False},
+    }
+    if "pipeline_model_parallel_layout" in model:
+        model["pipeline_model_parallel_layout"] = lettered(model["pipeline_model_parallel_layout"])
+    if isinstance(model.get("moe_layer_freq"), list):  # the provider's own layers are all mixtures
+        model["transformer_layer_spec"] = {
+            "_target_": BLOCK,
+            "_partial_": True,
+            "use_transformer_engine": True,
+        }
+    return model
+
+
+def _data(run: Run) -> Settings:
+    """Token files of Megatron's, or its mock data; other data are for who starts it to say."""
+    settings: Settings = {
+        "seq_length": run.sequence_length,
+        "random_seed": run.train.seed or 1234,
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+        "dataloader_type": "single",
+    }
+    if run.data.source == "synthetic":
+        return settings
+    return settings | {"data_path": token_files(run) or "???", "split": DIVISION}
+
+
+def _tokenizer(run: Run) -> Settings:
+    if run.data.source == "synthetic" or token_files(run):
+        return {"tokenizer_type": "NullTokenizer", "vocab_size": run.model.vocab}
+    return {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "???"}

@@ -1,0 +1,96 @@
+"""Names of a model's tensors in Megatron's checkpoints, as tables. Imports no torch.
+
+A `TensorName` is the native engine's name of a tensor (`layers.3.attention.query.weight`), with the number of the
+expert where it is one of a stack. Most of Megatron's tensors hold one of these. Its queries, keys and values are one
+tensor, a group of heads after the other:
+
+    group g:  the queries of its H / G heads, its key, its value          rows of [G (H / G + 2) K, D]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.specs.model import Model
+
+OUTSIDE_LAYERS = {
+    "embedding.weight": "embedding.word_embeddings.weight",
+    "norm.weight": "decoder.final_layernorm.weight",
+    "head.weight": "output_layer.weight",
+}
+
+NORMS = {
+    "attention_norm.weight": "self_attention.linear_qkv.layer_norm_weight",
+    "ffn_norm.weight": "mlp.linear_fc1.layer_norm_weight",
+}
+
+ATTENTION = {
+    "attention.query.weight": "self_attention.linear_qkv.weight",
+    "attention.key.weight": "self_attention.linear_qkv.weight",
+    "attention.value.weight": "self_attention.linear_qkv.weight",
+    "attention.output.weight": "self_attention.linear_proj.weight",
+    "attention.query_norm.weight": "self_attention.q_layernorm.weight",
+    "attention.key_norm.weight": "self_attention.k_layernorm.weight",
+}
+FUSED = ("attention.query.weight", "attention.key.weight", "attention.value.weight")
+
+DENSE = {
+    "ffn.gate.weight": "mlp.linear_fc1.weight_w",
+    "ffn.up.weight": "mlp.linear_fc1.weight_v",
+    "ffn.down.weight": "mlp.linear_fc2.weight",
+}
+
+EXPERTS = {
+    "ffn.router.weight": "mlp.router.weight",
+    "ffn.router.bias_E": "mlp.router.expert_bias",
+    "ffn.experts.gate": "mlp.experts.experts.{expert}.linear_fc1.weight_w",
+    "ffn.experts.up": "mlp.experts.experts.{expert}.linear_fc1.weight_v",
+    "ffn.experts.down": "mlp.experts.experts.{expert}.linear_fc2.weight",
+    "ffn.shared.gate.weight": "mlp.shared_experts.linear_fc1.weight_w",
+    "ffn.shared.up.weight": "mlp.shared_experts.linear_fc1.weight_v",
+    "ffn.shared.down.weight": "mlp.shared_experts.linear_fc2.weight",
+}
+
+IN_LAYER = NORMS | ATTENTION | DENSE | EXPERTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorName:
+    """A tensor of the native engine: a whole one, or one expert of a stack."""
+
+    name: str
+    expert: int | None = None
+
+
+def megatron_name(tensor: TensorName) -> str:
+    """Return Megatron's name of the tensor that holds `tensor`.
+
+    >>> megatron_name(TensorName(name="layers.3.attention.key.weight"))
+    'decoder.layers.3.self_attention.linear_qkv.weight'
+    """
+    if tensor.name in OUTSIDE_LAYERS:
+        return OUTSIDE_LAYERS[tensor.name]
+    _, index, inside = tensor.name.split(".", 2)
+    return f"decoder.layers.{index}." + IN_LAYER[inside].format(expert=tensor.expert)
+
+
+def is_fused(tensor: TensorName) -> bool:
+    """Return True if Megatron holds `tensor` with two others in one tensor."""
+    return tensor.name.endswith(FUSED)
+
+
+def has_padded_rows(tensor: TensorName) -> bool:
+    """Return True if Megatron pads the rows of `tensor`, which are those of the vocabulary."""
+    return tensor.name in ("embedding.weight", "head.weight")
+
+
+def tensor_names(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[TensorName, tuple[int, ...]]:
+    """Every tensor with its shape, in the order of the model. `shapes` are the native engine's by name."""
+    x, named = model.experts, {}
+    for name, shape in shapes.items():
+        if ".experts." not in name:
+            named[TensorName(name=name)] = shape
+            continue
+        assert x is not None
+        named |= {TensorName(name=name, expert=e): shape[1:] for e in range(x.num_experts)}
+    return named

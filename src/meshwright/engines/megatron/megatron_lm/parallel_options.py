@@ -1,0 +1,216 @@
+"""How options of Megatron-LM divide the work, as a run file's `parallel`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.cost.stages import layers_per_stage
+from meshwright.engines.megatron.megatron_core.constructors import MODULES
+from meshwright.engines.megatron.megatron_lm.arithmetic import LONGEST
+from meshwright.engines.megatron.megatron_lm.options import Options
+from meshwright.errors import InputError
+
+STRATEGIES = {
+    "no_shard": "none",
+    "optim": "optimizer",
+    "optim_grads": "gradients",
+    "optim_grads_params": "parameters",
+}
+MODULE_NAMES = {theirs: ours for ours, theirs in MODULES.items()} | {"mla_up_proj": "mla_up_projection"}
+LAYOUT = "pipeline-model-parallel-layout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """How many devices share what."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    expert_tensor: int
+    data: int
+
+    @classmethod
+    def of(cls, options: Options, *, num_devices: int) -> Degrees:
+        """Those of `options`. Raises InputError where they do not fit the devices."""
+        tensor = options.whole("tensor-model-parallel-size", 1)
+        pipeline = options.whole("pipeline-model-parallel-size", 1)
+        context = options.whole("context-parallel-size", 1)
+        expert = options.whole("expert-model-parallel-size", 1)
+        has_experts = "num-experts" in options
+        expert_tensor = options.whole("expert-tensor-parallel-size", tensor if has_experts else 1)
+        said = tensor * pipeline * context
+        if min(tensor, pipeline, context, expert, expert_tensor) < 1:
+            raise InputError(
+                "degrees are counted from one", got=f"TP{tensor} PP{pipeline} CP{context} EP{expert}"
+            )
+        if num_devices % said:
+            got = f"tensor {tensor} x pipeline {pipeline} x context {context} = {said}"
+            raise InputError(f"degrees that do not divide the cluster's {num_devices} devices", got=got)
+        ranks = num_devices // pipeline
+        if has_experts and ranks % (expert * expert_tensor):
+            got = f"expert {expert} x expert-tensor {expert_tensor} = {expert * expert_tensor}"
+            raise InputError(f"degrees that do not divide the {ranks} devices of a pipeline stage", got=got)
+        return cls(
+            tensor=tensor, pipeline=pipeline, context=context, data=num_devices // said,
+            expert=expert if has_experts else 1, expert_tensor=expert_tensor if has_experts else 1,
+        )  # fmt: skip
+
+
+def plan_section(options: Options, degrees: Degrees) -> dict[str, Any]:
+    """The plan, and notes on what contradicts itself."""
+    plan: dict[str, Any] = {
+        "tensor": degrees.tensor, "context": degrees.context, "pipeline": degrees.pipeline,
+        "expert": degrees.expert, "expert_tensor": degrees.expert_tensor, **_sharding(options, degrees.data),
+    }  # fmt: skip
+    sequence = options.flag("sequence-parallel")
+    if degrees.tensor > 1:
+        plan["sequence_parallel"] = sequence
+    elif sequence:
+        options.note("--sequence-parallel says nothing without tensor parallelism")
+    has_experts = "num-experts" in options
+    if has_experts and degrees.tensor > 1 and not sequence:
+        options.note(
+            "experts under tensor parallelism need --sequence-parallel: Megatron-LM refuses them without"
+        )
+    if not has_experts:
+        wanted = [name for name in options.found if name.startswith("moe-")]
+        if options.whole("expert-model-parallel-size", 1) > 1 or wanted:
+            options.note("options of experts say nothing without --num-experts")
+        for name in wanted:
+            options.words(name)
+    plan |= _stages(options, degrees)
+    plan["recompute"] = _recompute(options)
+    if options.flag("optimizer-cpu-offload"):
+        plan["offload"] = "optimizer"
+    return plan
+
+
+def _sharding(options: Options, data: int) -> dict[str, Any]:
+    """What the data ranks share out."""
+    instances = options.whole("num-distributed-optimizer-instances", 1)
+    sharding = "optimizer" if options.flag("use-distributed-optimizer") else "none"
+    strategy, own = (
+        options.word("data-parallel-sharding-strategy", "no_shard"),
+        options.flag("use-megatron-fsdp"),
+    )
+    if options.flag("use-torch-fsdp2"):
+        sharding = "parameters"
+    elif own and strategy in STRATEGIES:
+        sharding = STRATEGIES[strategy]
+    elif strategy != "no_shard":
+        options.note(f"--data-parallel-sharding-strategy {strategy} says nothing without --use-megatron-fsdp")
+    if "overlap-param-gather" in options and sharding == "none":
+        options.note("--overlap-param-gather says nothing without --use-distributed-optimizer")
+    if instances < 1 or data % instances:
+        raise InputError(
+            f"--num-distributed-optimizer-instances does not divide {data} data ranks", got=instances
+        )
+    return {"data_shard": data // instances, "data_replicate": instances, "sharding": sharding}
+
+
+def _stages(options: Options, degrees: Degrees) -> dict[str, Any]:
+    """Virtual stages, and how the layers lie on all of them."""
+    layers, pipeline = options.whole("num-layers", 0), degrees.pipeline
+    per_chunk = options.whole("num-layers-per-virtual-pipeline-stage", 0)
+    chunks = options.whole("num-virtual-stages-per-pipeline-rank", 0)
+    first, last = (options.whole(f"decoder-{end}-pipeline-num-layers", 0) for end in ("first", "last"))
+    ends = [options.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+    layout = options.word(LAYOUT)
+    if pipeline == 1:
+        if per_chunk or chunks > 1:
+            options.note("virtual stages say nothing without --pipeline-model-parallel-size")
+        return {}
+    if layout:
+        counts = _counts(layout)
+        if len(counts) % pipeline or sum(counts) != layers:
+            raise InputError(
+                f"--{LAYOUT} does not lay {layers} layers on {pipeline} ranks",
+                got=f"{sum(counts)} layers in {len(counts)} stages",
+            )
+        return _laid(counts, pipeline)
+    if per_chunk:
+        if layers % pipeline or (layers // pipeline) % per_chunk:
+            raise InputError(
+                f"--num-layers-per-virtual-pipeline-stage does not divide {layers} layers of {pipeline} ranks",
+                got=per_chunk,
+            )
+        chunks = layers // pipeline // per_chunk
+    return _laid(_even(layers, pipeline, max(1, chunks), first=first, last=last, ends=ends), pipeline)
+
+
+def _even(layers: int, pipeline: int, chunks: int, *, first: int, last: int, ends: list[bool]) -> list[int]:
+    """Layers of every stage in the order of the model: equal, but on ranks for which something else is said."""
+    stages = pipeline * chunks
+    if first or last:
+        rest = layers - first - last
+        ranks = pipeline - bool(first) - bool(last)
+        if (rest and (not ranks or rest % (ranks * chunks))) or first % chunks or last % chunks:
+            raise InputError(f"{rest} layers do not divide among {ranks} ranks of {chunks} stages")
+        middle = rest // (ranks * chunks) if ranks else 0
+        one = [
+            first // chunks if first else middle,
+            *[middle] * (pipeline - 2),
+            last // chunks if last else middle,
+        ]
+        return one * chunks
+    whole = layers + sum(ends)
+    if whole % stages:
+        raise InputError(f"{layers} layers do not divide among {stages} stages",
+                         hint="Megatron-LM takes --pipeline-model-parallel-layout for that")  # fmt: skip
+    counts = [whole // stages] * stages
+    counts[0] -= ends[0]
+    counts[-1] -= ends[1]
+    return counts
+
+
+def _laid(counts: list[int], pipeline: int) -> dict[str, Any]:
+    chunks = len(counts) // pipeline
+    section: dict[str, Any] = {"schedule": "1f1b"}
+    if chunks > 1:
+        section = {"virtual_pipeline": chunks, "schedule": "interleaved"}
+    usual = list(layers_per_stage(sum(counts), len(counts)))
+    return section if counts == usual else section | {"layers_per_stage": counts}
+
+
+def _counts(layout: str) -> list[int]:
+    """Layers of every stage of `Et*3|(tt|)*2,tL`."""
+    text = re.sub(r"[\s,]", "", layout)
+    for repeated in (r"\(([^()]*)\)\*(\d+)", r"([A-Za-z|])\*(\d+)"):
+        text = re.sub(repeated, lambda found: found[1] * min(int(found[2]), LONGEST), text)[: 10 * LONGEST]
+    if not re.fullmatch(r"[EtmL|]+", text):
+        raise InputError(f"--{LAYOUT} cannot be read", got=layout, allowed="E, t, m, L, |, and (...)*n")
+    return [stage.count("t") for stage in text.split("|")]
+
+
+def _recompute(options: Options) -> Any:
+    kind = "selective" if options.flag("recompute-activations") else ""
+    kind = options.word("recompute-granularity", kind)
+    method, count = options.word("recompute-method"), options.whole("recompute-num-layers", 0)
+    modules = options.words("recompute-modules") or ("core_attn",)
+    if kind != "full" and (method or count):
+        options.note(
+            "--recompute-method and --recompute-num-layers say nothing without --recompute-granularity full"
+        )
+    if kind == "full":
+        if not method:
+            raise InputError(
+                "--recompute-granularity full needs --recompute-method", allowed="uniform, block"
+            )
+        if method == "block":
+            return {"layers": count}
+        if count > 1:
+            options.note(
+                f"--recompute-num-layers {count}: inputs are kept of every layer, not of every group of them"
+            )
+        return "full"
+    if kind == "selective":
+        for module in modules:
+            if module not in MODULE_NAMES:
+                allowed = ", ".join(MODULE_NAMES)
+                raise InputError("a module that run files do not recompute", got=module, allowed=allowed)
+        return {"modules": [MODULE_NAMES[module] for module in modules]}
+    return "none"

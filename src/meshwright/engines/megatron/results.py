@@ -1,0 +1,23 @@
+"""What Megatron's processes leave behind, and where."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from meshwright.engines.external_record import Layout
+from meshwright.engines.megatron.lower import OUTPUT, RUN_FILE
+
+NAME = re.compile(r"step-\d{8,}")
+MANIFEST = "manifest.json"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints in `folder`, oldest first."""
+    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name)]
+    return sorted(
+        (path for path in found if (path / MANIFEST).is_file()), key=lambda path: int(path.name[5:])
+    )
+
+
+LAYOUT = Layout(output=OUTPUT, run_file=RUN_FILE, checkpoints=checkpoints)

@@ -1,0 +1,1 @@
+"""Read shell scripts that call Megatron-LM without running them."""

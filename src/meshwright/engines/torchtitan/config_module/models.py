@@ -1,0 +1,467 @@
+"""Models as torchtitan's configuration trees, of any shape its classes can hold.
+
+    family        Hugging Face's name          torchtitan's models
+    llama3        LlamaForCausalLM             grouped attention, rotary pairs as complex numbers
+    qwen3         Qwen3(Moe)ForCausalLM        ... with normalised queries and keys; experts with softmax scores
+    deepseek_v3   DeepseekV3ForCausalLM        latent attention, sigmoid scores, shared experts
+    gpt_oss       GptOssForCausalLM            attention sinks, every other layer sees a window
+
+First weights are drawn from the distributions of the native engine: normal with 0.02, with 0.02 / sqrt(2 L) where a
+matrix writes to the residual stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.engines.base import Unsupported
+from meshwright.engines.torchtitan.config_module.python_source import Call, Name, call
+from meshwright.specs.model import AttentionKind, Experts, Lora, Model, RopeScaling, Router
+from meshwright.specs.run import Run
+
+STD = 0.02
+MATRIX, RESIDUAL, NORM = Name("MATRIX"), Name("RESIDUAL"), Name("NORM")
+GPT_OSS = "GptOssForCausalLM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What torchtitan calls a family, and the names of its parts."""
+
+    name: str
+    model: str
+    block: str
+    parallelize: str
+    adapter: str
+    rope: str  # ComplexRoPE turns neighbouring pairs, CosSinRoPE halves
+    has_experts_hook: bool
+
+
+_FAMILIES = {
+    f.name: f
+    for f in (
+        Family(
+            name="llama3", model="Llama3Model", block="Llama3TransformerBlock", parallelize="parallelize_llama",
+            adapter="Llama3StateDictAdapter", rope="ComplexRoPE", has_experts_hook=False,
+        ),
+        Family(
+            name="qwen3", model="Qwen3Model", block="Qwen3TransformerBlock", parallelize="parallelize_qwen3",
+            adapter="Qwen3StateDictAdapter", rope="CosSinRoPE", has_experts_hook=True,
+        ),
+        Family(
+            name="deepseek_v3", model="DeepSeekV3Model", block="DeepSeekV3TransformerBlock",
+            parallelize="parallelize_deepseekv3", adapter="DeepSeekV3StateDictAdapter", rope="ComplexRoPE",
+            has_experts_hook=True,
+        ),
+        Family(
+            name="gpt_oss", model="GptOssModel", block="GptOssTransformerBlock", parallelize="parallelize_gptoss",
+            adapter="GptOssStateDictAdapter", rope="CosSinRoPE", has_experts_hook=True,
+        ),
+    )
+}  # fmt: skip
+
+_COMMON = "torchtitan.models.common"
+HOMES = {
+    **dict.fromkeys(("ComplexRoPE", "CosSinRoPE", "Embedding", "FeedForward", "Linear", "MoE", "RMSNorm"), _COMMON),
+    **dict.fromkeys(("FusedQKVLinear", "GQAttention", "QKVLinear"), f"{_COMMON}.attention"),
+    **dict.fromkeys(("get_attention_config", "make_token_dispatcher_config"), f"{_COMMON}.config_utils"),
+    **dict.fromkeys(("GroupedExperts", "RoutedExperts", "TokenChoiceTopKRouter"), f"{_COMMON}.moe"),
+    "ExpertsInFp32": "meshwright.engines.torchtitan.in_torchtitan_process.extensions",
+    "ScaledBiasRowwiseLinear": f"{_COMMON}.linear",
+    "skip_param_init": f"{_COMMON}.param_init",
+    "LoRAConverter": "torchtitan.components.lora",
+    "Float8LinearConverter": "torchtitan.components.quantization.float8",
+    "Attention": "torchtitan.models.deepseek_v3.model",
+    "gpt_oss": "torchtitan.models",
+    **dict.fromkeys(("GptOssGroupedExperts", "GptOssMoE"), "torchtitan.models.gpt_oss.moe"),
+    **{f.model: f"torchtitan.models.{f.name}.model" for f in _FAMILIES.values()},
+    **{f.block: f"torchtitan.models.{f.name}.model" for f in _FAMILIES.values()},
+    **{f.parallelize: f"torchtitan.models.{f.name}.parallelize" for f in _FAMILIES.values()},
+    **{f.adapter: f"torchtitan.models.{f.name}.state_dict_adapter" for f in _FAMILIES.values()},
+    "pipeline_llm": "torchtitan.distributed.pipeline_parallel",
+    "register_moe_load_balancing_hook": "torchtitan.components.optimizer",
+    "ModelSpec": "torchtitan.protocols.model_spec",
+    "nn": "torch",
+    "partial": "functools",
+}  # fmt: skip
+"""Where names of a configuration module come from."""
+
+
+def family_of(model: Model) -> Family | None:
+    """The family of torchtitan that can hold `model`; None: there is none."""
+    a, x = model.attention, model.experts
+    if model.norm_bias or not model.gated_ffn or model.learned_positions:
+        return None
+    if model.family == GPT_OSS:
+        return _FAMILIES["gpt_oss"] if x is not None and x.router is Router.SOFTMAX else None
+    if a.bias or a.num_windowed_layers:
+        return None
+    if a.kind is AttentionKind.MLA:
+        return _FAMILIES["deepseek_v3"] if x is not None and x.num_shared else None
+    if a.qk_norm:
+        softmax = x is None or (
+            x.router is Router.SOFTMAX and not (x.num_groups or x.num_dense_layers or x.shared_hidden)
+        )
+        return _FAMILIES["qwen3"] if softmax else None
+    return _FAMILIES["llama3"] if x is None else None
+
+
+def check_model(model: Model) -> Iterator[Unsupported]:
+    """Why torchtitan cannot hold `model`."""
+    family = family_of(model)
+    if family is None:
+        yield Unsupported(
+            key="model",
+            reason=f"torchtitan 0.3.0 has no model with the shapes of {model.name}",
+            hint=f"it has the families {', '.join(_FAMILIES)}",
+        )
+        return
+    if model.num_mtp_layers:
+        yield Unsupported(
+            key="model", reason=f"multi-token prediction modules of {model.name} are not lowered"
+        )
+    if model.tied_embeddings and family.name not in ("llama3", "qwen3"):
+        yield Unsupported(key="model", reason=f"{family.name} of torchtitan 0.3.0 ties no embeddings")
+    yield from _check_rope(model, family)
+
+
+def _check_rope(model: Model, family: Family) -> Iterator[Unsupported]:
+    rope = model.rope
+    stretches = {
+        "llama3": (RopeScaling.NONE, RopeScaling.LLAMA3),
+        "qwen3": (RopeScaling.NONE,),
+        "deepseek_v3": (RopeScaling.NONE, RopeScaling.YARN),
+        "gpt_oss": (RopeScaling.NONE, RopeScaling.YARN),
+    }[family.name]
+    if rope.scaling not in stretches:
+        words = ", ".join(s.value for s in stretches)
+        yield Unsupported(
+            key="model", reason=f"rotary frequencies of {family.name} are stretched by {words} only",
+        )  # fmt: skip
+    if (
+        family.name == "deepseek_v3"
+        and rope.scaling is RopeScaling.YARN
+        and rope.mscale != rope.mscale_all_dims
+    ):
+        yield Unsupported(
+            key="model", reason="rope.mscale and rope.mscale_all_dims differ: torchtitan scales scores alone"
+        )
+
+
+def model_spec(run: Run) -> tuple[dict[str, Any], Call]:
+    """Functions of the module (name -> tree of what each returns; a layer takes its `index`) and the ModelSpec."""
+    model = run.model
+    family = family_of(model)
+    assert family is not None  # `check` refuses a run without
+    layers, functions = _layers(run, family)
+    tied = {"enable_weight_tying": True} if model.tied_embeddings else {}
+    embedding = {"weight": Name("skip_param_init")} if model.tied_embeddings else MATRIX
+    tree = call(
+        f"{family.model}.Config",
+        dim=model.hidden,
+        vocab_size=model.vocab,
+        **tied,
+        tok_embeddings=call(
+            "Embedding.Config", num_embeddings=model.vocab, embedding_dim=model.hidden, param_init=embedding
+        ),
+        norm=_norm(model, model.hidden),
+        lm_head=_linear(model.hidden, model.vocab, MATRIX),
+        layers=layers,
+    )
+    spec = call(
+        "ModelSpec",
+        name=family.name,
+        flavor=model.name,
+        model=_converted(tree, run),
+        parallelize_fn=Name(family.parallelize),
+        pipelining_fn=Name("pipeline_llm"),
+        post_optimizer_build_fn=Name("register_moe_load_balancing_hook") if family.has_experts_hook else None,
+        state_dict_adapter=Name(family.adapter),
+    )
+    return functions, spec
+
+
+def _converted(tree: Call, run: Run) -> Call:
+    """`tree`, its linear layers in fp8 or adapted where the run asks for it."""
+    if run.precision.name == "fp8_rowwise":
+        converter = call(
+            "Float8LinearConverter.Config",
+            recipe_name="rowwise",
+            filter_fqns=["lm_head", "router.gate"],
+            model_compile_enabled=run.train.compile,
+        )
+        tree = call("convert", converter, tree)
+    if run.lora is not None:
+        converter = call(
+            "LoRAConverter.Config",
+            rank=run.lora.rank,
+            alpha=float(run.lora.alpha),
+            target_modules=list(lora_targets(run.lora)),
+        )
+        tree = call("convert", converter, tree)
+    return tree
+
+
+LORA_TARGETS = {
+    "query": "wq",
+    "key": "wkv",
+    "value": "wkv",
+    "output": "wo",
+    "gate": "w1",
+    "up": "w3",
+    "down": "w2",
+}
+"""Torchtitan's names of what adapters stand beside; keys and values are one setting of it."""
+
+
+def lora_targets(lora: Lora) -> tuple[str, ...]:
+    """Names of the modules that are adapted, each once."""
+    return tuple(dict.fromkeys(LORA_TARGETS[target] for target in lora.targets))
+
+
+def _layers(run: Run, family: Family) -> tuple[Any, dict[str, Any]]:
+    """The list of layers, and the functions it calls."""
+    model, x = run.model, run.model.experts
+    dense, num_layers = model.num_dense_layers, model.num_layers
+    if family.name == "gpt_oss":
+        return Name(f"[layer(index) for index in range({num_layers})]"), {"layer": _gpt_oss_layer(run)}
+    functions = {}
+    if dense:
+        functions["dense_layer" if x else "layer"] = _layer(run, family, is_dense=True)
+    if x is not None:
+        functions["moe_layer" if dense else "layer"] = _layer(run, family, is_dense=False)
+    if dense and x is not None:
+        return Name(
+            f"[dense_layer(index) if index < {dense} else moe_layer(index) for index in range({num_layers})]"
+        ), functions
+    return Name(f"[layer(index) for index in range({num_layers})]"), functions
+
+
+def _layer(run: Run, family: Family, *, is_dense: bool) -> Call:
+    model = run.model
+    latent = model.attention.kind is AttentionKind.MLA
+    body = {"feed_forward": _feed_forward(model, model.ffn_hidden)} if is_dense else {"moe": _moe(run)}
+    return call(
+        f"{family.block}.Config",
+        attention_norm=_norm(model, model.hidden),
+        ffn_norm=_norm(model, model.hidden),
+        attention=_latent_attention(run, family) if latent else _grouped_attention(run, family),
+        **body,
+    )
+
+
+def _linear(inputs: int, outputs: int, init: Any, *, kind: str = "Linear", bias: bool = False) -> Call:
+    extra = {"bias": True} if bias else {}
+    return call(f"{kind}.Config", in_features=inputs, out_features=outputs, **extra, param_init=init)
+
+
+def _norm(model: Model, width: int) -> Call:
+    return call("RMSNorm.Config", normalized_shape=width, eps=model.norm_epsilon, param_init=NORM)
+
+
+def _feed_forward(model: Model, width: int) -> Call:
+    return call(
+        "FeedForward.Config",
+        w1=_linear(model.hidden, width, MATRIX),
+        w2=_linear(width, model.hidden, RESIDUAL),
+        w3=_linear(model.hidden, width, MATRIX),
+    )
+
+
+def _rope(run: Run, family: Family, width: int) -> Call:
+    rope, scaled = run.model.rope, {}
+    if rope.scaling is RopeScaling.LLAMA3:
+        scaled = {
+            "scaling": "llama",
+            "scaling_factor": rope.factor,
+            "low_freq_factor": rope.low_frequency,
+            "high_freq_factor": rope.high_frequency,
+            "original_max_position_embeddings": rope.original_context,
+        }
+    elif rope.scaling is RopeScaling.YARN:
+        scaled = {
+            "scaling": "yarn",
+            "rope_factor": rope.factor,
+            "beta_fast": rope.beta_fast,
+            "beta_slow": rope.beta_slow,
+            "original_seq_len": rope.original_context,
+            "truncate": rope.truncate,
+        }
+    return call(
+        f"{family.rope}.Config", dim=width, max_seq_len=run.sequence_length, theta=rope.theta, **scaled
+    )
+
+
+def _qkv(run: Run, *, bias: bool = False) -> Call:
+    """One product for queries, keys and values; adapters need them apart."""
+    model, a = run.model, run.model.attention
+    queries, others = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    if run.lora is not None:
+        return call(
+            "QKVLinear.Config",
+            head_dim=a.head_dim,
+            wq=_linear(model.hidden, queries, MATRIX, bias=bias),
+            wkv=_linear(model.hidden, others, MATRIX, bias=bias),
+        )
+    return call(
+        "FusedQKVLinear.Config",
+        head_dim=a.head_dim,
+        n_heads=a.num_heads,
+        n_kv_heads=a.num_kv_heads,
+        wqkv=_linear(model.hidden, queries + 2 * others, MATRIX, bias=bias),
+    )
+
+
+def _grouped_attention(run: Run, family: Family) -> Call:
+    model, a = run.model, run.model.attention
+    norms = {"qk_norm": _norm(model, a.head_dim)} if a.qk_norm else {}
+    return call(
+        "GQAttention.Config",
+        dim=model.hidden,
+        n_heads=a.num_heads,
+        n_kv_heads=a.num_kv_heads,
+        head_dim=a.head_dim,
+        qkv_linear=_qkv(run),
+        wo=_linear(a.num_heads * a.head_dim, model.hidden, RESIDUAL),
+        **norms,
+        inner_attention=call("get_attention_config", "flex"),
+        rope=_rope(run, family, a.head_dim),
+    )
+
+
+def _latent_attention(run: Run, family: Family) -> Call:
+    model, a = run.model, run.model.attention
+    h, heads, plain = model.hidden, a.num_heads, a.head_dim - a.rope_head_dim
+    if a.query_lora_rank:
+        queries = {
+            "wq_a": _linear(h, a.query_lora_rank, MATRIX),
+            "wq_b": _linear(a.query_lora_rank, heads * a.head_dim, MATRIX),
+            "q_norm": _norm(model, a.query_lora_rank),
+        }
+    else:  # the norm is a field that must be there and is not built
+        queries = {"wq": _linear(h, heads * a.head_dim, MATRIX), "q_norm": _norm(model, 1)}
+    return call(
+        "Attention.Config",
+        dim=h,
+        n_heads=heads,
+        q_lora_rank=a.query_lora_rank,
+        kv_lora_rank=a.kv_lora_rank,
+        qk_nope_head_dim=plain,
+        qk_rope_head_dim=a.rope_head_dim,
+        v_head_dim=a.v_dim,
+        mscale=model.rope.mscale_all_dims,
+        **queries,
+        wkv_a=_linear(h, a.kv_lora_rank + a.rope_head_dim, MATRIX),
+        kv_norm=_norm(model, a.kv_lora_rank),
+        wkv_b=_linear(a.kv_lora_rank, heads * (plain + a.v_dim), MATRIX),
+        wo=_linear(heads * a.v_dim, h, RESIDUAL),
+        inner_attention=call("get_attention_config", "flex"),
+        rope=_rope(run, family, a.rope_head_dim),
+    )
+
+
+def _router(run: Run, x: Experts, *, bias: bool = False) -> Call:
+    limits = (
+        {"num_expert_groups": x.num_groups, "num_limited_groups": x.groups_per_token} if x.num_groups else {}
+    )
+    return call(
+        "TokenChoiceTopKRouter.Config",
+        num_experts=x.num_experts,
+        gate=_linear(run.model.hidden, x.num_experts, MATRIX, bias=bias),
+        top_k=x.top_k,
+        score_func=x.router.value,
+        route_norm=x.normalize_top_k,
+        route_scale=x.routed_scale,
+        **limits,
+    )
+
+
+def _routed(run: Run, x: Experts, *, experts: Call) -> Call:
+    dispatcher = call(
+        "make_token_dispatcher_config", num_experts=x.num_experts, top_k=x.top_k, comm_backend="standard"
+    )
+    return call("RoutedExperts.Config", inner_experts=experts, token_dispatcher=dispatcher)
+
+
+def _moe(run: Run) -> Call:
+    model, x = run.model, run.model.experts
+    assert x is not None
+    inits = {"w1_EFD": Name('MATRIX["weight"]'), "w2_EDF": Name('RESIDUAL["weight"]')}
+    experts = call(
+        "ExpertsInFp32.Config" if run.precision.name == "fp32" else "GroupedExperts.Config",
+        dim=model.hidden,
+        hidden_dim=x.ffn_hidden,
+        num_experts=x.num_experts,
+        param_init=inits | {"w3_EFD": Name('MATRIX["weight"]')},
+    )
+    shared = {"shared_experts": _feed_forward(model, x.shared_hidden)} if x.shared_hidden else {}
+    return call(
+        "MoE.Config",
+        num_experts=x.num_experts,
+        load_balance_coeff=balance_rate(run),
+        router=_router(run, x),
+        routed_experts=_routed(run, x, experts=experts),
+        **shared,
+    )
+
+
+def balance_rate(run: Run) -> float | None:
+    """What routing biases move by in a step. Only sigmoid routers have them; torchtitan would give all routers some."""
+    x = run.model.experts
+    moves = x is not None and x.router is Router.SIGMOID and run.lora is None
+    return (run.train.balance_bias_rate or None) if moves else None
+
+
+def _gpt_oss_layer(run: Run) -> Call:
+    model, a, x = run.model, run.model.attention, run.model.experts
+    assert x is not None
+    family = _FAMILIES["gpt_oss"]
+    first = Name('MATRIX["weight"]')
+    experts = call(
+        "GptOssGroupedExperts.Config",
+        dim=model.hidden,
+        hidden_dim=x.ffn_hidden,
+        num_experts=x.num_experts,
+        param_init={
+            "mlp1_weight_EGD": first,
+            "mlp1_bias_EG": Name("nn.init.zeros_"),
+            "mlp2_weight_EDF": Name('RESIDUAL["weight"]'),
+            "mlp2_bias_ED": Name("nn.init.zeros_"),
+        },
+    )
+    attention = call(
+        "gpt_oss.Attention.Config",
+        dim=model.hidden,
+        n_heads=a.num_heads,
+        n_kv_heads=a.num_kv_heads,
+        head_dim=a.head_dim,
+        qkv_linear=_qkv(run, bias=True),
+        wo=_linear(
+            a.num_heads * a.head_dim, model.hidden, RESIDUAL, kind="ScaledBiasRowwiseLinear", bias=True
+        ),
+        sliding_window_size=Name(f"{a.window} if index % 2 == 0 else None"),
+        param_init={"sinks": first},
+        inner_attention=call("get_attention_config", "flex"),
+        rope=_rope(run, family, a.head_dim),
+    )
+    return call(
+        "GptOssTransformerBlock.Config",
+        attention_norm=_norm(model, model.hidden),
+        ffn_norm=_norm(model, model.hidden),
+        attention=attention,
+        moe=call(
+            "GptOssMoE.Config",
+            num_experts=x.num_experts,
+            load_balance_coeff=None,
+            router=_router(run, x, bias=True),
+            routed_experts=_routed(run, x, experts=experts),
+        ),
+    )
+
+
+def residual_std(model: Model) -> float:
+    """Deviation of the first weights of matrices that write to the residual stream."""
+    return STD / math.sqrt(2 * model.num_layers)

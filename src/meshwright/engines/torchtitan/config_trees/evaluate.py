@@ -1,0 +1,89 @@
+"""Configurations of torchtitan as JSON. They are programs: here they are evaluated, in a process of their own.
+
+    python -m meshwright.engines.torchtitan.config_trees.evaluate llama3:llama3_8b titan/meshwright_run.py:train
+
+prints one object, a configuration's name -> its tree, or why it could not be built. `importing` reads it. A node is
+
+    {"is": "Linear", "fields": {name: value, ...}, "given": [names of the fields that are not at their defaults]}
+
+with the class that the configuration builds. Functions are {"function": name} and what is bound to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import json
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+PLACES = ("torchtitan.models", "torchtitan.experiments")  # where torchtitan's `--module` looks, too
+
+
+def describe(source: str) -> dict[str, Any]:
+    """The tree of MODULE:FUNCTION or PATH.py:FUNCTION, or `{"error": ...}`."""
+    place, _, function = source.rpartition(":")
+    try:
+        return node(getattr(load(place), function)())
+    except Exception as error:  # whatever a program may raise
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def load(place: str) -> Any:
+    """A module by its path, by its name, or by what torchtitan calls the model that it is of."""
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+    names = [f"{above}.{place}.config_registry" for above in PLACES] if "." not in place else []
+    for name in (*names, f"{place}.config_registry", place):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not name.startswith(error.name or name):  # something that it imports is absent
+                raise
+    raise ModuleNotFoundError(f"there is no module {place}, and torchtitan has no model of this name")
+
+
+def node(value: Any) -> Any:
+    """`value` as JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [f for f in dataclasses.fields(value) if f.init]
+        return {
+            "is": (getattr(value, "_owner", None) or type(value)).__name__,
+            "fields": {f.name: node(getattr(value, f.name)) for f in fields},
+            "given": [f.name for f in fields if _is_given(getattr(value, f.name), f)],
+        }
+    if isinstance(value, dict):
+        return {str(key): node(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [node(one) for one in value]
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, functools.partial):
+        return {"function": _name(value.func), **node(value.keywords)}
+    return {"function": _name(value)}
+
+
+def _is_given(value: Any, field: dataclasses.Field[Any]) -> bool:
+    if field.default is not dataclasses.MISSING:
+        return value != field.default
+    return field.default_factory is dataclasses.MISSING or value != field.default_factory()
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+if __name__ == "__main__":
+    print(json.dumps({source: describe(source) for source in sys.argv[1:]}))

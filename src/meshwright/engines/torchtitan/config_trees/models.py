@@ -1,0 +1,284 @@
+"""Models of torchtitan's described configurations (`described`) as the shapes of a run file. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from meshwright import catalog
+from meshwright.engines.torchtitan.config_module.models import LORA_TARGETS, STD, residual_std
+from meshwright.errors import InputError
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
+
+Node = dict[str, Any]
+
+FAMILIES = {
+    "llama3": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+}
+"""Torchtitan's families by Hugging Face's names; Qwen3 with experts has one of its own."""
+
+RECIPES = {"Float8Linear": "fp8_rowwise", "MXFP8Linear": "mxfp8", "NVFP4Linear": "nvfp4"}
+"""Recipes of a run file by the classes that torchtitan's converters put in place of `Linear`."""
+
+ADAPTED = {"wqkv": ("query", "key", "value"), "wq": ("query",), "wkv": ("key", "value")} | {
+    name: (target,) for target, name in LORA_TARGETS.items() if target not in ("query", "key", "value")
+}
+"""What an adapter beside a module of torchtitan is called in a run file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedModel:
+    """What a model's tree says."""
+
+    model: Model
+    lora: Node | None  # the section of a run file
+    recipe: str | None  # None: no matrix is quantised
+    balance_rate: float | None  # None: no routing biases move
+    longest: int  # tokens of a sequence, as the rotary table has them
+    notes: tuple[str, ...]
+
+    @property
+    def content(self) -> str | dict[str, Any]:
+        """The catalogue's name of a model that is the same in all that a run file says; else the shapes."""
+        for name in catalog.model_names():
+            if same_model(catalog.model(name), self.model):
+                return name
+        return _section(self.model)
+
+
+def read_model(spec: Node) -> DescribedModel:
+    """The model of a described `ModelSpec`. Raises InputError for one that no run file can say."""
+    name, tree = field(spec, "name"), field(spec, "model")
+    if name not in FAMILIES:
+        raise InputError("a model that run files do not know", got=name, allowed=", ".join(FAMILIES))
+    layers = field(tree, "layers")
+    first, last = layers[0], layers[-1]
+    num_dense = sum(field(layer, "moe") is None for layer in layers)
+    if any(field(layer, "moe") is None for layer in layers[num_dense:]):
+        raise InputError("dense layers stand between those with experts", got=f"{num_dense} of {len(layers)}")
+    moe = field(last, "moe")
+    model = Model(
+        name=f"{name}-{field(spec, 'flavor')}".lower(),
+        family="Qwen3MoeForCausalLM" if name == "qwen3" and moe else FAMILIES[name],
+        hidden=field(tree, "dim"),
+        num_layers=len(layers),
+        vocab=field(tree, "vocab_size"),
+        attention=_attention(layers),
+        ffn_hidden=_width(field(first, "feed_forward"), "w1") if num_dense else 0,
+        experts=_experts(moe, num_dense=num_dense) if moe else None,
+        tied_embeddings=bool(field(tree, "enable_weight_tying")),
+        num_mtp_layers=len(field(tree, "mtp_layers") or ()),
+        norm_epsilon=field(field(tree, "norm"), "eps"),
+        rope=_rope(field(first, "attention")),
+    )
+    linears = [(path, node) for path, node in _nodes(layers) if "in_features" in node["fields"]]
+    recipe, notes = _recipe(linears)
+    return DescribedModel(
+        model=model,
+        lora=_lora(_nodes(tree)),
+        recipe=recipe,
+        balance_rate=field(moe, "load_balance_coeff") if moe else None,
+        longest=field(field(field(first, "attention"), "rope"), "max_seq_len"),
+        notes=(*notes, *_first_weights(tree, model)),
+    )
+
+
+def field(node: Node, name: str) -> Any:
+    """A field of a described configuration; None where its class has no such field."""
+    return node["fields"].get(name)
+
+
+def _width(node: Node, name: str) -> int:
+    return field(field(node, name), "out_features")
+
+
+def _attention(layers: list[Node]) -> Attention:
+    first = field(layers[0], "attention")
+    heads = field(first, "n_heads")
+    if field(first, "kv_lora_rank"):
+        return Attention(
+            kind=AttentionKind.MLA,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=field(first, "qk_nope_head_dim") + field(first, "qk_rope_head_dim"),
+            value_head_dim=field(first, "v_head_dim"),
+            query_lora_rank=field(first, "q_lora_rank"),
+            kv_lora_rank=field(first, "kv_lora_rank"),
+            rope_head_dim=field(first, "qk_rope_head_dim"),
+        )
+    qkv = field(first, "qkv_linear")
+    width = field(qkv, "head_dim")
+    fused = field(qkv, "wqkv")
+    num_kv = field(qkv, "n_kv_heads") if fused else _width(qkv, "wkv") // width
+    windows = [w for layer in layers if (w := field(field(layer, "attention"), "sliding_window_size"))]
+    return Attention(
+        num_heads=heads,
+        num_kv_heads=num_kv,
+        head_dim=width,
+        window=windows[0] if windows else 0,
+        num_windowed_layers=len(windows),
+        bias=bool(field(fused or field(qkv, "wq"), "bias")),
+        qk_norm=field(first, "qk_norm") is not None,
+    )
+
+
+def _experts(moe: Node, *, num_dense: int) -> Experts:
+    router, shared = field(moe, "router"), field(moe, "shared_experts")
+    width = field(field(field(moe, "routed_experts"), "inner_experts"), "hidden_dim")
+    of_shared = _width(shared, "w1") if shared else 0
+    whole = of_shared % width == 0
+    return Experts(
+        num_experts=field(moe, "num_experts"),
+        top_k=field(router, "top_k"),
+        ffn_hidden=width,
+        num_shared=of_shared // width if whole else 1,
+        shared_ffn_hidden=None if whole else of_shared,
+        num_dense_layers=num_dense,
+        router=Router(field(router, "score_func")),
+        num_groups=field(router, "num_expert_groups") or 0,
+        groups_per_token=field(router, "num_limited_groups") or 0,
+        normalize_top_k=field(router, "route_norm"),
+        routed_scale=field(router, "route_scale"),
+    )
+
+
+def _rope(attention: Node) -> Rope:
+    rope, theta = field(attention, "rope"), float(field(field(attention, "rope"), "theta"))
+    scaling = field(rope, "scaling")
+    if scaling == "llama":
+        return Rope(
+            theta=theta,
+            scaling=RopeScaling.LLAMA3,
+            factor=field(rope, "scaling_factor"),
+            low_frequency=field(rope, "low_freq_factor"),
+            high_frequency=field(rope, "high_freq_factor"),
+            original_context=field(rope, "original_max_position_embeddings"),
+        )
+    if scaling == "yarn":
+        scale = field(attention, "mscale") or 0.0
+        return Rope(
+            theta=theta,
+            scaling=RopeScaling.YARN,
+            factor=field(rope, "rope_factor"),
+            beta_fast=field(rope, "beta_fast"),
+            beta_slow=field(rope, "beta_slow"),
+            original_context=field(rope, "original_seq_len"),
+            truncate=field(rope, "truncate"),
+            mscale=scale,
+            mscale_all_dims=scale,
+        )
+    return Rope(theta=theta)
+
+
+def _nodes(tree: Any, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Every described configuration below `tree`, and itself, with its path: `layers.0.attention.wo`."""
+    if isinstance(tree, list):
+        for i, one in enumerate(tree):
+            yield from _nodes(one, f"{path}.{i}" if path else str(i))
+    elif isinstance(tree, dict) and "is" in tree:
+        yield path, tree
+        for name, value in tree["fields"].items():
+            yield from _nodes(value, f"{path}.{name}" if path else name)
+
+
+def _recipe(linears: list[tuple[str, Node]]) -> tuple[str | None, list[str]]:
+    """What the matrices of the layers are multiplied in, and how many of them are not."""
+    kinds = [RECIPES.get(node["is"].removeprefix("LoRA")) for path, node in linears if "router" not in path]
+    found = sorted({kind for kind in kinds if kind})
+    if not found:
+        return None, []
+    if len(found) > 1:
+        raise InputError("several number formats in one model", got=", ".join(found))
+    plain = kinds.count(None)
+    notes = (
+        [f"model_spec: {plain} of {len(kinds)} matrices stay in 16 bits, which is not carried over"]
+        if plain
+        else []
+    )
+    settings = [config for _, node in linears if (config := field(node, "_torchao_config"))]
+    if settings and field(settings[0], "emulate"):
+        notes.append("model_spec: fp8 is emulated, which is not carried over")
+    elif (
+        settings
+        and field(field(settings[0], "cast_config_grad_output_for_grad_weight"), "scaling_type") == "DISABLED"
+    ):
+        notes.append("model_spec: gradients of weights are multiplied in 16 bits, which is not carried over")
+    return found[0], notes
+
+
+def _lora(nodes: Iterator[tuple[str, Node]]) -> Node | None:
+    """The `lora` section; None: nothing is adapted."""
+    adapted = {path: node for path, node in nodes if "rank" in node["fields"]}
+    if not adapted:
+        return None
+    names = {path.rpartition(".")[2] for path in adapted}
+    if unknown := sorted(names - set(ADAPTED)):
+        raise InputError("adapters beside what run files do not adapt", got=", ".join(unknown))
+    targets = {target for name in names for target in ADAPTED[name]}
+    one = next(iter(adapted.values()))
+    return {
+        "rank": field(one, "rank"),
+        "alpha": field(one, "alpha"),
+        "targets": [target for target in LORA_TARGETS if target in targets],
+    }
+
+
+def _first_weights(tree: Node, model: Model) -> Iterator[str]:
+    """A note where first weights are not drawn as Meshwright draws them."""
+    ours = {("normal_", STD), ("normal_", residual_std(model))}
+    fixed = ("zeros_", "ones_", "skip_param_init")
+    for _, node in _nodes(tree):
+        for init in (field(node, "param_init") or {}).values():
+            kind, std = init["function"].rpartition(".")[2], init.get("std")
+            if kind not in fixed and (kind, std) not in ours:
+                yield "model_spec: first weights are drawn from other distributions, which is not carried over"
+                return
+
+
+def same_model(one: Model, other: Model) -> bool:
+    """Whether two models are equal in all that a configuration of torchtitan says."""
+    return _canonical(one) == _canonical(other)
+
+
+def _canonical(model: Model) -> Model:
+    a, x, rope = model.attention, model.experts, model.rope
+    if a.kind is AttentionKind.MLA:
+        a = replace(a, num_kv_heads=a.num_heads)
+    if x is not None:
+        x = replace(x, num_shared=1, shared_ffn_hidden=x.shared_hidden)
+    if rope.scaling is RopeScaling.NONE:
+        rope = Rope(theta=rope.theta)
+    return replace(
+        model,
+        name="",
+        family="",
+        attention=replace(a, value_head_dim=a.v_dim),
+        ffn_hidden=model.ffn_hidden if model.num_dense_layers else 0,
+        experts=x,
+        rope=rope,
+    )
+
+
+def _section(model: Model) -> dict[str, Any]:
+    """A model as a run file's section: what is not at its usual value."""
+    usual = Model(
+        name="", hidden=0, num_layers=0, vocab=0, ffn_hidden=0,
+        attention=Attention(num_heads=0, num_kv_heads=0, head_dim=0),
+    )  # fmt: skip
+    section = _unusual(asdict(model), asdict(usual))
+    section["attention"] = _unusual(asdict(model.attention), asdict(usual.attention))
+    if model.experts is not None:
+        plain = Experts(num_experts=0, top_k=0, ffn_hidden=0)
+        section["experts"] = _unusual(asdict(model.experts), asdict(plain))
+    if model.rope != usual.rope:
+        section["rope"] = _unusual(asdict(model.rope), asdict(usual.rope))
+    return section
+
+
+def _unusual(values: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    plain = {key: getattr(value, "value", value) for key, value in values.items() if value != usual[key]}
+    return {key: value for key, value in plain.items() if value is not None}

@@ -1,0 +1,334 @@
+"""Described configurations of torchtitan 0.3.0 (`described`) as run files. Imports no torch.
+
+Every setting that is not at torchtitan's default is carried, known to mean nothing here, or named in a note; so are
+settings that contradict each other.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from meshwright import catalog, runfile
+from meshwright.cost.stages import layers_per_stage
+from meshwright.engines.base import Imported
+from meshwright.engines.torchtitan import lower
+from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
+from meshwright.engines.torchtitan.config_trees.models import DescribedModel, Node, read_model
+from meshwright.engines.torchtitan.config_trees.pipeline_stages import layers_on_stages, schedule_of
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.specs.model import Router
+from meshwright.specs.run import BIAS_RATE, Run
+
+RECOMPUTE = {"FullAC": "full", "SelectiveAC": {"modules": ["alternate_matmuls"]}}
+RUN_FILE_LOADERS = ("RunFileDataLoader", "Batches")  # of exported configurations; the second one is its older name
+TEXT = "HuggingFaceTextDataLoader"
+MEANS_NOTHING_HERE = (
+    "hf_assets_path", "dump_folder", "profiler.", "comm.", "loss.", "tokenizer.", "metrics.", "debug.",
+    "training.gc_", "training.disable_cuda_graphs", "checkpoint.export_dtype", "checkpoint.last_save_",
+    "checkpoint.initial_load_", "parallelism.spmd_backend", "dataloader.", "validator.dataloader.",
+    "compile.components",
+)  # fmt: skip
+"""Settings about the program that runs, not about what is trained."""
+
+
+class Settings:
+    """A `Trainer.Config` as `section.key` -> value, each taken once; given ones that are left over become notes."""
+
+    means_nothing_here = MEANS_NOTHING_HERE
+
+    def __init__(self, tree: Node) -> None:
+        self.values: dict[str, Any] = {}
+        self.given: set[str] = set()
+        self._add(tree, "")
+
+    def _add(self, tree: Node, above: str) -> None:
+        for name, value in tree["fields"].items():
+            path = f"{above}{name}"
+            if isinstance(value, dict) and "is" in value and path != "model_spec":
+                self.values[f"{path}.is"] = value["is"]
+                self._add(value, f"{path}.")
+                continue
+            self.values[path] = value
+            if name in tree["given"]:
+                self.given.add(path)
+
+    def take(self, path: str) -> Any:
+        """The value at `path`; None where the configuration's class has no such field."""
+        self.given.discard(path)
+        return self.values.get(path)
+
+    def left(self) -> list[str]:
+        """Given settings that nobody took."""
+        kept = sorted(
+            p for p in self.given if not p.startswith(self.means_nothing_here) and p != "model_spec"
+        )
+        return [f"{path} = {self.values[path]!r} is not carried over" for path in kept]
+
+
+def import_tree(tree: Node, *, cluster: str) -> Imported:
+    """The run on `cluster` that a described `Trainer.Config` says. Raises InputError for what no run file can say."""
+    settings = Settings(tree)
+    model = read_model(settings.values["model_spec"])
+    own = _own_run(settings)
+    notes = [*model.notes, *contradictions(settings.values, given=settings.given, model=model)]
+    parallel = parallel_section(settings, num_layers=model.model.num_layers)
+    width = data_width(parallel, cluster=cluster)
+    content: dict[str, Any] = {
+        "model": model.content,
+        **weights_section(settings, own, notes),
+        **({"task": "lora", "lora": model.lora} if model.lora else {}),
+        "data": _data(settings, own, notes),
+        "batch": batch_section(settings, parallel, notes, width=width),
+        "optimizer": _optimizer(settings, notes, adapts=model.lora is not None),
+        "precision": precision(settings, model),
+        "cluster": cluster,
+        "parallel": parallel,
+        "engine": "torchtitan",
+        "train": train_section(settings, model, notes),
+    }
+    content["train"] |= evaluation(settings, content, own, notes, width=width)
+    return Imported(content=content, notes=(*notes, *settings.left()))
+
+
+def _own_run(settings: Settings) -> Run | None:
+    """The run file that our own loader reads; None: the data are torchtitan's."""
+    if settings.values["dataloader.is"] not in RUN_FILE_LOADERS:
+        return None
+    return runfile.load(settings.take("dataloader.dataset_path"))
+
+
+def _data(settings: Settings, own: Run | None, notes: list[str]) -> dict[str, Any]:
+    length = settings.take("training.seq_len")
+    if own is not None:
+        said = {"source": own.data.source, "tokenizer": own.data.tokenizer, "validation": own.data.validation}
+        return {key: value for key, value in said.items() if value} | {"sequence_length": length}
+    if (kind := settings.values["dataloader.is"]) != TEXT:
+        notes.append(f"dataloader: {kind} is not carried over: its data set is read as text")
+    source = settings.take("dataloader.dataset_path") or settings.take("dataloader.dataset")
+    settings.take("dataloader.dataset")
+    return {"source": source or "synthetic", "sequence_length": length}
+
+
+def weights_section(settings: Settings, own: Run | None, notes: list[str]) -> dict[str, str]:
+    """Where training starts, by the name that the run file beside the module has for it."""
+    path = settings.take("checkpoint.initial_load_path")
+    if not path or not settings.take("checkpoint.initial_load_in_hf"):
+        if path:
+            notes.append(
+                f"checkpoint.initial_load_path = {path!r} is no Hugging Face weights: not carried over"
+            )
+        return {}
+    name = None if own is None else own.weights
+    return {"weights": name if name and _is_place(name, path) else path}
+
+
+def _is_place(name: str, path: str) -> bool:
+    from meshwright.training.weights import find_weights
+
+    try:
+        return find_weights(name).folder.samefile(path)
+    except (MeshwrightError, OSError):
+        return False
+
+
+def parallel_section(settings: Settings, *, num_layers: int) -> dict[str, Any]:
+    """The plan; what of the devices is not said is sharded over."""
+
+    def take(name: str) -> Any:
+        return settings.take(f"parallelism.{name}")
+
+    shard, replicate = take("data_parallel_shard_degree"), take("data_parallel_replicate_degree")
+    pipeline, reshards = take("pipeline_parallel_degree"), take("fsdp_reshard_after_forward")
+    always = reshards == "always" or (reshards == "default" and pipeline == 1 and shard != 1)
+    plan: dict[str, Any] = {
+        "data_replicate": replicate,
+        "tensor": take("tensor_parallel_degree"),
+        "sequence_parallel": take("enable_sequence_parallel"),
+        "context": take("context_parallel_degree"),
+        "pipeline": pipeline,
+        "expert": take("expert_parallel_degree"),
+        "sharding": "parameters" if always else "gradients",
+        "recompute": _recompute(settings),
+    }
+    if shard > 0:
+        plan["data_shard"] = shard
+    if shard == 1 and not always:  # replicas alone, or one process: nothing is sharded
+        plan |= {"data_shard": replicate, "data_replicate": 1, "sharding": "none"}
+    if settings.take("training.enable_cpu_offload"):
+        raise InputError(
+            "parameters in host memory cannot be said in a run file", got="training.enable_cpu_offload"
+        )
+    for name in (
+        "pipeline_parallel_schedule",
+        "module_fqns_per_model_part",
+        "pipeline_parallel_layers_per_stage",
+        "pipeline_parallel_microbatch_size",
+    ):
+        take(name)
+    if pipeline > 1:
+        plan["schedule"] = schedule_of(settings.values)
+        stages = layers_on_stages(settings.values, num_layers=num_layers)
+        plan["virtual_pipeline"] = len(stages) // pipeline
+        is_said = settings.values["parallelism.module_fqns_per_model_part"]
+        if is_said and stages != layers_per_stage(num_layers, len(stages)):
+            plan["layers_per_stage"] = list(stages)
+    return plan
+
+
+def _recompute(settings: Settings) -> Any:
+    settings.take("activation_checkpoint")  # None: nothing is recomputed
+    kind = settings.take("activation_checkpoint.is")
+    if kind is None:
+        return "none"
+    if kind not in RECOMPUTE:
+        raise InputError("recomputation that run files do not know", got=kind, allowed=", ".join(RECOMPUTE))
+    return RECOMPUTE[kind]
+
+
+def data_width(parallel: dict[str, Any], *, cluster: str) -> int:
+    """Data-parallel ranks: as said, or what the other degrees leave of the cluster."""
+    if "data_shard" in parallel:
+        return parallel["data_shard"] * parallel["data_replicate"]
+    others = parallel["tensor"] * parallel["context"] * parallel["pipeline"]
+    num_devices = catalog.cluster(cluster).num_devices
+    if num_devices % (others * parallel["data_replicate"]):
+        raise InputError(f"degrees of {others} do not divide the {num_devices} devices of {cluster}")
+    return num_devices // others
+
+
+def batch_section(
+    settings: Settings, parallel: dict[str, Any], notes: list[str], *, width: int
+) -> dict[str, Any]:
+    """The batch. Torchtitan empties a pipeline after every local batch, a run file's after the whole one."""
+    local, given = settings.take("training.local_batch_size"), settings.take("training.global_batch_size")
+    micro = settings.take("parallelism.pipeline_parallel_microbatch_size")
+    whole = given if given > 0 else local * width
+    is_staged = parallel["pipeline"] > 1
+    if is_staged and local % micro:
+        raise InputError(
+            "micro-batches do not divide the local batch", got=f"training.local_batch_size = {local}",
+            allowed=f"multiples of {micro}",
+        )  # fmt: skip
+    if is_staged and whole > local * width:
+        notes.append(
+            f"the pipeline is emptied after {local // micro} micro-batches there, {whole // (local * width)} times a "
+            f"step; here once, so that the bubble is estimated too small: training.local_batch_size = {whole // width}"
+            " would be like it"
+        )
+    return {"global_sequences": whole, "micro": micro if is_staged else local}
+
+
+def _optimizer(settings: Settings, notes: list[str], *, adapts: bool) -> dict[str, Any]:
+    """AdamW of the group that has everything; other groups are noted but for vectors that do not decay."""
+    groups = [group["fields"] for group in settings.take("optimizer.param_groups")]
+    others, last = groups[:-1], groups[-1]
+    kwargs = last["optimizer_kwargs"]
+    if last["optimizer_name"] != "AdamW":
+        raise InputError(
+            "an optimizer that run files do not know", got=last["optimizer_name"], allowed="AdamW"
+        )
+    if others == [{**last, "pattern": lower.VECTORS, "optimizer_kwargs": {**kwargs, "weight_decay": 0.0}}]:
+        others = []
+    elif not (others or adapts) and kwargs.get("weight_decay", 0.01):
+        notes.append("optimizer: norms decay too, which is not carried over")
+    notes += [f"optimizer.param_groups: {group['pattern']} is not carried over" for group in others]
+    bf16 = settings.take("optimizer.implementation") == "fused_opt_states_bf16"
+    clip = float(settings.take("training.max_norm"))
+    return {
+        "learning_rate": kwargs["lr"],
+        "betas": list(kwargs.get("betas", (0.9, 0.999))),  # torch's own, where nothing is said
+        "epsilon": kwargs.get("eps", 1e-8),
+        "weight_decay": kwargs.get("weight_decay", 0.01),
+        "gradient_clip": None if clip == float("inf") else clip,
+        **({"states": "bf16"} if bf16 else {}),
+        **learning_rates(settings, notes),
+    }
+
+
+def learning_rates(settings: Settings, notes: list[str]) -> dict[str, Any]:
+    """The schedule; shapes of the fall that run files do not know become straight ones."""
+
+    def take(name: str) -> Any:
+        return settings.take(f"lr_scheduler.{name}")
+
+    steps, warmup, ratio, kind = (
+        settings.values["training.steps"],
+        take("warmup_steps"),
+        take("decay_ratio"),
+        take("decay_type"),
+    )
+    total = take("total_steps")
+    if total not in (None, steps):
+        notes.append(
+            f"lr_scheduler.total_steps = {total} is not carried over: rates fall within {steps} steps"
+        )
+    rates: dict[str, Any] = {"warmup_steps": min(warmup, steps), "final_ratio": take("min_lr_factor")}
+    if own := take("schedule"):  # our own
+        return rates | {"schedule": own} | ({"decay_ratio": ratio} if own == "wsd" else {})
+    if kind == "sqrt" or (ratio is not None and kind != "linear"):
+        notes.append(f"lr_scheduler.decay_type = {kind!r} is not carried over: rates fall linearly")
+        kind = "linear"
+    return rates | ({"schedule": kind} if ratio is None else {"schedule": "wsd", "decay_ratio": ratio})
+
+
+def precision(settings: Settings, model: DescribedModel) -> str:
+    """The recipe: of the model's matrices, or of what is multiplied elsewhere."""
+    if model.recipe is not None:
+        return model.recipe
+    in_fp32 = settings.take("training.mixed_precision_param") == "float32"
+    return "fp32" if in_fp32 and settings.values["training.dtype"] == "float32" else "bf16"
+
+
+def train_section(settings: Settings, model: DescribedModel, notes: list[str]) -> dict[str, Any]:
+    """How long to train, and what on the way."""
+    components = settings.take("compile.components") or []
+    train: dict[str, Any] = {
+        "steps": settings.take("training.steps"),
+        "seed": settings.take("debug.seed") or 0,
+        "compile": settings.take("compile.enable") and "model" in components,
+    }
+    experts = model.model.experts
+    if experts is not None and experts.router is Router.SIGMOID and model.lora is None:
+        rate = model.balance_rate or 0.0
+        train |= {"balance_bias_rate": rate} if rate != BIAS_RATE else {}
+    elif model.balance_rate and model.lora is None:
+        notes.append("model_spec: softmax routers get routing biases, which is not carried over")
+    trackers = [name for name in ("tensorboard", "wandb") if settings.take(f"metrics.enable_{name}")]
+    if saves := _checkpoint(settings):
+        train["checkpoint"] = saves
+    return train | ({"trackers": trackers} if trackers else {})
+
+
+def _checkpoint(settings: Settings) -> dict[str, Any] | None:
+    def take(name: str) -> Any:
+        return settings.take(f"checkpoint.{name}")
+
+    folder = Path(settings.values["dump_folder"]) / take("folder")
+    keep, interval, mode = take("keep_latest_k"), take("interval"), take("async_mode")
+    if not take("enable") or take("load_only"):
+        return None
+    here = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    saves = {"folder": os.fspath(here), "every_steps": interval, "asynchronous": mode != "disabled"}
+    return saves | ({"keep": keep} if keep else {})
+
+
+def evaluation(
+    settings: Settings, content: dict[str, Any], own: Run | None, notes: list[str], *, width: int
+) -> dict[str, Any]:
+    """`train.evaluate`, and in `content` the data that it takes. Torchtitan counts local batches, a run file global."""
+    every, steps = settings.take("validator.freq"), settings.take("validator.steps")
+    if not settings.take("validator.enable"):
+        return {}
+    batch = content["batch"]
+    if own is None:
+        content["data"]["validation"] = settings.take("validator.dataloader.dataset")
+    if steps < 0:
+        notes.append("validator.steps = -1, all data, is not carried over")
+        return {"evaluate": {"every_steps": every}}
+    local = settings.values["training.local_batch_size"]
+    in_batch = max(1, batch["global_sequences"] // (local * width))
+    if steps % in_batch:
+        notes.append(f"validator.steps = {steps} local batches are no whole batches: rounded up")
+    return {"evaluate": {"every_steps": every, "num_batches": -(-steps // in_batch)}}

@@ -1,0 +1,1 @@
+"""Code that runs in torchtitan's processes and imports it."""

@@ -1,0 +1,65 @@
+"""A checkpoint of torchtitan as Hugging Face weights, names and all by torchtitan's own adapter.
+
+    python -m meshwright.engines.torchtitan.in_torchtitan_process.convert_checkpoint FOLDER CHECKPOINT OUT DTYPE
+
+with the configuration module and the run file in FOLDER. One process; the whole model lies in host memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as read_state
+
+from meshwright import runfile
+from meshwright.engines.torchtitan.config_trees.evaluate import load
+from meshwright.engines.torchtitan.lower import FUNCTION, MODULE, RUN_FILE
+from meshwright.training.conversion import FORMATS
+from meshwright.training.weights.config import config_of
+from meshwright.training.weights.tensors import Entry
+from meshwright.training.weights.writing import write_folder
+
+NOT_WEIGHTS = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
+
+
+def main(folder: Path, checkpoint: Path, out: Path, dtype: torch.dtype) -> None:
+    """Convert."""
+    model = runfile.load(folder / RUN_FILE).model
+    spec = getattr(load(str(folder / MODULE)), FUNCTION)().model_spec
+    adapter = spec.state_dict_adapter(spec.model, None)
+    tensors: dict[str, Tensor] = adapter.to_hf(stored(checkpoint))
+    entries = [
+        Entry(
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=torch.float32 if name.endswith("e_score_correction_bias") else dtype,
+            make=partial(torch.Tensor.contiguous, tensor),
+        )
+        for name, tensor in tensors.items()
+    ]
+    write_folder(out, entries, config=config_of(model, dtype=str(dtype).removeprefix("torch.")))
+
+
+def stored(checkpoint: Path) -> dict[str, Tensor]:
+    """The weights and routing biases of a checkpoint, whole, by torchtitan's names."""
+    about = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    whole = {
+        name: torch.empty(held.size, dtype=held.properties.dtype)
+        for name, held in about.items()
+        if isinstance(held, TensorStorageMetadata) and not name.startswith(NOT_WEIGHTS)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it assumes one process where there is one
+        read_state(whole, storage_reader=FileSystemReader(checkpoint))
+    return whole
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:4]), FORMATS[sys.argv[4]])

@@ -1,0 +1,245 @@
+"""Parts of a training that stand at torchtitan's own extension points. Runs in torchtitan's processes.
+
+RunFileDataLoader         the data of the run file, in the order of the native engine
+RunLearningRates   the rates of the native engine, step by step
+StepLogMetrics         what each step measured, a line a step, and what differs from process to process
+AbsentTokenizer          where torchtitan wants a tokenizer: the data are tokens already
+ExpertsInFp32   experts that multiply in the format of their tokens, where torchtitan's round them to bf16
+
+Symbols: R rows (a token for each of its experts), D hidden, E experts, F their hidden width.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.tools.utils import device_type
+
+from meshwright import runfile
+from meshwright.errors import InputError
+from meshwright.specs.run import LearningRateSchedule, Optimizer
+from meshwright.training import data, telemetry
+from meshwright.training import device as devices
+from meshwright.training.models.experts import run_experts
+from meshwright.training.optimizer import learning_rate
+from meshwright.training.weights import find_weights
+
+FACTS, STEPS, VALIDATION = "facts.json", "steps.jsonl", "validation.jsonl"
+V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")  # their first rank holds the last stage
+
+
+def weights_folder(given: str) -> str:
+    """Where the weights `given` in a run file lie: torchtitan wants an absolute path."""
+    return str(find_weights(given).folder)
+
+
+class RunFileDataLoader(BaseDataLoader):
+    """The batches of one data rank, a micro-batch at a time. Their number is all the state there is, so that a
+    checkpoint of any number of processes is resumed by any other."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """`dataset_path` is the run file."""
+
+        is_validation: bool = False
+        infinite: bool = True  # torchtitan sets it for validation; the order is endless anyway
+
+    def __init__(
+        self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any
+    ) -> None:
+        run = runfile.load(config.dataset_path or "")
+        self.size, self.num_given = local_batch_size, 0
+        is_main = dist.get_rank() == 0
+        if not is_main:
+            dist.barrier()
+        corpus = data.open_data(run)  # the main process tokenises, the others read what it wrote
+        if is_main:
+            dist.barrier()
+        samples = corpus.validation if config.is_validation else corpus.train
+        if samples is None:
+            raise InputError(f"{run.source}: there is no data to validate on")
+        self.batches = data.Batches(
+            samples=samples,
+            global_batch=run.global_batch,
+            seed=run.train.seed,
+            data_rank=dp_rank,
+            data_width=dp_world_size,
+            vocab=run.model.vocab,
+            is_shuffled=not config.is_validation,
+        )
+        self.per_batch = run.global_batch // dp_world_size // local_batch_size
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        """Micro-batches from where a checkpoint left off, read ahead by a thread."""
+        start, skip = divmod(self.num_given, self.per_batch)
+        for batch in self.batches.iterate(start=start):
+            for micro in list(batch.micro_batches(self.size))[skip:]:
+                self.num_given += 1
+                yield {"input": micro.tokens_BT, "positions": micro.positions_BT}, micro.labels_BT
+            skip = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sequences of this rank that were given: the same for every rank, and for any micro-batch."""
+        return {"global_sequences": self.num_given * self.size * self.batches.data_width}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        if state_dict:
+            self.num_given = state_dict["global_sequences"] // (self.size * self.batches.data_width)
+
+
+class RunLearningRates(LRSchedulersContainer):
+    """The native engine's rates, as factors of the peak."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(LRSchedulersContainer.Config):
+        """`warmup_steps`, `decay_ratio` and `min_lr_factor` mean what they mean upstream."""
+
+        schedule: str = "cosine"
+
+        def build(self, *, optimizers: Any, training_steps: int) -> RunLearningRates:
+            """The rates of all steps."""
+            settings = Optimizer(
+                learning_rate=1.0,
+                schedule=LearningRateSchedule(self.schedule),
+                warmup_steps=self.warmup_steps,
+                final_ratio=self.min_lr_factor,
+                decay_ratio=self.decay_ratio or 0.0,
+            )
+            num_steps = self.total_steps or training_steps
+            return RunLearningRates(
+                optimizers, lambda step: learning_rate(settings, step=step, num_steps=num_steps)
+            )
+
+
+class StepLogMetrics(MetricsProcessor):
+    """Writes a line a step to the dump folder, beside what torchtitan logs."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MetricsProcessor.Config):
+        """As upstream's."""
+
+    def __init__(self, config: Config, *, dump_folder: str, pp_schedule: str = "1F1B", **others: Any) -> None:
+        super().__init__(config, dump_folder=dump_folder, pp_schedule=pp_schedule, **others)
+        self.folder = Path(dump_folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.device = torch.device(device_type)
+        self.rank, self.begin_s, self.step_s = dist.get_rank(), 0.0, []
+        self.peak_bytes = 0
+        self.stream: TextIO | None = None
+        self.writes = self.rank == _metrics_rank(self.parallel_dims, pp_schedule)
+        if self.writes:
+            facts = {
+                "device": telemetry.device_facts(self.device, accelerator=devices.known_name(self.device)),
+                "software": telemetry.software_facts(),
+            }
+            (self.folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+    def should_log(self, step: int) -> bool:
+        """Asked as a step begins."""
+        self.begin_s = time.perf_counter()
+        return super().should_log(step)
+
+    def log(
+        self,
+        step: int,
+        global_avg_loss: float,
+        global_max_loss: float,
+        grad_norm: float,
+        extra_metrics: dict[str, Any] | None = None,
+    ) -> None:
+        """Called when a step has ended, on every process; the loss is known to some of them."""
+        self.step_s.append(time.perf_counter() - self.begin_s)
+        self.peak_bytes = max(self.peak_bytes, devices.peak_memory_bytes(self.device))
+        if self.writes:
+            rates = [value for name, value in (extra_metrics or {}).items() if name.startswith("lr/")]
+            entry = {
+                "step": step, "loss": global_avg_loss, "gradient_norm": grad_norm,
+                "learning_rate": rates[0] if rates else None, "step_s": self.step_s[-1],
+                "ended_s": time.time(), "memory_bytes": self.peak_bytes,
+            }  # fmt: skip
+            self._write(entry)
+        super().log(step, global_avg_loss, global_max_loss, grad_norm, extra_metrics)
+
+    def log_validation(self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None) -> None:
+        """Called after an evaluation."""
+        if self.writes:
+            with (self.folder / VALIDATION).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"step": step, "validation_loss": loss}) + "\n")
+        super().log_validation(loss, step, extra_metrics)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self.stream is None:
+            self.stream = (self.folder / STEPS).open("a", encoding="utf-8")
+        self.stream.write(json.dumps(entry) + "\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """What this process alone knows."""
+        mine = {"step_s": self.step_s, "peak_memory_bytes": self.peak_bytes}
+        (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(mine), encoding="utf-8")
+        if self.stream is not None:
+            self.stream.close()
+        super().close()
+
+
+def _metrics_rank(parallel_dims: Any, pp_schedule: str) -> int:
+    """The first process of the last pipeline stage: it knows the loss."""
+    if parallel_dims.pp == 1 or pp_schedule in V_SCHEDULES:
+        return 0
+    return parallel_dims.world_size // parallel_dims.pp * (parallel_dims.pp - 1)
+
+
+class AbsentTokenizer(BaseTokenizer):
+    """No tokenizer: nothing is tokenised in torchtitan's processes but by the run's own data."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        """Nothing to set."""
+
+    def __init__(self, config: Config, **_: Any) -> None:
+        super().__init__()
+
+    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
+        """Refused."""
+        raise InputError("the data of this run are tokens already")
+
+    def decode(self, *args: Any, **kwargs: Any) -> str:
+        """Refused."""
+        raise InputError("the data of this run are tokens already")
+
+    def get_vocab_size(self) -> int:
+        """Nobody asks: models have theirs."""
+        raise InputError("the vocabulary is the model's")
+
+
+class ExpertsInFp32(GroupedExperts):
+    """Torchtitan's experts with the same weights, not rounded to bf16."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        """As upstream's."""
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        """[R, D]: rows sorted by expert, `num_tokens_per_expert_E[e]` of them through expert e of this process."""
+        gate_EFD, down_EDF, up_EFD = (
+            w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
+        )
+        return run_experts(
+            x_RD, num_tokens_per_expert_E, gate=gate_EFD, up=up_EFD, down=down_EDF,
+            activation=lambda gate_RF, up_RF: functional.silu(gate_RF) * up_RF,
+        )  # fmt: skip

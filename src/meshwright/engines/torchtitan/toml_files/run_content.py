@@ -1,0 +1,250 @@
+"""Torchtitan's TOML files (up to 0.2) as run files. Imports no torch.
+
+Every key is carried, known to mean nothing here, or named in a note: nothing is dropped without a word. What the file
+does not say takes torchtitan's defaults, not Meshwright's. Most keys are those of later versions, which `trees` reads.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from meshwright import catalog
+from meshwright.engines.base import Imported
+from meshwright.engines.torchtitan.config_trees import run_content as trees
+from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
+from meshwright.engines.torchtitan.config_trees.models import DescribedModel
+from meshwright.errors import InputError
+from meshwright.specs.model import Router
+from meshwright.specs.run import BIAS_RATE
+
+MODELS = {
+    ("llama3", "8B"): "llama3.1-8b",
+    ("llama3", "70B"): "llama3.1-70b",
+    ("llama3", "405B"): "llama3.1-405b",
+    ("deepseek_v3", "16B"): "deepseek-v2-lite",
+    ("deepseek_v3", "671B"): "deepseek-v3",
+    ("gpt_oss", "20b"): "gpt-oss-20b",
+    ("gpt_oss", "120b"): "gpt-oss-120b",
+    **{("qwen3", size): f"qwen3-{size.lower()}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+    ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
+    ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
+}
+"""Torchtitan's presets by the catalogue's names."""
+
+OLDER = {
+    "checkpoint.enable_checkpoint": "checkpoint.enable",
+    "checkpoint.model_weights_only": "checkpoint.last_save_model_only",
+    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
+    "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
+    "lr_scheduler.lr_min": "lr_scheduler.min_lr_factor",
+    "training.batch_size": "training.local_batch_size",
+    "training.compile": "compile.enable",
+    "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
+    "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
+    "training.seed": "debug.seed",
+    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
+    "training.warmup_steps": "lr_scheduler.warmup_steps",
+    "validation.enabled": "validation.enable",
+}
+LATER = {
+    "job.dump_folder": "dump_folder",
+    "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
+    "validation.dataset": "validator.dataloader.dataset",
+    "validation.enable": "validator.enable",
+    "validation.freq": "validator.freq",
+    "validation.steps": "validator.steps",
+}
+"""What `trees` calls keys that were called otherwise."""
+
+FILTERED = {"output", "router.gate", "moe.router.gate", "auto_filter_small_kn"}
+"""What stays in 16 bits everywhere, as in a run file."""
+
+RECIPES = {"rowwise": "fp8_rowwise", "rowwise_with_gw_hp": "fp8_rowwise", "mx": "mxfp8"}
+
+
+class _Settings(trees.Settings):
+    """The keys of a TOML file over torchtitan's defaults."""
+
+    means_nothing_here = (
+        *trees.Settings.means_nothing_here, "activation_checkpoint.", "experimental.", "fault_tolerance.", "job.",
+        "memory_estimation.", "model.", "profiling.", "training.dataloader.",
+    )  # fmt: skip
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        known = known_keys()
+        self.values = {LATER.get(key, key): value for key, value in known.items()}
+        self.values |= {"parallelism.enable_sequence_parallel": True, "activation_checkpoint": None}
+        self.given = set()
+        for old, value in _flat(values):
+            key = OLDER.get(old, old)
+            if key not in known:
+                near = difflib.get_close_matches(old, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else None
+                raise InputError("torchtitan up to 0.2 has no such key", got=old, hint=hint)
+            usual, key = known[key], LATER.get(key, key)
+            self.values[key] = _like(usual, value, key=old)
+            if self.values[key] != usual:
+                self.given.add(key)
+
+
+@cache
+def known_keys() -> dict[str, Any]:
+    """Keys of torchtitan's TOML files with their defaults."""
+    path = Path(__file__).with_name("keys.json")
+    return json.loads(path.read_text(encoding="utf-8"))["keys"]
+
+
+def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _like(usual: Any, value: Any, *, key: str) -> Any:
+    """`value`, of the kind of torchtitan's default; a whole number is a number too."""
+    kinds = (float, int) if type(usual) is float else (type(usual),)
+    if usual is None or key == "activation_checkpoint.selective_ac_option" or type(value) in kinds:
+        return value
+    raise InputError(f"{key} is of another kind than its default, {usual!r}", got=value)
+
+
+def import_toml(path: Path, *, cluster: str) -> Imported:
+    """The run that a TOML file of torchtitan describes, on `cluster`.
+
+    Raises InputError when the file cannot be read, names a model that the catalogue lacks, or holds what no run file
+    can say.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is no TOML: {error}") from None
+    if not isinstance(values.get("model"), dict):
+        raise InputError(f"{path} is no configuration of torchtitan", hint="it has [model] and [training]")
+    settings, notes = _Settings(values), []
+    name = _model(settings)
+    recipe = _recipe(settings, notes)
+    model = replace(catalog.model(name), num_mtp_layers=0)  # torchtitan's have no prediction modules
+    is_biased = model.experts is not None and model.experts.router is Router.SIGMOID
+    described = DescribedModel(
+        model=model, lora=None, recipe=recipe, balance_rate=BIAS_RATE if is_biased else None,
+        longest=sys.maxsize, notes=(),
+    )  # fmt: skip
+    notes += contradictions(settings.values, given=settings.given, model=described)
+    parallel = trees.parallel_section(settings, num_layers=model.num_layers)
+    parallel |= _expert_tensor(settings, parallel)
+    parallel["recompute"] = _recompute(settings, layers=model.num_layers // parallel["pipeline"])
+    width = trees.data_width(parallel, cluster=cluster)
+    content: dict[str, Any] = {
+        "model": name if model == catalog.model(name) else described.content,
+        **trees.weights_section(settings, None, notes),
+        "data": _data(settings),
+        "batch": trees.batch_section(settings, parallel, notes, width=width),
+        "optimizer": _optimizer(settings, notes),
+        "precision": trees.precision(settings, described),
+        "cluster": cluster,
+        "parallel": parallel,
+        "engine": "torchtitan",
+        "train": trees.train_section(settings, described, notes),
+    }
+    content["train"] |= trees.evaluation(settings, content, None, notes, width=width)
+    notes += settings.left()
+    for old, later in LATER.items():
+        notes = [note.replace(later, old) for note in notes]
+    return Imported(content=content, notes=tuple(notes))
+
+
+def _model(settings: _Settings) -> str:
+    asked = (settings.take("model.name"), settings.take("model.flavor"))
+    if asked not in MODELS:
+        known = ", ".join(" ".join(names) for names in MODELS)
+        raise InputError(
+            "no model of the catalogue is this preset", got=" ".join(map(str, asked)), allowed=known
+        )
+    return MODELS[asked]
+
+
+def _data(settings: _Settings) -> dict[str, Any]:
+    path, name = settings.take("training.dataset_path"), settings.take("training.dataset")
+    return {"source": path or name, "sequence_length": settings.take("training.seq_len")}
+
+
+def _expert_tensor(settings: _Settings, parallel: dict[str, Any]) -> dict[str, int]:
+    """Experts are divided as the rest is, or not at all."""
+    degree = settings.take("parallelism.expert_tensor_parallel_degree")
+    return {"expert_tensor": degree} if parallel["expert"] > 1 and degree > 1 else {}
+
+
+def _recompute(settings: _Settings, *, layers: int) -> Any:
+    """What is recomputed of a rank's `layers`. Its default recomputes every second layer, whole."""
+    mode = settings.take("activation_checkpoint.mode")
+    option = str(settings.take("activation_checkpoint.selective_ac_option"))
+    if mode in ("none", "full"):
+        return mode
+    if mode == "selective" and option == "op":
+        return {"modules": ["alternate_matmuls"]}
+    if mode == "selective" and option.isdigit() and int(option):
+        return {"layers": layers // int(option)} if int(option) > 1 else "full"
+    raise InputError(
+        "recomputation that run files do not know", got=f"{mode}, selective_ac_option = {option!r}",
+        allowed="none, full, selective with 'op' or every n-th layer",
+    )  # fmt: skip
+
+
+def _optimizer(settings: _Settings, notes: list[str]) -> dict[str, Any]:
+    take = settings.take
+    name = take("optimizer.name")
+    if name != "AdamW":
+        raise InputError("an optimizer that run files do not know", got=name, allowed="AdamW")
+    take("optimizer.implementation")
+    return {
+        "learning_rate": take("optimizer.lr"),
+        "betas": [take("optimizer.beta1"), take("optimizer.beta2")],
+        "epsilon": take("optimizer.eps"),
+        "weight_decay": take("optimizer.weight_decay"),
+        "gradient_clip": float(take("training.max_norm")),
+        **trees.learning_rates(settings, notes),
+    }
+
+
+def _recipe(settings: _Settings, notes: list[str]) -> str | None:
+    """What the matrices of the layers are multiplied in, by the converters; None: not quantised."""
+    take = settings.take
+    for key in [key for key in settings.given if key.endswith(".filter_fqns")]:
+        if {*settings.values[key]} <= FILTERED:
+            take(key)
+    names = [name.removeprefix("quantize.") for name in take("model.converters")]
+    if take("float8.enable_float8_linear") or take("training.enable_float8_linear"):
+        names.append("linear.float8")
+    if unknown := {*names} - {
+        "float8",
+        "mx",
+        "linear.float8",
+        "linear.mx",
+        "grouped_mm.float8",
+        "grouped_mm.mx",
+    }:
+        raise InputError("a converter that run files do not know", got=", ".join(sorted(unknown)))
+    wanted = {name.rpartition(".")[2] for name in names if not name.startswith("grouped_mm.")}
+    if len(wanted) > 1:
+        raise InputError("several number formats in one model", got=", ".join(sorted(wanted)))
+    if not wanted:
+        notes += [f"model.converters: {name} of experts alone is not carried over" for name in names]
+        return None
+    asked = take("quantize.linear.float8.recipe_name") or take("float8.recipe_name")
+    if asked == "rowwise_with_gw_hp":
+        notes.append("gradients of weights are multiplied in 16 bits, which is not carried over")
+    return RECIPES["mx"] if "mx" in wanted else RECIPES.get(asked, "fp8")

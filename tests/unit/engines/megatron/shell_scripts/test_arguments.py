@@ -1,0 +1,116 @@
+"""What reaches the program, as the shell itself says it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from meshwright.engines.megatron.megatron_lm.options import read
+from meshwright.engines.megatron.shell_scripts.scripts import words_of
+from meshwright.errors import InputError
+
+CALL = 'torchrun --nproc_per_node 8 pretrain_gpt.py $A $B "$C" ${D[@]} $TP'
+
+SCRIPTS = {
+    "case": """
+        SIZE=${1:-8B}
+        case $SIZE in  # the size
+          8B|8b)
+            A=32; B="--hidden 4096" ;;
+          "70B") A=80
+            # and esac here;; is a comment
+            case "$2" in
+              fast) B=fast ;;
+              *) B=slow
+            esac
+            ;;
+          13*) ;;
+          *) echo "unknown ;; esac $SIZE"; A=none
+        esac
+        """,
+    "both": """
+        [ -n "${FAST:-}" ] && A=fast || A=slow
+        [[ -z $TP ]] && TP=4
+        [ $# -gt 1 ] && B="$#"
+        [[ "$1" == 70* && -n "$2" ]] && C=starred
+        true && D=(one two) || D=(three)
+        """,
+    "sums": """
+        : ${TP:=8}
+        A=$((TP * 4)); N=3
+        (( N > 2 )) && B=large
+        (( N <= 2 )) && B=small
+        if (( N == 3 )); then C=three; fi
+        if [ $N -ge 2 -a $TP -ge 2 ]; then D=(both); fi
+        if [ $N -lt 2 -o "$1" = 70B ]; then D+=(either); fi
+        """,
+    "functions": """
+        function log {
+          echo "[x] $*"
+        }
+        usage() { echo "usage: $0"; }
+        cat > /dev/null <<EOF
+{"it's": (1), "unclosed
+A=wrong
+EOF
+        log "reading" it
+        for f in one two; do echo "$f"; done
+        A=right
+        """,
+    "names": """
+        A=${UNSET:+--load $UNSET}
+        SET=here
+        B=${SET:+--load $SET}
+        C=${SET:?is needed}
+        D=(${1:-first} ${EMPTY-second})
+        TP=${TP:-${SET:-none}}
+        """,
+    "positional": """
+        A=${1:-nothing}
+        shift
+        B="${1:-nothing}"
+        D=("$@" "${@}")
+        """,
+}
+
+
+@pytest.mark.parametrize("given", [(), ("8b",), ("70B", "fast"), ("70B", "other", "two words"), ("13B",)])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_same_words_reach_the_program(name, given, tmp_path):
+    text = f"{SCRIPTS[name]}\n{CALL}\n"
+    (tmp_path / "torchrun").write_text('#!/bin/bash\nprintf "%s\\n" "${@:4}" > "$WORDS"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WORDS": str(tmp_path / "words")}
+    subprocess.run(["bash", "-c", text, "train.sh", *given], env=environment, check=True, capture_output=True)
+    words = [word.text for word in words_of(text, path=Path("train.sh"), given=given)]
+    words = [word for word in words if word not in ("$A", "$B", "$TP", "${D[@]}")]  # that nobody has set
+    words = ["" if word == "$C" else word for word in words]
+    assert words == (tmp_path / "words").read_text().removesuffix("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("set_it() {\n  A=3\n}\nset_it\n", "train.sh:4: loops and functions that set names"),
+        ("for k in 1 2; do A=$k; done\n", "train.sh:1: loops and functions that set names"),
+        ("if command -v nvidia-smi; then A=3; fi\n", "train.sh:1: is set by what files there are"),
+        ("[ -f here ] && A=3\n", "train.sh:1: is set by what files there are"),
+        ("case $1 in\n 8B) A=3 ;;\n", "a case that is not read"),
+    ],
+)
+def test_what_a_script_does_otherwise_is_refused_with_another_way(script, message):
+    with pytest.raises(InputError, match=message) as caught:
+        words_of(f"{script}{CALL}\n", path=Path("train.sh"))
+    assert "called NAME.args" in caught.value.hint
+
+
+def test_what_such_a_script_prints_is_read(tmp_path):
+    (tmp_path / "a.args").write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --lr 1e-4 > log\n"
+    )
+    options = read(str(tmp_path / "a.args"))
+    assert (options.whole("num-layers", 0), options.number("lr", 0)) == (4, 1e-4)
+    assert options.notes() == []

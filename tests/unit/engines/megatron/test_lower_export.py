@@ -1,0 +1,90 @@
+"""What needs Transformer Engine is not trained here, and written for Megatron-LM and Megatron-Bridge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright import runfile
+from meshwright.engines.megatron import contract
+from meshwright.engines.megatron.megatron_lm.arguments import known_names
+from meshwright.errors import InputError
+from meshwright.specs.run import Run
+
+BASE = """
+model: llama3.1-8b
+data: {sequence_length: 8192}
+batch: {global_sequences: 64, micro: 1}
+cluster: h100-8x2
+engine: megatron
+parallel: {data_shard: 16, sharding: optimizer}
+train: {steps: 10}
+"""
+LATENT = (
+    "model={hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, attention: {kind: mla, num_heads: 4, "
+)
+LATENT += "num_kv_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 32, rope_head_dim: 8}}"
+ALONE = {
+    "fp8": ["precision=fp8"],
+    "fp8_blockwise": ["precision=fp8_blockwise"],
+    "mxfp8": ["precision=mxfp8"],
+    "nvfp4": ["cluster=b200-8x2", "precision=nvfp4"],
+    "context": ["parallel={context: 4, tensor: 2, data_shard: 2, sharding: optimizer}"],
+    "states": ["optimizer.states=bf16"],
+    "latents": [LATENT],
+    "deepseek-v2-lite": ["model=deepseek-v2-lite", "data.sequence_length=4096",
+                         "parallel={expert: 8, data_shard: 16, sharding: optimizer}"],
+    "deepseek-v3": ["model=deepseek-v3", "data.sequence_length=4096", "precision=fp8_blockwise",
+                    "parallel={expert: 2, pipeline: 8, data_shard: 2, sharding: optimizer}"],
+}  # fmt: skip
+
+
+def exported(name: str) -> tuple[Run, dict[str, str]]:
+    run = runfile.loads(BASE, overrides=ALONE[name])
+    launch = contract.lower_export(run, folder=Path("out"))
+    assert launch.argv == ("python", "out/megatron_bridge.py")
+    assert launch.num_processes == 16
+    return run, dict(launch.files)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_is_not_trained_here_is_said_to_others(name):
+    run, files = exported(name)
+    assert contract.check(run)
+    assert contract.check_export(run) == ()
+    assert set(files) == {"megatron_lm.args", "megatron_bridge.yaml", "megatron_bridge.py"}
+    with pytest.raises(InputError, match="cannot do this run"):
+        contract.lower(run, folder=Path("out"))
+    for line in files["megatron_lm.args"].splitlines():
+        assert line.split()[0].removeprefix("--") in known_names()
+
+
+@pytest.mark.parametrize("file", ["megatron_lm.args", "megatron_bridge.yaml"])
+@pytest.mark.parametrize("name", ALONE)
+def test_it_comes_back_as_it_went(name, file, tmp_path):
+    run, files = exported(name)
+    path = tmp_path / f"{run.model.name}{Path(file).suffix}"
+    path.write_text(files[file])
+    found = contract.import_run(str(path), cluster=run.cluster_name)
+    assert found.notes == ()
+    again = runfile.loads(json.dumps(found.content))
+    for key in ("model", "plan", "precision", "optimizer", "global_batch", "sequence_length"):
+        assert getattr(again, key) == getattr(run, key), key
+    assert contract.lower_export(again, folder=Path("out")).files[file] == files[file]
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides"),
+    [
+        ("precision: fp8_rowwise", ["precision=fp8_rowwise"]),
+        ("optimizer.states: narrow states are", ["optimizer.states=bf16", "parallel.sharding=none"]),
+        ("model: Megatron-LM stretches from 4096", [
+            LATENT.replace("}}", "}, rope: {scaling: yarn, factor: 4, original_context: 8192}}")]),
+        ("train.trackers", ["precision=fp8", "train.trackers=[tensorboard]"]),
+    ],
+)  # fmt: skip
+def test_what_others_cannot_do_either_is_refused(key, overrides):
+    problems = contract.check_export(runfile.loads(BASE, overrides=overrides))
+    assert any(str(problem).startswith(key) for problem in problems), problems
