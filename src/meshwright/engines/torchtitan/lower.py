@@ -35,13 +35,14 @@ SCHEDULES = {
     Schedule.ZBV: "ZBVZeroBubble",
 }
 
-_PARTS = "meshwright.engines.torchtitan.in_torchtitan_process.extensions"
+_EXTENSIONS = "meshwright.engines.torchtitan.in_torchtitan_process.extensions"
 _CONFIGS = "torchtitan.config.configs"
 _TABLE = HOMES | {
     **dict.fromkeys(("CompileConfig", "DebugConfig", "ParallelismConfig", "TrainingConfig"), _CONFIGS),
     **dict.fromkeys(("FullAC", "SelectiveAC"), "torchtitan.distributed.activation_checkpoint"),
     **dict.fromkeys(("OptimizersContainer", "ParamGroupConfig"), "torchtitan.components.optimizer"),
-    **dict.fromkeys(("RunFileDataLoader", "RunLearningRates", "StepLogMetrics", "AbsentTokenizer", "weights_folder"), _PARTS),
+    **dict.fromkeys(("AbsentTokenizer", "RunFileDataLoader", "RunLearningRates"), _EXTENSIONS),
+    **dict.fromkeys(("StepLogMetrics", "weights_folder"), _EXTENSIONS),
     "CheckpointManager": "torchtitan.components.checkpointer",
     "CrossEntropyLoss": "torchtitan.components.loss",
     "Path": "pathlib",

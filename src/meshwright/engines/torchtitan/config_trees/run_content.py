@@ -22,7 +22,10 @@ from meshwright.specs.model import Router
 from meshwright.specs.run import BIAS_RATE, Run
 
 RECOMPUTE = {"FullAC": "full", "SelectiveAC": {"modules": ["alternate_matmuls"]}}
-RUN_FILE_LOADERS = ("RunFileDataLoader", "Batches")  # of exported configurations; the second one is its older name
+RUN_FILE_LOADERS = (
+    "RunFileDataLoader",
+    "Batches",
+)  # of exported configurations; the second one is its older name
 TEXT = "HuggingFaceTextDataLoader"
 MEANS_NOTHING_HERE = (
     "hf_assets_path", "dump_folder", "profiler.", "comm.", "loss.", "tokenizer.", "metrics.", "debug.",
