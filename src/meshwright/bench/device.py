@@ -127,6 +127,7 @@ def measure_device(
     Raises DeviceLostError and KeyboardInterrupt; what was measured until then is kept.
     """
     outcome = Outcome()
+    outcome.notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=None)
     start_s = time.perf_counter()
     parts = _parts(request, device, recorder, outcome)
     devices.keep_freed_memory(device)  # as training does

@@ -22,7 +22,7 @@ from meshwright.calibration.communication import MeasuredCollectives
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, Measured, fitted, prior
 from meshwright.errors import InputError
-from meshwright.specs.hardware import Accelerator, Cluster, Fabric
+from meshwright.specs.hardware import HERE, Accelerator, Cluster, Fabric
 
 SCHEMA = "meshwright device calibration 4"
 SCHEMA_3 = "meshwright device calibration 3"
@@ -39,7 +39,6 @@ RENAMED_SINCE_3 = {
 }
 """Keys of a document of the schema before, which `load` still reads. The rest of it is the same."""
 
-HERE = "here"
 STARTS = {"kernel_s", "data_layer_s", "step_s"}
 """Parameters that are a processor's own seconds: processes that crowd it take turns."""
 

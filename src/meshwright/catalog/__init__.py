@@ -6,7 +6,9 @@ Every value has its source beside it in `data/`; `entry` returns both.
 from meshwright.catalog.accelerators import (
     accelerator,
     accelerator_names,
+    accelerator_with_driver_name,
     default_fabric_name,
+    driver_name_of_pci_id,
     usual_devices_per_node,
 )
 from meshwright.catalog.claims import Claim, claim, claims
@@ -32,10 +34,12 @@ __all__ = [
     "Price",
     "accelerator",
     "accelerator_names",
+    "accelerator_with_driver_name",
     "claim",
     "claims",
     "cluster",
     "default_fabric_name",
+    "driver_name_of_pci_id",
     "engine_facts",
     "engine_names",
     "entry",

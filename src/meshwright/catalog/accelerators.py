@@ -1,4 +1,9 @@
-"""Accelerators that Meshwright knows by name, and the system each is usually sold in."""
+"""Accelerators that Meshwright knows by name, the system each is usually sold in, and the names drivers give them.
+
+A driver's name (`driver_names` of an entry) is exact: a device whose name no entry lists is unknown. A GB200 is not a
+B200, and an H100 NVL is not an H100. Capitals, runs of spaces and the prefix "NVIDIA" do not matter; older drivers
+leave the prefix out.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,10 @@ from functools import cache
 from meshwright.catalog.entries import Kind, entry, names
 from meshwright.specs.hardware import Accelerator
 
-_SYSTEM_KEYS = ("default_fabric", "devices_per_node", "announced", "marketed_memory")
-"""Keys of an entry that describe its usual system or its marketing, not the device."""
+_OTHER_KEYS = (
+    "default_fabric", "devices_per_node", "announced", "marketed_memory", "driver_names", "pci_ids",
+)  # fmt: skip
+"""Keys of an entry that are no fields of `Accelerator`: its usual system, its marketing, its names."""
 
 
 def accelerator_names() -> tuple[str, ...]:
@@ -28,7 +35,7 @@ def accelerator(name: str) -> Accelerator:
     2500.0
     """
     found = entry(Kind.ACCELERATOR, name)
-    values = {key: value for key, value in found.values.items() if key not in _SYSTEM_KEYS}
+    values = {key: value for key, value in found.values.items() if key not in _OTHER_KEYS}
     values["peak_flops_per_s"] = {f: float(peak) for f, peak in values["peak_flops_per_s"].items()}
     values["memory_bytes"] = int(values["memory_bytes"])
     return Accelerator(name=found.name, aliases=found.aliases, sources=found.sources, **values)
@@ -42,3 +49,44 @@ def default_fabric_name(accelerator_name: str) -> str:
 def usual_devices_per_node(accelerator_name: str) -> int:
     """Devices in one node of the system that this accelerator usually comes in."""
     return entry(Kind.ACCELERATOR, accelerator_name).values["devices_per_node"]
+
+
+def accelerator_with_driver_name(name: str) -> str | None:
+    """Catalogue name of the device that its driver calls `name`, or None when no entry lists that name.
+
+    `name` is what `torch.cuda.get_device_name`, nvidia-smi, amd-smi or rocm-smi print.
+
+    >>> accelerator_with_driver_name("NVIDIA H100 80GB HBM3"), accelerator_with_driver_name("NVIDIA H100 NVL")
+    ('h100', None)
+    """
+    return _driver_names().get(_normal_driver_name(name))
+
+
+def driver_name_of_pci_id(pci_id: str) -> str | None:
+    """Driver name of the device with this `VENDOR:DEVICE` on the PCI bus, or None when no entry lists it.
+
+    >>> driver_name_of_pci_id("1002:75a3")
+    'AMD Instinct MI355X'
+    """
+    return _pci_ids().get(pci_id.lower())
+
+
+@cache
+def _driver_names() -> dict[str, str]:
+    return {
+        _normal_driver_name(driver_name): name
+        for name in accelerator_names()
+        for driver_name in entry(Kind.ACCELERATOR, name).values.get("driver_names", ())
+    }
+
+
+@cache
+def _pci_ids() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in accelerator_names():
+        found |= entry(Kind.ACCELERATOR, name).values.get("pci_ids", {})
+    return found
+
+
+def _normal_driver_name(name: str) -> str:
+    return " ".join(name.lower().split()).removeprefix("nvidia ")

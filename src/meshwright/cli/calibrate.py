@@ -69,9 +69,10 @@ def command(
     With --from-tables it is made of kernels that somebody else measured on an accelerator of the catalogue. They say
     how a kernel's rate depends on its shape; how fast the large ones are in training stays as shipped.
     """
-    from meshwright.calibration.device import HERE, installed_path, to_document
+    from meshwright.calibration.device import installed_path, to_document
     from meshwright.cli.output import emit_json, note
     from meshwright.report.documents.json_values import jsonable
+    from meshwright.specs.hardware import HERE
 
     if tables is None:
         found, target = _of_records(paths)

@@ -105,9 +105,9 @@ def command(
     Makes what starts it: a torchrun command, an sbatch script or a Kubernetes manifest, with the environment that suits
     the accelerator. A dry run shows all of it, with the reason of every variable, and starts nothing.
     """
-    from meshwright.calibration.device import HERE
     from meshwright.cli.run_input import run_from
     from meshwright.launch.request import Request, read_hosts, shape
+    from meshwright.specs.hardware import HERE
 
     given = {name: value for name, value in special.items() if value}
     for name in given:

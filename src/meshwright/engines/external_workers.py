@@ -88,7 +88,7 @@ def start(
         device_type=machine.device_type,
         device_name=machine.device_name,
         cluster=cluster,
-        notes=notes_on_weights(run, file_shapes),
+        notes=(*notes_on_weights(run, file_shapes), *_notes_on_device(run, machine)),
     )
 
 
@@ -102,6 +102,12 @@ def cluster_here(run: Run, machine: Machine) -> Cluster:
     num_devices = run.plan.num_devices if run.plan else machine.num_devices
     rates = None if devices.known_name(device) else devices.measure_rates(device)
     return devices.cluster_here(device, num_devices=num_devices, rates=rates)
+
+
+def _notes_on_device(run: Run, machine: Machine) -> tuple[str, ...]:
+    from meshwright.training.device import notes_on_name
+
+    return notes_on_name(machine.device_name, device_type=machine.device_type, cluster=run.cluster)
 
 
 def refuse_devices(plan: Plan, *, device_type: str, num_devices: int) -> None:

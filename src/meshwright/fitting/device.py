@@ -38,7 +38,7 @@ from meshwright.fitting.residual import fit_residual
 from meshwright.records.device import Records, Row, in_windows
 from meshwright.records.points import Family, Point
 from meshwright.records.steps import run_file_of
-from meshwright.specs.hardware import Accelerator, Fabric
+from meshwright.specs.hardware import THIS_MACHINE, Accelerator, Fabric
 from meshwright.specs.plan import Plan
 
 AXES = {
@@ -57,9 +57,6 @@ LEAST_SD, MOST_SD = 0.02, 1.0
 RESIDUAL_SD = 0.25
 """Of the logarithm of a step's time beside the sum of its kernels, on a device whose whole steps nobody has timed: an
 assumption, as wide as what published fits of kernels leave unexplained. A training's own quick measurement has none."""
-
-THIS_MACHINE = "this machine"
-"""The vendor of an accelerator that was measured and not looked up."""
 
 BISECTIONS = 60
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from meshwright import catalog
 from meshwright.calibration import device as device_calibration
-from meshwright.calibration.device import HERE
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError
 from meshwright.runfile import schema
 from meshwright.runfile.document import Document
@@ -21,7 +20,7 @@ from meshwright.runfile.inline import inline_model, same_fields
 from meshwright.runfile.pinned import plan_from_section
 from meshwright.runfile.problems import BelowError, KeyPath, Problem
 from meshwright.specs import run as specs
-from meshwright.specs.hardware import Accelerator, Cluster, Stack
+from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import MOMENT_BYTES, PRECISIONS, Precision

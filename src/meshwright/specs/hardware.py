@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+HERE = "here"
+"""Name of the cluster that stands for this machine, in a run file and elsewhere."""
+
+THIS_MACHINE = "this machine"
+"""Vendor of an accelerator whose rates were measured, where the catalogue has no datasheet."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:

@@ -20,9 +20,8 @@ import torch
 
 from meshwright import catalog
 from meshwright.errors import MissingDependencyError
-from meshwright.specs.hardware import Accelerator, Cluster, Fabric
+from meshwright.specs.hardware import HERE, THIS_MACHINE, Accelerator, Cluster, Fabric
 from meshwright.training.machine import processor_name
-from meshwright.training.metrics import THIS_MACHINE
 
 GEMM_SIZES = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}
 COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
@@ -33,14 +32,6 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
 NVIDIA_FP8 = (8, 9)  # compute capability
 AMD_FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}  # CDNA 3 has formats of its own
 FP8_DEVICES = f"NVIDIA of compute capability 8.9 and newer, AMD {' and '.join(AMD_FP8)}"
-
-KNOWN_GPUS = (
-    ("H200", "h200"), ("H100 PCIe", "h100-pcie"), ("H100", "h100"), ("H20", "h20"), ("H800", "h800"),
-    ("B200", "b200"), ("B300", "b300"), ("A100-SXM4-40GB", "a100-40gb"), ("A100", "a100"), ("L40S", "l40s"),
-    ("MI355X", "mi355x"), ("MI350X", "mi350x"), ("MI325X", "mi325x"), ("MI300X", "mi300x"),
-    ("RTX 4090", "rtx-4090"), ("RTX A6000", "rtx-a6000"), ("V100", "v100"),
-)  # fmt: skip
-"""What a driver calls a device, and what the catalogue does; the first that the name contains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,10 +166,28 @@ def _best_s(function: Callable[[], object], device: torch.device) -> float:
 
 
 def known_name(device: torch.device) -> str | None:
-    """What the catalogue calls `device`; None where it does not know it."""
-    if device.type != "cuda":
-        return None
-    return next((name for words, name in KNOWN_GPUS if words in device_name(device)), None)
+    """Catalogue name of `device`, or None when the catalogue does not list its driver's name."""
+    return None if device.type == "cpu" else catalog.accelerator_with_driver_name(device_name(device))
+
+
+def notes_on_name(name: str, *, device_type: str, cluster: Cluster | None) -> tuple[str, ...]:
+    """Notes for a record when the catalogue does not know the device, or knows it as another than the run's.
+
+    `name` is the driver's name of the device; `cluster` is the one that the run names, None for `cluster: here`.
+    """
+    if device_type == "cpu":
+        return ()
+    known = catalog.accelerator_with_driver_name(name)
+    if cluster is None and known is None:
+        return (
+            f"the driver calls this device {name!r}, which the catalogue does not know: peak measured here",
+        )
+    if cluster is None or cluster.accelerator.name == known or cluster.accelerator.vendor == THIS_MACHINE:
+        return ()
+    asked = cluster.accelerator.name
+    return (
+        f"the run is for {asked}; the driver calls this device {name!r}: the MFU is a share of {asked}'s peak",
+    )
 
 
 def cluster_here(device: torch.device, *, num_devices: int, rates: Rates | None) -> Cluster:
@@ -214,7 +223,7 @@ def cluster_here(device: torch.device, *, num_devices: int, rates: Rates | None)
         scale_out_latency_s=50e-6,
     )
     return Cluster(
-        name="here", accelerator=accelerator, fabric=fabric, devices_per_node=num_devices, num_nodes=1
+        name=HERE, accelerator=accelerator, fabric=fabric, devices_per_node=num_devices, num_nodes=1
     )
 
 

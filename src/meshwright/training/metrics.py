@@ -15,12 +15,9 @@ from dataclasses import dataclass
 
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
-from meshwright.specs.hardware import Accelerator
+from meshwright.specs.hardware import THIS_MACHINE, Accelerator
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
-
-THIS_MACHINE = "this machine"
-"""The vendor of an accelerator that was measured and not looked up."""
 
 WARM_UP_STEPS = 3
 MFU_CONVENTION = "model FLOPs, causal attention, no recomputation"

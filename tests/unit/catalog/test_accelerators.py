@@ -1,6 +1,17 @@
+import re
+
 import pytest
 
-from meshwright.catalog import accelerator, accelerator_names, fabric_names, usual_devices_per_node
+from meshwright.catalog import (
+    Kind,
+    accelerator,
+    accelerator_names,
+    accelerator_with_driver_name,
+    driver_name_of_pci_id,
+    entry,
+    fabric_names,
+    usual_devices_per_node,
+)
 from meshwright.catalog.accelerators import default_fabric_name
 from meshwright.errors import UnknownNameError
 
@@ -110,3 +121,73 @@ def test_unknown_device_is_never_another_one(written):
 def test_volta_has_no_bf16_and_tpus_no_fp32():
     assert "bf16" not in accelerator("v100").peak_flops_per_s
     assert "fp32" not in accelerator("tpu-v5p").peak_flops_per_s
+
+
+DRIVER_NAMES = [
+    (name, driver_name)
+    for name in accelerator_names()
+    for driver_name in entry(Kind.ACCELERATOR, name).values.get("driver_names", ())
+]
+
+
+@pytest.mark.parametrize(("name", "driver_name"), DRIVER_NAMES)
+def test_a_driver_name_finds_its_own_accelerator(name, driver_name):
+    assert accelerator_with_driver_name(driver_name) == name  # also: no two accelerators share a driver name
+    assert "driver_names" in entry(Kind.ACCELERATOR, name).sources
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "name"),
+    [
+        ("  NVIDIA   H100  80GB HBM3 ", "h100"),
+        ("H100 80GB HBM3", "h100"),
+        ("nvidia b200", "b200"),
+        ("A100-SXM4-80GB", "a100"),
+        ("amd instinct mi355x", "mi355x"),
+    ],
+)
+def test_capitals_spaces_and_the_prefix_do_not_matter(driver_name, name):
+    assert accelerator_with_driver_name(driver_name) == name
+
+
+@pytest.mark.parametrize(
+    "driver_name",
+    [
+        "NVIDIA H100 NVL",
+        "NVIDIA H100",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA GH200 480GB",
+        "NVIDIA H200 NVL",
+        "NVIDIA H20-3e",
+        "NVIDIA GB10",
+        "NVIDIA B300",
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA A100-PCIE-40GB",
+        "NVIDIA L40",
+        "NVIDIA RTX 6000 Ada Generation",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "Tesla V100-PCIE-16GB",
+        "AMD Instinct MI300A",
+        "AMD Instinct MI308X",
+        "AMD Instinct MI250X / MI250",
+        "AMD Radeon Graphics",
+        "NVIDIA",
+        "",
+    ],
+)
+def test_a_device_that_is_not_listed_is_unknown_and_not_its_neighbour(driver_name):
+    assert accelerator_with_driver_name(driver_name) is None
+
+
+@pytest.mark.parametrize("name", accelerator_names())
+def test_a_pci_id_gives_a_listed_driver_name(name):
+    values = entry(Kind.ACCELERATOR, name).values
+    for pci_id, driver_name in values.get("pci_ids", {}).items():
+        assert re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{4}", pci_id)
+        assert driver_name in values["driver_names"]
+        assert driver_name_of_pci_id(pci_id.upper()) == driver_name
+
+
+def test_an_unlisted_pci_id_is_unknown():
+    assert driver_name_of_pci_id("1002:740c") is None  # MI250X or MI250

@@ -6,13 +6,12 @@ amd       /sys/class/drm and /sys/class/kfd; no command is needed
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Any
 
 from meshwright.doctor.host import Host, Unseen
+
+COMPUTE_CLASSES = {"10de": ("0x0300", "0x0302"), "1002": ("0x0302", "0x0380", "0x1200")}
+"""PCI classes of devices that compute, by vendor: VGA and 3D controllers, other displays, processing accelerators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,28 +86,13 @@ def find_devices(host: Host) -> Devices:
     return Devices()
 
 
-@cache
-def table() -> dict[str, dict[str, Any]]:
-    """devices.toml."""
-    return tomllib.loads((files("meshwright.doctor") / "data" / "devices.toml").read_text(encoding="utf-8"))
-
-
-def accelerator_of(name: str) -> str | None:
-    """The catalogue's name of what a driver calls `name`; None when it is unknown.
-
-    >>> accelerator_of("NVIDIA H100 80GB HBM3"), accelerator_of("NVIDIA H100 NVL")
-    ('h100', None)
-    """
-    return table()["names"].get(" ".join(name.split()))
-
-
 def addresses_on_bus(host: Host, vendor: str) -> tuple[str, ...]:
     """PCI addresses of a vendor's devices that compute, whether their driver took them or not."""
     found = []
     for folder in host.glob("/sys/bus/pci/devices/*"):
         try:
             is_ours = host.read(f"{folder}/vendor") == f"0x{vendor}"
-            if is_ours and host.read(f"{folder}/class")[:6] in table()["classes"][vendor]:
+            if is_ours and host.read(f"{folder}/class")[:6] in COMPUTE_CLASSES[vendor]:
                 found.append(folder.rpartition("/")[2].lower())
         except Unseen:
             continue

@@ -13,14 +13,14 @@ import json
 import re
 from typing import Any
 
+from meshwright.catalog import accelerator_with_driver_name, driver_name_of_pci_id
 from meshwright.doctor.devices import (
+    COMPUTE_CLASSES,
     Device,
     Devices,
     Process,
-    accelerator_of,
     addresses_on_bus,
     int_or_none,
-    table,
     text_or_none,
 )
 from meshwright.doctor.host import Host, Unseen
@@ -37,7 +37,7 @@ def find(host: Host) -> Devices:
     on_bus = addresses_on_bus(host, VENDOR)
     cards = [c for c in host.glob("/sys/class/drm/card*/device") if re.search(r"/card\d+/device$", c)]
     cards = [c for c in cards if text_or_none(host, f"{c}/vendor") == f"0x{VENDOR}"]
-    cards = [c for c in cards if (text_or_none(host, f"{c}/class") or "")[:6] in table()["classes"][VENDOR]]
+    cards = [c for c in cards if (text_or_none(host, f"{c}/class") or "")[:6] in COMPUTE_CLASSES[VENDOR]]
     nodes = _topology(host)
     by_address = sorted((_address(host, card), card) for card in cards)
     names, tool_seconds = _names_by_tool(host) if by_address else ({}, None)
@@ -64,7 +64,7 @@ def _device(
     host: Host, index: int, card: str, address: str, nodes: dict[str, dict[str, int]], told: str | None
 ) -> Device:
     identity = f"{VENDOR}:{(text_or_none(host, f'{card}/device') or '').removeprefix('0x')}"
-    known = table()["pci"].get(identity)
+    known = driver_name_of_pci_id(identity)
     name = text_or_none(host, f"{card}/product_name") or known or told or f"PCI device {identity}"
     hwmon = next(iter(host.glob(f"{card}/hwmon/hwmon*")), f"{card}/hwmon/none")
     current, highest = _clocks(host, card)
@@ -74,7 +74,7 @@ def _device(
         index=index,
         vendor="AMD",
         name=name,
-        accelerator=accelerator_of(name) or accelerator_of(known or ""),
+        accelerator=accelerator_with_driver_name(name) or accelerator_with_driver_name(known or ""),
         address=address,
         select=f"HIP_VISIBLE_DEVICES={list(nodes).index(address) if address in nodes else index}",
         numa_node=int_or_none(host, f"{card}/numa_node"),

@@ -7,11 +7,11 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from xml.etree.ElementTree import Element
 
+from meshwright.catalog import accelerator_with_driver_name
 from meshwright.doctor.devices import (
     Device,
     Devices,
     Process,
-    accelerator_of,
     addresses_on_bus,
     int_or_none,
     text_or_none,
@@ -72,7 +72,7 @@ def _device(host: Host, index: int, gpu: Element) -> Device | None:
         index=index,
         vendor="NVIDIA",
         name=name,
-        accelerator=accelerator_of(name),
+        accelerator=accelerator_with_driver_name(name),
         address=address,
         select=f"CUDA_VISIBLE_DEVICES={_text(gpu, 'uuid') or index}",
         numa_node=int_or_none(host, f"/sys/bus/pci/devices/{address}/numa_node"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import __version__, runfile
+from meshwright.catalog import accelerator_with_driver_name
 from meshwright.engines.external_record import ENDING, FACTS, STEPS, VALIDATION
 from meshwright.engines.maxtext import environment
 from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE
@@ -170,7 +171,10 @@ class _Log:
             self._rewrite(entries)
             if known:
                 software = {"meshwright": __version__} | known["software"]
-                facts = {"device": {"accelerator": None} | known["device"], "software": software}
+                device = {"accelerator": accelerator_with_driver_name(known["device"]["name"])} | known[
+                    "device"
+                ]
+                facts = {"device": device, "software": software}
                 (self.output / FACTS).write_text(json.dumps(facts), encoding="utf-8")
         mine = {"step_s": [entry["step_s"] for entry in entries], "peak_memory_bytes": peak}
         (self.output / f"rank-{self.rank}.json").write_text(json.dumps(mine), encoding="utf-8")

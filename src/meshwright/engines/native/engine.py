@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from meshwright import catalog
-from meshwright.calibration.device import HERE
 from meshwright.engines import external_workers
 from meshwright.engines.base import TrainOptions, refuse
 from meshwright.engines.choice import planned
@@ -22,6 +21,7 @@ from meshwright.engines.native.expect import Expectation, expect
 from meshwright.engines.native.trainer import Job, train_rank
 from meshwright.errors import InputError
 from meshwright.records.training import Record, read_record
+from meshwright.specs.hardware import HERE
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import NATIVE, Run
 from meshwright.training import checkpoints as checkpoint
@@ -108,6 +108,7 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     if run.lora is not None and weights is None:
         notes.append("adapters are trained on random weights: name those to start from with `weights:`")
     notes += fp8.notes(run)
+    notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=run.cluster)
     products, words = _products(run, plan, device=device)
     return Job(
         run=run,

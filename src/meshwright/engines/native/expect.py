@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.calibration.device import HERE, DeviceCalibration, installed_path, load
+from meshwright.calibration.device import DeviceCalibration, installed_path, load
 from meshwright.engines.base import predicted as predicted_of
 from meshwright.engines.native.probe import measure_collective, measure_kernels, slowest
 from meshwright.engines.native.speed import slowness
@@ -28,7 +28,7 @@ from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.records.training import interval
 from meshwright.specs.estimate import MemoryEstimate
-from meshwright.specs.hardware import Cluster
+from meshwright.specs.hardware import HERE, Cluster
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training import device as devices

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import lcm
 
-from meshwright.calibration.device import HERE
 from meshwright.calibration.parameters import Calibration
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.errors import InputError
@@ -26,7 +25,7 @@ from meshwright.planner.legality import setting_for, violations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import search
 from meshwright.specs.estimate import Estimate
-from meshwright.specs.hardware import Cluster
+from meshwright.specs.hardware import HERE, Cluster
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Costs
 from meshwright.units import gib

@@ -1,0 +1,59 @@
+"""Names of devices: a driver's name is known exactly, or the record says that it is unknown."""
+
+import pytest
+import torch
+
+from meshwright import catalog
+from meshwright.training import device as devices
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def driver_says(monkeypatch):
+    def say(name: str) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "known"),
+    [
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GB300", "gb300"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 NVL", None),
+    ],
+)
+def test_a_gpu_is_itself_or_unknown(driver_says, driver_name, known):
+    driver_says(driver_name)
+    assert devices.known_name(CUDA) == known
+
+
+def test_a_cpu_has_no_catalogue_name(driver_says):
+    driver_says("NVIDIA H200")
+    assert devices.known_name(torch.device("cpu")) is None
+
+
+def test_an_unknown_gpu_is_noted():
+    (note,) = devices.notes_on_name("NVIDIA H100 NVL", device_type="cuda", cluster=None)
+    assert note == (
+        "the driver calls this device 'NVIDIA H100 NVL', which the catalogue does not know: peak measured here"
+    )
+
+
+def test_a_run_for_another_device_is_noted():
+    cluster = catalog.cluster("h200-8x1")
+    (note,) = devices.notes_on_name("NVIDIA H100 NVL", device_type="cuda", cluster=cluster)
+    assert "the run is for h200" in note
+    assert "'NVIDIA H100 NVL'" in note
+    (note,) = devices.notes_on_name("NVIDIA B200", device_type="cuda", cluster=cluster)
+    assert "h200's peak" in note
+
+
+@pytest.mark.parametrize("cluster", [None, catalog.cluster("h200-8x1")])
+def test_a_device_as_expected_is_not_noted(cluster):
+    assert devices.notes_on_name("NVIDIA H200", device_type="cuda", cluster=cluster) == ()
+    assert devices.notes_on_name("some processor", device_type="cpu", cluster=cluster) == ()
