@@ -12,19 +12,27 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-Array = Any
-"""A number or a NumPy array of numbers; arrays of one expression broadcast."""
+FloatArray = NDArray[np.float64]
+
+Array = float | NDArray[Any]
+"""A number or a NumPy array of numbers. The arrays of one expression broadcast."""
+
+Integers = int | NDArray[Any]
+"""An integer or a NumPy array of integers."""
+
+Mask = bool | NDArray[np.bool_]
+"""A truth value or a NumPy array of truth values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Base of all tables: rows can be stacked into arrays and taken out again."""
+    """Base of all tables. `stack` makes columns of rows, `take` selects rows."""
 
     @classmethod
     def stack(cls, rows: Sequence[Self]) -> Self:
         """One table with an array of len(rows) per field; tables inside tables are stacked too.
 
-        What is no number (measured surfaces) must be the same in all rows, and stays.
+        A field that is another dataclass (measured efficiency corrections) must be equal in all rows and is kept.
         """
         columns: dict[str, Any] = {}
         for f in fields(cls):

@@ -61,7 +61,7 @@ def predict(
         tokens_per_s_per_device=rate,
         low=rate / factor,
         high=rate * factor,
-        memory_allocated_bytes=memory.allocated_bytes,
-        memory_reserved_bytes=memory.reserved_bytes,
-        fits=memory.reserved_bytes <= tables.facts.memory_bytes,
+        memory_allocated_bytes=np.asarray(memory.allocated_bytes),
+        memory_reserved_bytes=np.asarray(memory.reserved_bytes),
+        fits=np.asarray(memory.reserved_bytes <= tables.facts.memory_bytes),
     )

@@ -106,7 +106,9 @@ def tables_of(
         facts=stacked,
         factors=factors,
         bf16_factors=[bf16_factors(f) for f in factors],
-        corrections=RowCorrections(by_device=corrections, devices=devices, formats=stacked.matmul_format)
+        corrections=RowCorrections(
+            by_device=corrections, devices=devices, formats=np.asarray(stacked.matmul_format)
+        )
         if corrections
         else None,
     )

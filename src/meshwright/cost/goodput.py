@@ -182,23 +182,26 @@ def estimate_goodput(
     one is written. `num_spares` None: a spare is always there; otherwise `given` may hold `repair_s` and
     `replaced_ratio`. Raises `InputError` for values that make no sense.
     """
-    _check(num_devices=num_devices, stall_s=checkpoint.stall_s, interval_s=interval_s, num_spares=num_spares)
+    _check(
+        num_devices=num_devices,
+        stall_s=float(checkpoint.stall_s),
+        interval_s=interval_s,
+        num_spares=num_spares,
+    )
     rates = rates or reliability.failure_range()
-    mtbf = mtbf_s(device_mtbf_s=rates.value.device_mtbf_s, num_devices=num_devices)
+    stall_s, lag_s, restart_s = float(checkpoint.stall_s), float(checkpoint.lag_s), float(restart.total_s)
+    mtbf = float(mtbf_s(device_mtbf_s=rates.value.device_mtbf_s, num_devices=num_devices))
     if interval_s is None:
-        best = optimal_interval_s(stall_s=checkpoint.stall_s, mtbf_s=mtbf)
-        interval_s = max(float(best), checkpoint.lag_s - checkpoint.stall_s)
+        best = optimal_interval_s(stall_s=stall_s, mtbf_s=mtbf)
+        interval_s = max(float(best), lag_s - stall_s)
+    interval = interval_s  # no longer None, also in `shares`
 
     def shares(rate: FailureRate) -> tuple[float, float]:
         """Goodput and share of waiting for spares."""
-        m = mtbf_s(device_mtbf_s=rate.device_mtbf_s, num_devices=num_devices)
+        m = float(mtbf_s(device_mtbf_s=rate.device_mtbf_s, num_devices=num_devices))
         waiting = _waiting_ratio(m, num_spares, reliability.assumed(given))
         running = goodput_ratio(
-            interval_s=interval_s,
-            stall_s=checkpoint.stall_s,
-            lag_s=checkpoint.lag_s,
-            restart_s=restart.total_s,
-            mtbf_s=m,
+            interval_s=interval, stall_s=stall_s, lag_s=lag_s, restart_s=restart_s, mtbf_s=m
         )
         return float(running) * (1 - waiting), waiting
 
@@ -208,13 +211,13 @@ def estimate_goodput(
         low=shares(rates.low)[0],
         high=shares(rates.high)[0],
         tier=Tier.GUESSED,
-        mtbf_s=float(mtbf),
-        interval_s=interval_s,
+        mtbf_s=mtbf,
+        interval_s=interval,
         losses=_losses(
             ratio=value,
             waiting=waiting,
-            stall_per_work=checkpoint.stall_s / interval_s,
-            restart_per_mtbf=restart.total_s / mtbf,
+            stall_per_work=stall_s / interval,
+            restart_per_mtbf=restart_s / mtbf,
         ),
     )
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from meshwright.arrays import Array, Table
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.arrays import Array, FloatArray, Table
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.catalog.stacks import StackFacts, stack_facts
@@ -20,7 +24,7 @@ from meshwright.specs.precision import Precision
 class SystemFacts(Table):
     """What does not depend on calibration: datasheet numbers and traits of the stack."""
 
-    matmul_format: Array  # its name
+    matmul_format: str | NDArray[np.str_]
     matmul_flops_per_s: Array
     bf16_flops_per_s: Array
     memory_bytes_per_s: Array
@@ -139,20 +143,17 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         unfused_attention=facts.unfused_attention,
         unfused_norm=facts.unfused_norm,
         bf16_gemm_ratio=bf16["gemm_ratio"],
-        **{f.name: values[f.name] for f in fields(DeviceRates) if f.name in values},
+        **_fields_of(DeviceRates, values),
     )
     network = facts.network
-    network = type(network)(
-        **{f.name: getattr(network, f.name) for f in fields(network)}
-        | {
-            "up_bytes_per_s": network.up_bytes_per_s * values["scale_up_ratio"],
-            "up_peer_bytes_per_s": network.up_peer_bytes_per_s * values["scale_up_ratio"],
-            "up_switch_bytes_per_s": network.up_switch_bytes_per_s * values["scale_up_ratio"],
-            "out_bytes_per_s": network.out_bytes_per_s * values["scale_out_ratio"],
-            "out_step_s": network.out_step_s * values["scale_out_latency_factor"],
-        }
+    network = replace(
+        network,
+        up_bytes_per_s=network.up_bytes_per_s * values["scale_up_ratio"],
+        up_peer_bytes_per_s=network.up_peer_bytes_per_s * values["scale_up_ratio"],
+        up_switch_bytes_per_s=network.up_switch_bytes_per_s * values["scale_up_ratio"],
+        out_bytes_per_s=network.out_bytes_per_s * values["scale_out_ratio"],
+        out_step_s=network.out_step_s * values["scale_out_latency_factor"],
     )
-    own = {f.name for f in fields(SystemRates)}
     return SystemRates(
         device=device,
         network=network,
@@ -161,12 +162,21 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         deduplicates=facts.deduplicates,
         cpu_oversubscription=facts.cpu_oversubscription,
         years=facts.years,
-        **{name: value for name, value in values.items() if name in own},
+        **_fields_of(SystemRates, values),
     )
 
 
+def _fields_of(table: type[Table], values: Mapping[str, Array]) -> dict[str, Any]:
+    """Those of `values` that `table` has a field for."""
+    own = {f.name for f in fields(table)}
+    return {name: value for name, value in values.items() if name in own}
+
+
 def rates_from_etas(
-    calibration: Calibration, facts: SystemFacts, etas: Mapping[str, Array], bf16_etas: Mapping[str, Array]
+    calibration: Calibration,
+    facts: SystemFacts,
+    etas: Mapping[str, FloatArray],
+    bf16_etas: Mapping[str, FloatArray],
 ) -> SystemRates:
     """`join` for values still in transformed units."""
     rates = join(facts, calibration.values(etas), calibration.values({"gemm_ratio": bf16_etas["gemm_ratio"]}))

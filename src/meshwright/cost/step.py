@@ -93,11 +93,11 @@ def estimate_steps(
 
     shares = _component_seconds(setting, layers, parts)
     scale = work * factor / sum(shares.values())
+    components: dict[str, Array] = {name: seconds * scale for name, seconds in shares.items()}
+    components |= once | {"stragglers": stragglers}
     return StepTable(
         step_s=step,
-        components_s={name: seconds * scale for name, seconds in shares.items()}
-        | once
-        | {"stragglers": stragglers},
+        components_s=components,
         stages=stages,
         num_micro_batches=num_micro,
         tokens_per_s_per_device=batch.global_batch * batch.seq_len / (step * plan.num_devices),

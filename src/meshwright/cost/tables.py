@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from meshwright.arrays import Array, Table
+from meshwright.arrays import Array, Integers, Table
 from meshwright.specs.model import AttentionKind, Lora, Model
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import Precision
@@ -82,7 +82,7 @@ class PlanTable(Table):
     micro_batch: Array
     schedule: Array  # index into SCHEDULES
     recompute: Array  # index into RECOMPUTES
-    recompute_mask: Array  # bit i: RECOMPUTE_MODULES[i]
+    recompute_mask: Integers  # bit i: RECOMPUTE_MODULES[i]
     recompute_layers: Array  # layers per pipeline rank with full recomputation; -1: all
     offload_optimizer: Array  # 0 or 1
 
@@ -99,7 +99,7 @@ class PlanTable(Table):
         """Ranks that hold the same experts."""
         return self.num_devices // (self.expert * self.expert_tensor * self.pipeline)
 
-    def recomputes(self, module: str) -> Array:
+    def recomputes(self, module: str) -> Integers:
         """1 where selective recomputation names `module`."""
         return (self.recompute_mask >> RECOMPUTE_MODULES.index(module)) & 1
 

@@ -159,9 +159,11 @@ def _products(table: Table, accelerator: Accelerator, number_format: str) -> Sha
     besides_s = np.zeros(len(shape)) if number_format == BF16 else quantising_s
 
     def model_s(shape: Floats, ratio: float) -> Floats:
-        return gemm_s(
-            *shape.T, flops_per_s=peak * ratio, bytes_per_s=streaming, kernel_s=kernel_s,
-            num_units=accelerator.num_compute_units, element_bytes=narrow,
+        return np.asarray(
+            gemm_s(
+                *shape.T, flops_per_s=peak * ratio, bytes_per_s=streaming, kernel_s=kernel_s,
+                num_units=accelerator.num_compute_units, element_bytes=narrow,
+            )
         )  # fmt: skip
 
     as_in_training = (shape >= LEAST_PRODUCT).all(axis=1) & (shape % MULTIPLE == 0).all(axis=1)

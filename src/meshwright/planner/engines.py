@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from meshwright import catalog
-from meshwright.arrays import Array
+from meshwright.arrays import Mask
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
 from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
 
@@ -50,7 +50,7 @@ class Rule:
 
     name: str
     scope: Scope
-    holds: Callable[[Setting, PlanTable], Array]
+    holds: Callable[[Setting, PlanTable], Mask]
     says: Callable[[Setting, PlanTable], str]
     severity: Severity = Severity.REFUSED
     after: str | None = None

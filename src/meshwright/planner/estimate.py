@@ -66,7 +66,7 @@ def estimate_plan(
     variances = log_variances(slopes, calibration, [factors], is_moe=is_moe)
     factor = float(spread(variances)[0])
     simulated = simulated_step_s(plan, steps)
-    closed = float(steps.step_s[0])
+    closed = float(np.ravel(steps.step_s)[0])
     step_s = closed if simulated is None else simulated
     components = {name: float(np.ravel(value)[0]) for name, value in steps.components_s.items()}
     components["bubble"] += step_s - closed

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.arrays import Array
+from meshwright.arrays import Array, FloatArray
 from meshwright.catalog.prices import power_assumptions, price_per_device_hour
 from meshwright.cost.energy import PowerModel, activity_ratio, facility_power_w, power_model
 from meshwright.cost.step import StepTable
@@ -26,9 +25,6 @@ from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator, Cluster
 from meshwright.specs.run import Costs, Objective
 from meshwright.units import HOUR_S, JOULE_PER_KWH
-
-FloatArray = NDArray[np.float64]
-
 
 INTENSITY_RATIO = {"bubble": 0.0, "host": 0.0, "fixed": 0.0, "stragglers": 0.0, "other": 1.0}
 """Assumption: a device that waits draws idle power and one that works draws its design power."""
@@ -63,7 +59,7 @@ class Goal:
             return seconds * self.num_steps
         if self.objective is Objective.ENERGY:
             return self.energy_j(steps)
-        return self._rent_usd(seconds) + self._electricity_usd(steps)
+        return np.asarray(self._rent_usd(seconds) + self._electricity_usd(steps))
 
     def bound(self, bound_s: FloatArray) -> FloatArray:
         """No plan whose step takes at least `bound_s` has a smaller value; idle power is the least."""
@@ -74,7 +70,7 @@ class Goal:
         idle_j = 0.0 if self.power is None else bound_s * self._facility_w(0.0)
         if self.objective is Objective.ENERGY:
             return np.asarray(idle_j)
-        return self._rent_usd(bound_s) + idle_j / JOULE_PER_KWH * self.usd_per_kwh
+        return np.asarray(self._rent_usd(bound_s) + idle_j / JOULE_PER_KWH * self.usd_per_kwh)
 
     def energy_j(self, steps: StepTable) -> FloatArray:
         """Joules per step, at the facility."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from meshwright.arrays import Array
+from meshwright.arrays import Array, Mask
 from meshwright.cost.tables import RECOMPUTES, SCHEDULES, PlanTable
 from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting, Severity
 from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
 
 
-def divides(part: Array, whole: Array) -> Array:
+def divides(part: Array, whole: Array) -> NDArray[np.bool_]:
     """Where `whole` is a multiple of `part`."""
     return np.asarray(whole) % np.maximum(part, 1) == 0
 
@@ -26,17 +27,17 @@ def num_micro_batches(setting: Setting, plan: PlanTable) -> Array:
     return setting.batch.global_batch // np.maximum(plan.micro_batch * plan.data, 1)
 
 
-def has_schedule(plan: PlanTable, *schedules: Schedule) -> Array:
+def has_schedule(plan: PlanTable, *schedules: Schedule) -> NDArray[np.bool_]:
     """Where the plan's schedule is one of `schedules`."""
     return np.isin(plan.schedule, [SCHEDULES.index(s) for s in schedules])
 
 
 def has_experts(setting: Setting) -> bool:
     """Whether the model is a mixture of experts."""
-    return setting.model.num_experts > 0
+    return bool(setting.model.num_experts > 0)
 
 
-def _layers_fit(s: Setting, plan: PlanTable) -> Array:
+def _layers_fit(s: Setting, plan: PlanTable) -> Mask:
     """Middle stages take ceil(L / S) layers; what is left for the first and the last must not be negative."""
     num_layers, stages = s.model.num_layers, plan.pipeline * plan.virtual_pipeline
     if not s.facts.uneven_layers:
@@ -54,7 +55,7 @@ def _says_layers(s: Setting, p: PlanTable) -> str:
     )
 
 
-def _chunks_fit(_: Setting, plan: PlanTable) -> Array:
+def _chunks_fit(_: Setting, plan: PlanTable) -> Mask:
     v, alone = plan.virtual_pipeline, plan.pipeline == 1
     several = has_schedule(plan, Schedule.INTERLEAVED)
     vee = has_schedule(plan, Schedule.ZBV)
@@ -70,7 +71,7 @@ def _says_chunks(_: Setting, p: PlanTable) -> str:
     return f"{schedule.value} needs {needed} virtual stages per rank, there are {p.virtual_pipeline}"
 
 
-def _selective_offered(s: Setting, plan: PlanTable) -> Array:
+def _selective_offered(s: Setting, plan: PlanTable) -> Mask:
     other = np.not_equal(plan.recompute, RECOMPUTES.index(Recompute.SELECTIVE))
     if s.facts.selective is None:
         return other | (plan.recompute_mask > 0)
@@ -88,7 +89,7 @@ def module_names(mask: int) -> str:
     return ", ".join(m for i, m in enumerate(RECOMPUTE_MODULES) if mask >> i & 1) or "nothing"
 
 
-def _modules_exist(s: Setting, plan: PlanTable) -> Array:
+def _modules_exist(s: Setting, plan: PlanTable) -> Mask:
     """Modules that the model has; not all engines recompute activations apart outside of experts."""
     absent = [] if has_experts(s) else ["moe"]
     absent += [] if s.model.is_mla else ["mla_up_projection"]
@@ -104,7 +105,7 @@ def _sequence_unit(s: Setting, plan: PlanTable) -> Array:
     return np.lcm(context * np.where(plan.sequence_parallel > 0, plan.tensor, 1), block)
 
 
-def _enough_micro_batches(s: Setting, plan: PlanTable) -> Array:
+def _enough_micro_batches(s: Setting, plan: PlanTable) -> Mask:
     m, p = num_micro_batches(s, plan), plan.pipeline
     dual = has_schedule(plan, Schedule.DUALPIPE)
     needed = np.where(dual, 2 * p, np.where(has_schedule(plan, Schedule.ZBV), 2 * p - 1, 1))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.arrays import Array
+from meshwright.arrays import Array, FloatArray
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.rates import system_rates
 from meshwright.cost.step import StepTable, estimate_steps
@@ -27,8 +27,6 @@ from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.planner.finalists import simulated_step_s
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.plan import Plan, Recompute, Sharding
-
-FloatArray = NDArray[np.float64]
 
 RELAXED = ("data_parallel", "optimizer")
 """Components of a step that depend on sharding and may vanish."""
@@ -86,13 +84,13 @@ def relaxed_step_s(steps: StepTable) -> FloatArray:
     components = steps.components_s
     rest = steps.step_s - components["stragglers"]
     straggle = steps.step_s / rest
-    return (rest - sum(components[name] for name in RELAXED)) * straggle
+    return np.asarray((rest - sum(components[name] for name in RELAXED)) * straggle)
 
 
 def step_rows(steps: StepTable, index: NDArray[np.intp]) -> StepTable:
     """The rows of `steps` at `index`."""
     return StepTable(
-        step_s=steps.step_s[index],
+        step_s=_rows(steps.step_s, index),
         components_s={name: _rows(seconds, index) for name, seconds in steps.components_s.items()},
         stages=steps.stages.take(index),
         num_micro_batches=_rows(steps.num_micro_batches, index),
@@ -102,7 +100,7 @@ def step_rows(steps: StepTable, index: NDArray[np.intp]) -> StepTable:
 
 
 def _rows(column: Array, index: NDArray[np.intp]) -> Array:
-    return column[index] if np.ndim(column) else column
+    return column[index] if isinstance(column, np.ndarray) and column.ndim else column
 
 
 def fits(memory: MemoryTable, usable_bytes: float) -> NDArray[np.bool_]:

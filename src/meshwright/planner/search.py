@@ -20,12 +20,13 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import FloatArray
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.step import StepTable
 from meshwright.cost.tables import PlanTable, plan_from_row
 from meshwright.planner.engines import Scope, Setting
 from meshwright.planner.legality import legal_mask, setting_for
-from meshwright.planner.objective import FloatArray, Goal
+from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import CostModel, cost_model, fits, step_rows
 from meshwright.planner.space import (
@@ -342,7 +343,7 @@ def _ranked(rows: PlanTable, model: CostModel, goal: Goal) -> list[RankedPlan]:
     for i in range(num_rows(rows)):
         row = np.array([i])
         alone = step_rows(steps, row)
-        plan, closed = plan_from_row(rows.take(i)), float(alone.step_s[0])
+        plan, closed = plan_from_row(rows.take(i)), float(np.ravel(alone.step_s)[0])
         simulated = model.refine(plan, alone)
         step_s = closed if simulated is None else simulated
         found.append(

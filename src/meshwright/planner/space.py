@@ -318,13 +318,13 @@ def enumerate_plans(space: Space) -> PlanTable:
 def is_whole(plan: PlanTable, space: Space) -> NDArray[np.bool_]:
     """Replicas divide the data width, experts fold inside one replica, and a fixed data_shard is met."""
     inner = plan.tensor * plan.context * plan.data_shard
-    keep = (plan.data_shard > 0) & (inner % (plan.expert * plan.expert_tensor) == 0)
+    keep = np.asarray((plan.data_shard > 0) & (inner % (plan.expert * plan.expert_tensor) == 0))
     return keep if space.data_shard is None else keep & np.isin(plan.data_shard, space.data_shard)
 
 
 def num_rows(plan: PlanTable) -> int:
     """Rows of a table of arrays."""
-    return len(plan.tensor)
+    return len(np.asarray(plan.tensor))
 
 
 def _cross(*axes: Iterable[Any]) -> list[IntArray]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from meshwright.arrays import Array, Table
+from meshwright.arrays import Array, Mask, Table
 from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost.flops import Parameters, count_parameters
 from meshwright.cost.memory.activations import LayerBytes, layer_bytes
@@ -169,7 +169,7 @@ def _beside_the_allocator(plan: PlanTable, constants: MemoryConstants) -> Array:
     return constants.context_bytes + sum((width > 1) * constants.communicator_bytes for width in widths)
 
 
-def _fuller(one: MemoryTable, other: MemoryTable, exists: Array) -> MemoryTable:
+def _fuller(one: MemoryTable, other: MemoryTable, exists: Mask) -> MemoryTable:
     """The fuller of two ranks; `other` only where it exists."""
     swap = (other.reserved_bytes > one.reserved_bytes) & exists
     return MemoryTable(

@@ -14,12 +14,11 @@ from enum import Enum
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from meshwright.arrays import FloatArray
 from meshwright.cost.pipeline.graph import EventGraph, event_graph
 from meshwright.cost.pipeline.schedules import PipelineShape
-
-FloatArray = NDArray[np.float64]
 
 MAX_BATCH_ELEMENTS = 4_000_000
 """Operations times plans evaluated at once: bounds the memory of `step_lengths_s` to some 64 MB."""
