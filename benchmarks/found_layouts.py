@@ -17,7 +17,7 @@ from typing import Any
 
 from meshwright.accuracy.metrics import plan_group
 from meshwright.accuracy.predict import predict
-from meshwright.accuracy.rows import Conditions, PublishedRun, read_runs
+from meshwright.accuracy.rows import PublishedRun, RunConditions, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.accuracy.tables import cluster_of, tables_of
 from meshwright.cost.memory import estimate_memory, memory_constants
@@ -94,7 +94,7 @@ def published_runs() -> dict[str, PublishedRun]:
     return {run.id: run for run in read_runs(measured_runs_path()) if run.conditions is not None}
 
 
-def request_of(conditions: Conditions, fixed: Mapping[str, object]) -> PlanRequest:
+def request_of(conditions: RunConditions, fixed: Mapping[str, object]) -> PlanRequest:
     """What the authors asked. They ran close to the edge of memory, so no margin is kept."""
     return PlanRequest(
         model=conditions.model,
@@ -109,7 +109,7 @@ def request_of(conditions: Conditions, fixed: Mapping[str, object]) -> PlanReque
     )
 
 
-def cost_of(request: PlanRequest, conditions: Conditions) -> CostModel:
+def cost_of(request: PlanRequest, conditions: RunConditions) -> CostModel:
     """The cost model with the kernels that the row names where they are not its stack's."""
     rates = tables_of([conditions])
     facts = rates.facts.take(0)

@@ -13,9 +13,9 @@ import pytest
 
 from meshwright.accuracy.rows import FAILED_COLUMNS, MEASURED_COLUMNS, PublishedRun, read_failed, read_runs
 from meshwright.cost.update import OPTIMIZER_BYTES
-from meshwright.records.device import Recorder, row_of
+from meshwright.records.device import DeviceRecorder, row_of
 from meshwright.records.measurement import Measurement
-from meshwright.records.points import Family, Point, Workload, points_of
+from meshwright.records.points import Point, PointFamily, Workload, points_of
 
 SIDECAR = {
     "device": {
@@ -48,19 +48,19 @@ class Machine:
     def seconds(self, p: Point) -> float:
         """Of one call."""
         match p.family:
-            case Family.GEMM:
+            case PointFamily.GEMM:
                 peak = self.flops_per_s / (4 if p.format == "fp32" else 1)
                 reached = min(p.m, p.n, p.k) / (min(p.m, p.n, p.k) + 64)
                 return max(p.flops / (peak * reached), p.bytes / self.copy_bytes_per_s) + self.launch_s
-            case Family.ATTENTION:
+            case PointFamily.ATTENTION:
                 return p.flops / (self.flops_per_s * self.attention_ratio) + self.launch_s
-            case Family.ELEMENTWISE:
+            case PointFamily.ELEMENTWISE:
                 return self.elementwise_factor * p.bytes / self.copy_bytes_per_s + self.launch_s
-            case Family.OPTIMIZER:
+            case PointFamily.OPTIMIZER:
                 return self.optimizer_passes * OPTIMIZER_BYTES * p.m / self.copy_bytes_per_s + self.launch_s
-            case Family.LAUNCH:
+            case PointFamily.LAUNCH:
                 return self.launch_s
-            case Family.COLLECTIVES:
+            case PointFamily.COLLECTIVES:
                 return self.message_s + p.size_bytes / self.message_bytes_per_s
             case _:
                 return p.bytes / self.copy_bytes_per_s + self.launch_s
@@ -70,9 +70,9 @@ class Machine:
     ) -> Path:
         """Write records of its kernels and exchanges, a few samples of each point; what whole steps take follows from
         parameters that are no rates of it."""
-        out, draw = Recorder(folder, sidecar=SIDECAR, resume=False), random.Random(1)
-        for family in Family:
-            if family in (Family.TRANSFER, Family.TRAINING):
+        out, draw = DeviceRecorder(folder, sidecar=SIDECAR, resume=False), random.Random(1)
+        for family in PointFamily:
+            if family in (PointFamily.TRANSFER, PointFamily.TRAINING):
                 continue
             points = points_of(
                 family, device_type="cpu", formats=("bf16", "fp32"), workload=workload, num_processes=2

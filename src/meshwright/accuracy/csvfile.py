@@ -19,7 +19,7 @@ MAX_TOKENS = 10**12
 
 
 @dataclass(frozen=True)
-class Row:
+class CsvRow:
     """One line of a file of published runs. Empty cells read as None."""
 
     file: str
@@ -64,7 +64,7 @@ class Row:
         return InputError(f"{self.file}:{self.line}: {column} {what}", got=self.text(column), allowed=allowed)
 
 
-def read_table(path: str | Path, *, required: tuple[str, ...]) -> list[Row]:
+def read_table(path: str | Path, *, required: tuple[str, ...]) -> list[CsvRow]:
     """All rows of a CSV file (UTF-8, comma separated, one header line).
 
     Raises InputError when the file cannot be read, is empty, lacks a required column, names a column twice or
@@ -104,7 +104,7 @@ def _check_header(name: str, header: list[str], required: tuple[str, ...]) -> No
         raise InputError(f"{name}: column named twice: {', '.join(twice)}")
 
 
-def _rows(name: str, header: list[str], reader: Any) -> Iterator[Row]:  # csv has no public reader type
+def _rows(name: str, header: list[str], reader: Any) -> Iterator[CsvRow]:  # csv has no public reader type
     for cells in reader:
         if not any(cell.strip() for cell in cells):
             continue
@@ -113,4 +113,4 @@ def _rows(name: str, header: list[str], reader: Any) -> Iterator[Row]:  # csv ha
                 f"{name}:{reader.line_num}: row has {len(cells)} cells, the header has {len(header)}",
                 hint="quote cells that hold commas",
             )
-        yield Row(name, reader.line_num, {c: v.strip() for c, v in zip(header, cells, strict=True)})
+        yield CsvRow(name, reader.line_num, {c: v.strip() for c, v in zip(header, cells, strict=True)})

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.software import is_mlperf
 
 DUPLICATE_NOTE = "duplicate_note"
@@ -28,29 +28,29 @@ _SAME_RECIPE = ("task", "model", "gpu", "tp", "pp", "mbs")
 Key = tuple[str, ...]
 
 
-def with_duplicates_layout(rows: list[Row]) -> list[Row]:
+def with_duplicates_layout(rows: list[CsvRow]) -> list[CsvRow]:
     """`rows` with the degrees and virtual stages of their twins where those are the only ones stated."""
     rows = _fill(rows, _DEGREES, key=_result, states="tp", note="parallelism {} of the other results like it")
     return _fill(rows, ("vpp",), key=_recipe, states="vpp", note="virtual stages {}, as its other rows state")
 
 
-def _result(row: Row) -> Key | None:
+def _result(row: CsvRow) -> Key | None:
     return _cells(row, _SAME_RESULT) if is_mlperf(row) else None
 
 
-def _recipe(row: Row) -> Key | None:
+def _recipe(row: CsvRow) -> Key | None:
     if row.count("pp") in (None, 1) or "1f1b" in row.text("notes").lower():
         return None  # a row that names its schedule is no repeat of one with another
     return ("mlperf" if is_mlperf(row) else row.text("source_key"), *_cells(row, _SAME_RECIPE))
 
 
-def _cells(row: Row, columns: Iterable[str]) -> Key:
+def _cells(row: CsvRow, columns: Iterable[str]) -> Key:
     return tuple(row.text(column) for column in columns)
 
 
 def _fill(
-    rows: list[Row], columns: Key, *, key: Callable[[Row], Key | None], states: str, note: str
-) -> list[Row]:
+    rows: list[CsvRow], columns: Key, *, key: Callable[[CsvRow], Key | None], states: str, note: str
+) -> list[CsvRow]:
     """Fills `columns` of rows that leave `states` empty from the rows of equal `key` that state it."""
     stated: dict[Key, set[Key]] = defaultdict(set)
     for row in rows:
@@ -62,7 +62,7 @@ def _fill(
     ]
 
 
-def _filled(row: Row, columns: Key, variants: set[Key], note: str) -> Row:
+def _filled(row: CsvRow, columns: Key, variants: set[Key], note: str) -> CsvRow:
     if len(variants) != 1:
         return row
     values = dict(zip(columns, next(iter(variants)), strict=True))

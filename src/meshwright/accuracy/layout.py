@@ -13,7 +13,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from meshwright.accuracy.csvfile import MAX_TOKENS, Row
+from meshwright.accuracy.csvfile import MAX_TOKENS, CsvRow
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.software import Software
 from meshwright.specs.model import Model
@@ -24,7 +24,7 @@ NO_RECOMPUTATION = "no recomputation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class PublishedLayout:
     """A plan, the global batch in sequences, and what had to be assumed for them."""
 
     plan: Plan
@@ -40,7 +40,9 @@ class _Degrees:
     data: int
 
 
-def read_layout(row: Row, model: Model, *, num_devices: int, seq_len: int, software: Software) -> Layout:
+def read_layout(
+    row: CsvRow, model: Model, *, num_devices: int, seq_len: int, software: Software
+) -> PublishedLayout:
     """The plan of `row`. Raises CannotPredictError when degrees or batch are not stated or contradict."""
     notes: list[str] = []
     sharding = _sharding(row, software, notes)
@@ -69,13 +71,13 @@ def read_layout(row: Row, model: Model, *, num_devices: int, seq_len: int, softw
     )
     if "offload" in row.text("notes").lower() or "offload" in row.text("recompute").lower():
         notes.append("offloading of activations is not modelled")
-    return Layout(plan=plan, global_batch=global_batch, assumed=tuple(notes))
+    return PublishedLayout(plan=plan, global_batch=global_batch, assumed=tuple(notes))
 
 
 # --- degrees ---
 
 
-def _degrees(row: Row, num_devices: int, sharding: Sharding, notes: list[str]) -> _Degrees:
+def _degrees(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]) -> _Degrees:
     tensor, pipeline, context, data = (row.count(c) for c in ("tp", "pp", "cp", "dp"))
     if tensor is None and pipeline is None and not _is_data_parallel(row, num_devices, sharding, notes):
         raise CannotPredictError(Reason.NO_PARALLELISM)
@@ -93,7 +95,7 @@ def _degrees(row: Row, num_devices: int, sharding: Sharding, notes: list[str]) -
     )
 
 
-def _is_data_parallel(row: Row, num_devices: int, sharding: Sharding, notes: list[str]) -> bool:
+def _is_data_parallel(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]) -> bool:
     """Whether a row without tensor and pipeline degrees can only mean data parallelism, with the note why."""
     micro, batch = row.count("mbs"), row.count("gbs")
     if num_devices == 1:
@@ -110,7 +112,7 @@ def _is_data_parallel(row: Row, num_devices: int, sharding: Sharding, notes: lis
     return True
 
 
-def _experts(row: Row, model: Model, degrees: _Degrees, notes: list[str]) -> tuple[int, int]:
+def _experts(row: CsvRow, model: Model, degrees: _Degrees, notes: list[str]) -> tuple[int, int]:
     if model.experts is None:
         return 1, 1
     expert, expert_tensor = row.count("ep"), row.count("etp") or 1
@@ -130,7 +132,7 @@ def _experts(row: Row, model: Model, degrees: _Degrees, notes: list[str]) -> tup
 
 
 def _batch(
-    row: Row, degrees: _Degrees, seq_len: int, notes: list[str], *, per_device: bool
+    row: CsvRow, degrees: _Degrees, seq_len: int, notes: list[str], *, per_device: bool
 ) -> tuple[int, int]:
     """Micro-batch of a replica and global batch, in sequences."""
     micro, steps = row.count("mbs"), row.count("grad_accum")
@@ -157,7 +159,7 @@ def _batch(
     return micro, batch
 
 
-def _sequences(row: Row, seq_len: int) -> int | None:
+def _sequences(row: CsvRow, seq_len: int) -> int | None:
     tokens = row.count("gbs_tokens", limit=MAX_TOKENS)
     return tokens // seq_len if tokens and tokens % seq_len == 0 else None
 
@@ -183,7 +185,7 @@ _SHARDINGS = (
 """What the words of `dp_type` mean; the first match decides."""
 
 
-def _sharding(row: Row, software: Software, notes: list[str]) -> Sharding:
+def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
     text = row.text("dp_type")
     for pattern, sharding in _SHARDINGS:
         if text and re.search(pattern, text, re.IGNORECASE):
@@ -196,7 +198,7 @@ _SHARD = re.compile(r"fsdp (\d+)", re.IGNORECASE)  # also dcn_fsdp and ici_fsdp,
 _REPLICATE = re.compile(r"dcn_data (\d+)|ici_data_parallelism=(\d+)|(?<!\d)(\d+) slice(?:\(s\)|s)")
 
 
-def _hybrid_split(row: Row, data: int, sharding: Sharding, notes: list[str]) -> tuple[int, int]:
+def _hybrid_split(row: CsvRow, data: int, sharding: Sharding, notes: list[str]) -> tuple[int, int]:
     """Ranks that share parameters out and ranks that repeat them (HSDP): data = shard x replicate."""
     if sharding is not Sharding.PARAMETERS:
         return data, 1
@@ -229,7 +231,7 @@ _SCHEDULES = (
 """Schedules that notes name; the first match decides."""
 
 
-def _virtual_stages(row: Row, pipeline: int, notes: list[str]) -> int:
+def _virtual_stages(row: CsvRow, pipeline: int, notes: list[str]) -> int:
     """Chunks per pipeline rank; a row that names an interleaved schedule has at least two."""
     if pipeline == 1:
         return 1
@@ -242,7 +244,7 @@ def _virtual_stages(row: Row, pipeline: int, notes: list[str]) -> int:
     return stated or 1
 
 
-def _schedule(row: Row, pipeline: int, virtual: int) -> Schedule:
+def _schedule(row: CsvRow, pipeline: int, virtual: int) -> Schedule:
     if pipeline > 1:
         for pattern, schedule in _SCHEDULES:
             if re.search(pattern, row.text("notes"), re.IGNORECASE):
@@ -270,7 +272,7 @@ _POLICIES = (
 """Named policies, the modules nearest to them, and what they are."""
 
 
-def _recompute(row: Row, notes: list[str]) -> tuple[Recompute, tuple[str, ...], int | None]:
+def _recompute(row: CsvRow, notes: list[str]) -> tuple[Recompute, tuple[str, ...], int | None]:
     """Kind, modules and layers per pipeline rank of recomputation."""
     text = row.text("recompute").lower()
     if not text:
@@ -291,7 +293,7 @@ def _recompute(row: Row, notes: list[str]) -> tuple[Recompute, tuple[str, ...], 
     return Recompute.SELECTIVE, modules, None
 
 
-def _recomputed_layers(row: Row, text: str, notes: list[str]) -> int | None:
+def _recomputed_layers(row: CsvRow, text: str, notes: list[str]) -> int | None:
     """Layers per pipeline rank that full recomputation covers; None: all of them."""
     if stated := re.search(r"layers=(\d+)", text):
         return max(1, int(stated[1]))
@@ -308,7 +310,7 @@ def _recomputed_layers(row: Row, text: str, notes: list[str]) -> int | None:
     return None
 
 
-def _sequence_parallel(row: Row, tensor: int, software: Software, notes: list[str]) -> bool:
+def _sequence_parallel(row: CsvRow, tensor: int, software: Software, notes: list[str]) -> bool:
     text = row.text("seq_parallel").lower()
     if text:
         return text.startswith(("yes", "true", "1"))

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from meshwright import catalog
-from meshwright.accuracy.csvfile import Row, read_table
+from meshwright.accuracy.csvfile import CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
 from meshwright.accuracy.layout import read_layout
 from meshwright.accuracy.reasons import CannotPredictError, Reason
@@ -40,7 +40,7 @@ FAILED_COLUMNS = (*_CONDITIONS, "metric_kind")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditions:
+class RunConditions:
     """Everything a prediction needs."""
 
     model: Model
@@ -86,7 +86,7 @@ class PublishedRun:
     quality: str  # as printed: letter and kind
     date: str
     notes: str
-    conditions: Conditions | None
+    conditions: RunConditions | None
     reason: Reason | None
     reason_detail: str = ""
     assumed: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ def read_failed(path: str | Path) -> list[PublishedRun]:
     return runs
 
 
-def read_row(row: Row, *, failed: bool = False) -> PublishedRun:
+def read_row(row: CsvRow, *, failed: bool = False) -> PublishedRun:
     """One row, whatever the rest of its file says. Raises InputError for a cell that is not a number."""
     rate, memory = row.number("tok_s_gpu_best") or None, row.number("mem_gb_per_gpu") or None
     run = PublishedRun(
@@ -197,7 +197,7 @@ def read_row(row: Row, *, failed: bool = False) -> PublishedRun:
     return run
 
 
-def _check_figure(row: Row, *, rate: float | None, memory: float | None, failed: bool) -> None:
+def _check_figure(row: CsvRow, *, rate: float | None, memory: float | None, failed: bool) -> None:
     """Stops at rows that have nothing to compare with."""
     if row.text("metric_kind") in ("end_to_end_gpu_hours", "time_to_train"):
         raise CannotPredictError(Reason.END_TO_END, row.text("metric_kind").replace("_", " "))
@@ -205,12 +205,12 @@ def _check_figure(row: Row, *, rate: float | None, memory: float | None, failed:
         raise CannotPredictError(_no_rate(row))
 
 
-def _no_rate(row: Row) -> Reason:
+def _no_rate(row: CsvRow) -> Reason:
     stated = any(row.number(column) for column in ("tflops_per_gpu", "mfu_pct", "hfu_pct"))
     return Reason.FLOPS_ONLY if stated else Reason.NO_RATE
 
 
-def _with_conditions(row: Row, run: PublishedRun) -> PublishedRun:
+def _with_conditions(row: CsvRow, run: PublishedRun) -> PublishedRun:
     """`run` with its conditions. Raises CannotPredictError when the row leaves too much open."""
     accelerator = _accelerator(run.accelerator_name)
     num_devices = row.count("num_gpus")
@@ -230,7 +230,7 @@ def _with_conditions(row: Row, run: PublishedRun) -> PublishedRun:
     layout = read_layout(row, model, num_devices=num_devices, seq_len=seq_len, software=software)
     precision = _precision(row, accelerator, software, notes)
     devices_per_node, num_nodes = _nodes(row, accelerator, num_devices, notes)
-    conditions = Conditions(
+    conditions = RunConditions(
         model=model,
         lora=_lora(row, software, notes),
         accelerator=accelerator,
@@ -269,7 +269,7 @@ def _catalogued(name: str) -> Accelerator | None:
         return None
 
 
-def _nodes(row: Row, accelerator: Accelerator, num_devices: int, notes: list[str]) -> tuple[int, int]:
+def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[str]) -> tuple[int, int]:
     """Devices per node (of those used) and nodes."""
     per_node = row.count("gpus_per_node")
     if per_node is None:
@@ -281,7 +281,7 @@ def _nodes(row: Row, accelerator: Accelerator, num_devices: int, notes: list[str
     return per_node, num_devices // per_node
 
 
-def _precision(row: Row, accelerator: Accelerator, software: Software, notes: list[str]) -> str:
+def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes: list[str]) -> str:
     name = row.text("precision").lower()
     if not name:
         name = software.precision
@@ -295,7 +295,7 @@ def _precision(row: Row, accelerator: Accelerator, software: Software, notes: li
     return name
 
 
-def _lora(row: Row, software: Software, notes: list[str]) -> Lora | None:
+def _lora(row: CsvRow, software: Software, notes: list[str]) -> Lora | None:
     if row.text("task") != "lora":
         return None
     notes.append(f"LoRA rank {software.lora.rank} on {', '.join(software.lora.targets)}")

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from meshwright import catalog
-from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shipped import published_models
 from meshwright.cost.flops import count_parameters
@@ -33,7 +33,7 @@ class Reading:
     assumed: tuple[str, ...] = ()
 
 
-def read_model(row: Row) -> Reading:
+def read_model(row: CsvRow) -> Reading:
     """The model of `row`. Raises CannotPredictError when its architecture or its dimensions are unknown."""
     names = [row.text(c) for c in ("model_canonical", "model") if row.text(c)]
     if not names:
@@ -49,7 +49,7 @@ def read_model(row: Row) -> Reading:
     return _adapt(row, base, assumed, num_layers=_num_layers(row, names))
 
 
-def _num_layers(row: Row, names: list[str]) -> int | None:
+def _num_layers(row: CsvRow, names: list[str]) -> int | None:
     """Layers the row trained: its own column, else the count in its name, None when it gives neither."""
     return row.count("layers") or next((n for n in (_stem(name)[1] for name in names) if n), None)
 
@@ -107,7 +107,7 @@ def _from_entry(name: str, entry: dict[str, Any]) -> Model:
     return Model(name=name, **fields)
 
 
-def _adapt(row: Row, base: Model, assumed: tuple[str, ...], *, num_layers: int | None) -> Reading:
+def _adapt(row: CsvRow, base: Model, assumed: tuple[str, ...], *, num_layers: int | None) -> Reading:
     """`base` with the row's own dimensions in place of its own."""
     num_layers = num_layers or base.num_layers
     truncated = num_layers < base.num_layers
@@ -134,7 +134,7 @@ def _adapt(row: Row, base: Model, assumed: tuple[str, ...], *, num_layers: int |
     return Reading(model=model, assumed=assumed)
 
 
-def _adapt_attention(row: Row, base: Model, num_layers: int) -> Attention:
+def _adapt_attention(row: CsvRow, base: Model, num_layers: int) -> Attention:
     """Heads from the row, except for latent attention, where the listed key/value heads mean nothing."""
     attention = base.attention
     if base.experts is None and attention.kind is AttentionKind.GQA:
@@ -152,7 +152,7 @@ def _adapt_attention(row: Row, base: Model, num_layers: int) -> Attention:
     return attention
 
 
-def _adapt_experts(row: Row, base: Model, experts: Experts, num_layers: int) -> Experts:
+def _adapt_experts(row: CsvRow, base: Model, experts: Experts, num_layers: int) -> Experts:
     dense = experts.num_dense_layers
     if num_layers < base.num_layers:
         stated = _DENSE_LAYERS.search(row.text("notes"))
@@ -172,7 +172,7 @@ def _head_dim(hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _from_dimensions(row: Row, name: str) -> Reading:
+def _from_dimensions(row: CsvRow, name: str) -> Reading:
     """A model known only by its dimensions; its family says what they leave open."""
     hidden, heads = row.count("hidden"), row.count("heads")
     num_layers = _num_layers(row, [name])
@@ -219,7 +219,7 @@ def _from_dimensions(row: Row, name: str) -> Reading:
     return _settle_embeddings(row, model, tuple(assumed))
 
 
-def _family(row: Row, name: str) -> dict[str, Any]:
+def _family(row: CsvRow, name: str) -> dict[str, Any]:
     """The family entry of a name; without one the width of the feed-forward decides about the gate."""
     for entry in published_models()["family"]:
         if re.search(entry["match"], name, re.IGNORECASE):
@@ -230,7 +230,7 @@ def _family(row: Row, name: str) -> dict[str, Any]:
     return {"gated": gated, "tied": False, "vocab": 0, "note": note}
 
 
-def _settle_embeddings(row: Row, model: Model, assumed: tuple[str, ...]) -> Reading:
+def _settle_embeddings(row: CsvRow, model: Model, assumed: tuple[str, ...]) -> Reading:
     """Tied or not, as the printed parameter count says where it tells the two apart (within 0.5 %)."""
     printed = row.number("params_b")
     if not printed or len(row.text("params_b").replace(".", "").strip("0")) < 3:

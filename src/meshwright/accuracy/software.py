@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.shipped import frameworks
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora
@@ -32,12 +32,12 @@ class Software:
     fused_norm: bool  # the notes name a fused norm kernel
 
 
-def is_mlperf(row: Row) -> bool:
+def is_mlperf(row: CsvRow) -> bool:
     """Whether the row is a result of MLPerf Training (steady state and time to target from one log)."""
     return row.text("source_key").startswith("mlperf") or "time_to_target" in row.text("metric_kind")
 
 
-def read_software(row: Row, accelerator: Accelerator) -> Software:
+def read_software(row: CsvRow, accelerator: Accelerator) -> Software:
     """The software of `row`; an unknown framework gets the key "other" and plain data parallelism."""
     mlperf = frameworks()["mlperf"]
     vintage = _vintage(row)
@@ -70,7 +70,7 @@ def _lora(entry: dict[str, Any]) -> Lora:
     return Lora(**values)
 
 
-def _entry(row: Row, vintage: float | None) -> dict[str, Any]:
+def _entry(row: CsvRow, vintage: float | None) -> dict[str, Any]:
     """The framework entry of a row; an empty one for an unknown framework."""
     name = row.text("framework")
     for entry in frameworks()["framework"]:
@@ -79,11 +79,11 @@ def _entry(row: Row, vintage: float | None) -> dict[str, Any]:
     return {}
 
 
-def _round(row: Row) -> str:
+def _round(row: CsvRow) -> str:
     return row.text("source_key").rpartition("_")[2]
 
 
-def _vintage(row: Row) -> float | None:
+def _vintage(row: CsvRow) -> float | None:
     """The version's own date, else the date the row was published, as a decimal year."""
     version = row.text("framework_version")
     if release := _RELEASE.search(version):
@@ -99,7 +99,7 @@ def _part_of_year(month: int, day: int = 1) -> float:
     return round((month - 1) / 12 + (day - 1) / 365, 3)
 
 
-def _unfused_attention(row: Row) -> bool | None:
+def _unfused_attention(row: CsvRow) -> bool | None:
     """What the notes say about the attention kernel (a fused softmax still writes the scores)."""
     notes = row.text("notes").lower()
     if re.search(r"without flash|kernel=(torch|fused)\b", notes):
@@ -107,7 +107,7 @@ def _unfused_attention(row: Row) -> bool | None:
     return False if "kernel=flash" in notes else None
 
 
-def _memory_definition(row: Row, default: str) -> str:
+def _memory_definition(row: CsvRow, default: str) -> str:
     notes = row.text("notes").lower()
     if re.search(r"max[ _]allocated", notes):
         return "allocated"

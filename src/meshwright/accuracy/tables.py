@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshwright import catalog
 from meshwright.accuracy.corrections import CorrectionsByKernel, RowCorrections
-from meshwright.accuracy.rows import Conditions
+from meshwright.accuracy.rows import RunConditions
 from meshwright.calibration.parameters import Factors
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
@@ -57,7 +57,7 @@ class RunTables:
         )
 
 
-def cluster_of(conditions: Conditions) -> Cluster:
+def cluster_of(conditions: RunConditions) -> Cluster:
     """The cluster of a published run, on the fabric that its own words name, else on the usual one."""
     accelerator = conditions.accelerator
     named = fabric_named_by(conditions.fabric_hint, accelerator.name)
@@ -76,7 +76,7 @@ def cluster_of(conditions: Conditions) -> Cluster:
 
 
 def tables_of(
-    conditions: Sequence[Conditions], *, corrections: Mapping[str, CorrectionsByKernel] | None = None
+    conditions: Sequence[RunConditions], *, corrections: Mapping[str, CorrectionsByKernel] | None = None
 ) -> RunTables:
     """One table row per run, in order. `surfaces` by accelerator: measured shapes of its kernels."""
     clusters = [cluster_of(c) for c in conditions]
@@ -114,7 +114,7 @@ def tables_of(
     )
 
 
-def memory_of(conditions: Sequence[Conditions], tables: RunTables) -> MemoryTable:
+def memory_of(conditions: Sequence[RunConditions], tables: RunTables) -> MemoryTable:
     """Memory per device of every run, with the constants of its stack."""
     unfused = np.broadcast_to(tables.facts.unfused_attention, len(conditions))
     constants = [
@@ -130,7 +130,7 @@ def memory_of(conditions: Sequence[Conditions], tables: RunTables) -> MemoryTabl
     )
 
 
-def _model_row(conditions: Conditions) -> ModelTable:
+def _model_row(conditions: RunConditions) -> ModelTable:
     return _cached_model_row(conditions.model, conditions.lora)
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from meshwright.bench.harness import measure
 from meshwright.bench.steps import step_of
-from meshwright.records.device import Recorder, row_of
-from meshwright.records.points import COLLECTIVES_SHARE, Family, Point
+from meshwright.records.device import DeviceRecorder, row_of
+from meshwright.records.points import COLLECTIVES_SHARE, Point, PointFamily
 from meshwright.training.device import keep_freed_memory, synchronize
 
 # Renamed in PyTorch 2.13.
@@ -27,10 +27,10 @@ class Together:
 
     exchanges: tuple[Point, ...]
     trainings: tuple[Point, ...]
-    recorder: Recorder  # rank 0 writes with it
+    recorder: DeviceRecorder  # rank 0 writes with it
     device_type: str
     until_s: float  # Unix time at which no further point begins
-    point_s: dict[Family, float]  # time for one point
+    point_s: dict[PointFamily, float]  # time for one point
 
 
 def measure_together(rank: int, num_ranks: int, told: Together) -> None:
@@ -49,7 +49,7 @@ def _measure_all(
     for point in points:
         if _largest(time.time() - until_s) > 0:
             return
-        is_training = point.family is Family.TRAINING
+        is_training = point.family is PointFamily.TRAINING
         found = measure(
             step_of(point, device, rank=rank) if is_training else _call(point, device),
             synchronize=lambda: synchronize(device),

@@ -53,7 +53,7 @@ class Demand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class LoaderCandidate:
     """What one count of workers was measured to do. Times are of one process; `rate` is in tokens/s."""
 
     num_workers: int
@@ -70,10 +70,10 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LoaderChoice:
     """The counts that were tried, the one that is best, and why."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[LoaderCandidate, ...]
     num_workers: int
     reason: str
     num_batches: int  # of a visit; of a validation those of its pass that were read
@@ -99,7 +99,7 @@ def tune_training(
     *,
     budget_s: float,
     advance: Advance = lambda seconds: None,
-) -> Choice:
+) -> LoaderChoice:
     """The fewest workers with which a step does not wait. Raises InputError when the data can no longer be read."""
     one_s = _time(lambda: batches.at(0))
     acted_s = _acted_s(demand.step_s, one_s)
@@ -142,7 +142,7 @@ def tune_validation(
     pass_batches: int,
     budget_s: float,
     advance: Advance = lambda seconds: None,
-) -> Choice:
+) -> LoaderChoice:
     """The fewest workers with which a pass is as short as with any.
 
     A pass too long for the budget is measured by its first batches. Raises as `tune_training`.
@@ -180,7 +180,7 @@ def _visited(
     *,
     budget_s: float,
     advance: Advance,
-) -> tuple[Candidate, ...]:
+) -> tuple[LoaderCandidate, ...]:
     """All counts, round after round, each round beginning with another; no round begins after the budget."""
     found: dict[int, list[tuple[float, float, float]]] = {n: [] for n in counts}
     begin_s = time.perf_counter()
@@ -196,7 +196,7 @@ def _visited(
         advance(time.perf_counter() - before_s)
     sample = batches.at(0)
     return tuple(
-        Candidate(
+        LoaderCandidate(
             num_workers=n,
             first_s=_measurement(first),
             batch_s=_measurement(batch),
@@ -246,9 +246,9 @@ def _work(demand: Demand) -> Work:
 # --- which count ---
 
 
-def _enough(candidates: tuple[Candidate, ...], demand: Demand, *, num_batches: int) -> Choice:
-    def chosen(candidate: Candidate, reason: str) -> Choice:
-        return Choice(
+def _enough(candidates: tuple[LoaderCandidate, ...], demand: Demand, *, num_batches: int) -> LoaderChoice:
+    def chosen(candidate: LoaderCandidate, reason: str) -> LoaderChoice:
+        return LoaderChoice(
             candidates=candidates, num_workers=candidate.num_workers, reason=reason, num_batches=num_batches
         )
 
@@ -264,21 +264,21 @@ def _enough(candidates: tuple[Candidate, ...], demand: Demand, *, num_batches: i
     return chosen(tied, "no count keeps up with the step: the fewest that wait as little as any")
 
 
-def keeps_up(candidate: Candidate, step_s: float) -> bool:
+def keeps_up(candidate: LoaderCandidate, step_s: float) -> bool:
     """Whether a step waits for less than a hundredth of its time, and reading alone is faster than the steps."""
     is_fast = candidate.num_workers == 0 or candidate.batch_s.median <= NEARLY_AS_FAST * step_s
     return is_fast and candidate.wait_s.median <= INLINE_SHARE * step_s
 
 
 def _shortest(
-    candidates: tuple[Candidate, ...], forward_s: float | None, *, num_batches: int, pass_batches: int
-) -> Choice:
+    candidates: tuple[LoaderCandidate, ...], forward_s: float | None, *, num_batches: int, pass_batches: int
+) -> LoaderChoice:
     """Passes that differ by less than what measuring tells apart, or by a hundredth, count as equally short."""
     work_s = (forward_s or 0.0) * pass_batches
     best = min(candidates, key=lambda c: c.wait_s.median)
     limit_s = max(best.wait_s.interval[1], best.wait_s.median + INLINE_SHARE * (work_s + best.wait_s.median))
     first = next(c for c in candidates if c.wait_s.median <= limit_s)
-    return Choice(
+    return LoaderChoice(
         candidates=candidates,
         num_workers=first.num_workers,
         reason="the fewest with which a pass is as short as with any",

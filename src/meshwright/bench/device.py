@@ -26,14 +26,14 @@ from meshwright.bench.harness import AbsurdClockError, measure
 from meshwright.bench.kernels import footprint_bytes, formats_of, task_of
 from meshwright.bench.sensors import read_sensors
 from meshwright.errors import MeshwrightError
-from meshwright.records.device import Recorder, Row, Status, failed, row_of
+from meshwright.records.device import DeviceRecorder, DeviceRow, PointStatus, failed, row_of
 from meshwright.records.files import driver_version
 from meshwright.records.points import (
     COLLECTIVES_SHARE,
     SHARES,
     TOGETHER_SHARE,
-    Family,
     Point,
+    PointFamily,
     Workload,
     points_of,
 )
@@ -48,8 +48,14 @@ TRAININGS = 24
 """Likewise of whole steps, which take longer and whose shapes differ less."""
 WINDOWS, WINDOWS_TOGETHER = 3, 2
 """In which whole steps are taken, alone and by several processes."""
-TOGETHER = (Family.COLLECTIVES, Family.TRAINING)
-THREADED = (Family.GEMM, Family.ATTENTION, Family.MEMORY, Family.ELEMENTWISE, Family.OPTIMIZER)
+TOGETHER = (PointFamily.COLLECTIVES, PointFamily.TRAINING)
+THREADED = (
+    PointFamily.GEMM,
+    PointFamily.ATTENTION,
+    PointFamily.MEMORY,
+    PointFamily.ELEMENTWISE,
+    PointFamily.OPTIMIZER,
+)
 """What several processes on one processor do with fewer threads each."""
 
 LONGEST_POINT_S = 2.0
@@ -67,10 +73,10 @@ class DeviceLostError(MeshwrightError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class DeviceBenchRequest:
     """What to measure, and for how long."""
 
-    families: Sequence[Family]
+    families: Sequence[PointFamily]
     budget_s: float
     num_processes: Sequence[int]  # that do something together, one number after the other; 1 is left out
     threads: Sequence[int] = ()  # of a processor, to measure kernels with besides all of them
@@ -79,15 +85,15 @@ class Request:
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class DeviceOutcome:
     """How many points of each family ended how."""
 
-    counts: dict[Family, dict[Status, int]] = field(default_factory=dict)
+    counts: dict[PointFamily, dict[PointStatus, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
-    def count(self, family: Family, status: Status) -> None:
-        of = self.counts.setdefault(family, dict.fromkeys(Status, 0))
+    def count(self, family: PointFamily, status: PointStatus) -> None:
+        of = self.counts.setdefault(family, dict.fromkeys(PointStatus, 0))
         of[status] += 1
 
 
@@ -97,7 +103,7 @@ def fewer_threads(num_processes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({max(1, cores // count) for count in num_processes} - {cores}, reverse=True))
 
 
-def sidecar_of(device: torch.device, request: Request) -> dict[str, Any]:
+def sidecar_of(device: torch.device, request: DeviceBenchRequest) -> dict[str, Any]:
     """What the records are of; no name of a host or a user."""
     return {
         "device": {
@@ -120,13 +126,17 @@ def sidecar_of(device: torch.device, request: Request) -> dict[str, Any]:
 
 
 def measure_device(
-    request: Request, *, device: torch.device, recorder: Recorder, advance: Advance = lambda seconds: None
-) -> Outcome:
+    request: DeviceBenchRequest,
+    *,
+    device: torch.device,
+    recorder: DeviceRecorder,
+    advance: Advance = lambda seconds: None,
+) -> DeviceOutcome:
     """Measure what `recorder` does not hold yet.
 
     Raises DeviceLostError and KeyboardInterrupt; what was measured until then is kept.
     """
-    outcome = Outcome()
+    outcome = DeviceOutcome()
     outcome.notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=None)
     start_s = time.perf_counter()
     parts = _parts(request, device, recorder, outcome)
@@ -152,7 +162,9 @@ class _Part:
     measure: Callable[..., None]
 
 
-def _parts(request: Request, device: torch.device, recorder: Recorder, outcome: Outcome) -> list[_Part]:
+def _parts(
+    request: DeviceBenchRequest, device: torch.device, recorder: DeviceRecorder, outcome: DeviceOutcome
+) -> list[_Part]:
     """Families of this process, and windows of what processes apart do, spread between each other."""
     what = (request, device, recorder, outcome)
     on_host = device.type == "cpu"
@@ -160,19 +172,19 @@ def _parts(request: Request, device: torch.device, recorder: Recorder, outcome: 
     kernels = [
         _Part(share=share, measure=partial(_measure_family, family, *what))
         for family, share in sorted(SHARES.items(), key=lambda item: item[1])  # short ones wait for nobody
-        if family in request.families and family is not Family.TRAINING
+        if family in request.families and family is not PointFamily.TRAINING
     ]
     apart: list[list[_Part]] = []
-    if Family.TRAINING in request.families:
+    if PointFamily.TRAINING in request.families:
         part = partial(_measure_together, 1, *what, leave_out=lambda: before)
-        apart.append(_windows(part, count=WINDOWS if on_host else 1, share=SHARES[Family.TRAINING]))
+        apart.append(_windows(part, count=WINDOWS if on_host else 1, share=SHARES[PointFamily.TRAINING]))
     several = [n for n in request.num_processes if n > 1]
     if any(family in request.families for family in TOGETHER):
         for n in several:  # more of them take longer to start, and for each step
             share = TOGETHER_SHARE * math.sqrt(n) / sum(map(math.sqrt, several))
             part = partial(_measure_together, n, *what, leave_out=lambda: frozenset(recorder.done))
             apart.append(_windows(part, count=WINDOWS_TOGETHER if on_host else 1, share=share))
-        if not several and Family.COLLECTIVES in request.families:
+        if not several and PointFamily.COLLECTIVES in request.families:
             outcome.notes.append("collectives: one process has nobody to exchange with")
     return _spread(kernels, *apart)
 
@@ -188,15 +200,15 @@ def _spread(*rows: list[_Part]) -> list[_Part]:
 
 
 def _measure_family(
-    family: Family,
-    request: Request,
+    family: PointFamily,
+    request: DeviceBenchRequest,
     device: torch.device,
-    recorder: Recorder,
-    outcome: Outcome,
+    recorder: DeviceRecorder,
+    outcome: DeviceOutcome,
     *,
     budget_s: float,
 ) -> None:
-    if family is Family.TRANSFER and device.type == "cpu":
+    if family is PointFamily.TRANSFER and device.type == "cpu":
         outcome.notes.append("transfer: the CPU is its own host")
         return
     points = points_of(
@@ -221,25 +233,25 @@ def _measure_family(
         row = _measured(point, device, budget_s=point_s)
         recorder.append(row)
         outcome.count(family, row.status)
-        if row.status is Status.FAILED and not _answers(device):
+        if row.status is PointStatus.FAILED and not _answers(device):
             raise DeviceLostError(f"the device was lost: {row.reason}", hint=_again(recorder))
-        if row.status is not Status.FAILED and work >= largest:
+        if row.status is not PointStatus.FAILED and work >= largest:
             largest, s_per_work = work, row.seconds_median / work
     if num_skipped:
         outcome.notes.append(f"{family}: {num_skipped} points are too large for the memory or the time left")
 
 
-def _formats(request: Request, device: torch.device) -> list[str]:
+def _formats(request: DeviceBenchRequest, device: torch.device) -> list[str]:
     """Those that the workload uses, else all that the device multiplies."""
     wanted = request.workload.formats if request.workload is not None else None
     return [name for name in formats_of(device) if wanted is None or name in wanted]
 
 
-def _again(recorder: Recorder) -> str:
+def _again(recorder: DeviceRecorder) -> str:
     return f"{len(recorder.done)} measurements are in {recorder.path}; go on with --resume"
 
 
-def _measured(point: Point, device: torch.device, *, budget_s: float) -> Row:
+def _measured(point: Point, device: torch.device, *, budget_s: float) -> DeviceRow:
     try:
         with _threads(point.threads):
             task = task_of(point, device)
@@ -279,10 +291,10 @@ def _answers(device: torch.device) -> bool:
 
 def _measure_together(
     num_processes: int,
-    request: Request,
+    request: DeviceBenchRequest,
     device: torch.device,
-    recorder: Recorder,
-    outcome: Outcome,
+    recorder: DeviceRecorder,
+    outcome: DeviceOutcome,
     *,
     leave_out: Callable[[], frozenset[Point]],
     budget_s: float,
@@ -291,7 +303,7 @@ def _measure_together(
     that number of threads trains slower than one that begins, by up to two fifths on a CPU."""
     known = leave_out()
 
-    def left(family: Family) -> tuple[Point, ...]:
+    def left(family: PointFamily) -> tuple[Point, ...]:
         if family not in request.families:
             return ()
         points = points_of(
@@ -303,14 +315,14 @@ def _measure_together(
         return tuple(point for point in points if point not in known)
 
     told = Together(
-        exchanges=left(Family.COLLECTIVES) if num_processes > 1 else (),
-        trainings=left(Family.TRAINING),
+        exchanges=left(PointFamily.COLLECTIVES) if num_processes > 1 else (),
+        trainings=left(PointFamily.TRAINING),
         recorder=recorder,
         device_type=device.type,
         until_s=time.time() + budget_s,
         point_s={
-            Family.COLLECTIVES: min(LONGEST_POINT_S, COLLECTIVES_SHARE * budget_s / POINTS_A_FAMILY),
-            Family.TRAINING: min(LONGEST_POINT_S, budget_s / TRAININGS),
+            PointFamily.COLLECTIVES: min(LONGEST_POINT_S, COLLECTIVES_SHARE * budget_s / POINTS_A_FAMILY),
+            PointFamily.TRAINING: min(LONGEST_POINT_S, budget_s / TRAININGS),
         },
     )
     if not (told.exchanges or told.trainings):

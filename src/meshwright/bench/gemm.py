@@ -25,7 +25,7 @@ from meshwright.bench.harness import LEAST_SAMPLE_S, MOST_CALLS, TARGET_RATIO
 from meshwright.bench.kernels import task_of
 from meshwright.errors import InputError
 from meshwright.records.measurement import Measurement
-from meshwright.records.points import Family, Point
+from meshwright.records.points import Point, PointFamily
 from meshwright.training import device as devices
 from meshwright.training.gemm_tuning import LIBRARIES, Choices, tuned_kernels, tuning_kernels, using
 from meshwright.training.gemms import Product
@@ -51,7 +51,7 @@ Advance = Callable[[float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class GemmRow:
     """One product, before and after."""
 
     product: Product
@@ -63,11 +63,11 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class GemmOutcome:
     """What was found. `choices` is usual where nothing was faster."""
 
     choices: Choices
-    rows: tuple[Row, ...]
+    rows: tuple[GemmRow, ...]
     before_s: Measurement  # all products of a step
     after_s: Measurement
     ratio: Measurement
@@ -115,7 +115,7 @@ def tune(
     with_routes: bool = True,
     most_threads: int | None = None,
     advance: Advance = lambda seconds: None,
-) -> Outcome:
+) -> GemmOutcome:
     """Find how to make products that a step makes `counts` times.
 
     `with_routes`: whether the run takes routes of a CPU. `most_threads`: those that a process may have; None leaves
@@ -151,7 +151,7 @@ def _call(p: Product, device: torch.device) -> Call:
     if p.format == "fp8":
         m, n, k = p.shape
         return task_of(
-            Point(family=Family.GEMM, kernel=p.kernel.value, format="fp8", m=m, n=n, k=k), device
+            Point(family=PointFamily.GEMM, kernel=p.kernel.value, format="fp8", m=m, n=n, k=k), device
         ).run
     x, y = _factors(p, device)
     return lambda: product(x, y)
@@ -273,7 +273,7 @@ def _confirmed(
     tried: Sequence[str],
     notes: Sequence[str],
     advance: Advance,
-) -> Outcome:
+) -> GemmOutcome:
     """Before, with the settings of the process, and with the routes too, all in each round."""
     ways = [Choices(), shared, replace(shared, routes=dict(routes))]
     rounds = _rounds(work, ways, budget_s=budget_s, advance=advance)
@@ -292,7 +292,7 @@ def _confirmed(
         {p: (a if p in kept else s)[p] for p in work.counts} for a, s in zip(after, settings, strict=True)
     ]
     rows = tuple(
-        Row(
+        GemmRow(
             product=p, count=count, route=kept.get(p),
             before_s=_measurement([b[p] for b in before]), after_s=_measurement([f[p] for f in final]),
             ratio=_ratio([f[p] for f in final], [b[p] for b in before]),
@@ -300,7 +300,7 @@ def _confirmed(
         for p, count in work.counts.items()
     )  # fmt: skip
     before_s, after_s = [work.step_s(b) for b in before], [work.step_s(f) for f in final]
-    return Outcome(
+    return GemmOutcome(
         choices=replace(shared, routes=kept),
         rows=rows,
         before_s=_measurement(before_s),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from meshwright.records.points import Family, Point
+from meshwright.records.points import Point, PointFamily
 from meshwright.training.device import fp8_dtype, multiplies_fp8
 from meshwright.training.models.attention import CoreAttention
 from meshwright.training.models.gemm import product
@@ -18,7 +18,7 @@ EPSILON = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class KernelTask:
     """What is timed, and what runs ahead of each call without being timed."""
 
     run: Callable[[], object]
@@ -30,17 +30,17 @@ def formats_of(device: torch.device) -> tuple[str, ...]:
     return (*DTYPES, "fp8") if multiplies_fp8(device) else tuple(DTYPES)
 
 
-def task_of(point: Point, device: torch.device) -> Task:
+def task_of(point: Point, device: torch.device) -> KernelTask:
     """The task of one point; collectives and training are `bench.collectives`' own."""
     return _TASKS[point.family](point, device)
 
 
 def footprint_bytes(point: Point) -> float:
     """Memory that the operands of `point` take, with what its backward pass keeps."""
-    return point.bytes * (3 if point.family is Family.ATTENTION else 1)
+    return point.bytes * (3 if point.family is PointFamily.ATTENTION else 1)
 
 
-def _gemm(point: Point, device: torch.device) -> Task:
+def _gemm(point: Point, device: torch.device) -> KernelTask:
     """By the engine's own product, so that what is measured is what trains."""
     m, n, k = point.m, point.n, point.k
     if point.format == "fp8":
@@ -48,27 +48,27 @@ def _gemm(point: Point, device: torch.device) -> Task:
     like = {"dtype": DTYPES[point.format], "device": device}
     if point.kernel == "forward":
         x_MK, w_NK = torch.randn(m, k, **like), torch.randn(n, k, **like)
-        return Task(run=lambda: product(x_MK, w_NK))
+        return KernelTask(run=lambda: product(x_MK, w_NK))
     if point.kernel == "input_gradient":
         grad_MK, w_KN = torch.randn(m, k, **like), torch.randn(k, n, **like)
-        return Task(run=lambda: product(grad_MK, w_KN.t()))
+        return KernelTask(run=lambda: product(grad_MK, w_KN.t()))
     grad_KM, x_KN = torch.randn(k, m, **like), torch.randn(k, n, **like)
-    return Task(run=lambda: product(grad_KM.t(), x_KN.t()))
+    return KernelTask(run=lambda: product(grad_KM.t(), x_KN.t()))
 
 
-def _fp8(m: int, n: int, k: int, device: torch.device) -> Task:
+def _fp8(m: int, n: int, k: int, device: torch.device) -> KernelTask:
     """Tensor cores take the first operand by rows and the second by columns, whatever the layout was."""
     dtype = fp8_dtype(device)
     a_MK, b_NK = (torch.randn(rows, k, device=device).to(dtype) for rows in (m, n))
     one = torch.ones((), device=device)
-    return Task(
+    return KernelTask(
         run=lambda: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
             a_MK, b_NK.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
         )
     )
 
 
-def _attention(point: Point, device: torch.device) -> Task:
+def _attention(point: Point, device: torch.device) -> KernelTask:
     """The engine's own core, so that what is measured is what trains."""
     like = {"dtype": DTYPES[point.format], "device": device}
     core = CoreAttention(scale=point.head_dim**-0.5, windowed=False)
@@ -76,7 +76,7 @@ def _attention(point: Point, device: torch.device) -> Task:
     q_BTHK = torch.randn(*rows, point.heads, point.head_dim, **like)
     k_BTGK, v_BTGK = (torch.randn(*rows, point.kv_heads, point.head_dim, **like) for _ in range(2))
     if point.kernel == "forward":
-        return Task(run=lambda: core.attend(q_BTHK, k_BTGK, v_BTGK, mask_B1TS=None))
+        return KernelTask(run=lambda: core.attend(q_BTHK, k_BTGK, v_BTGK, mask_B1TS=None))
     inputs = [x.requires_grad_() for x in (q_BTHK, k_BTGK, v_BTGK)]
     grad_BTHK = torch.randn_like(q_BTHK)
     out: list[torch.Tensor] = []
@@ -86,50 +86,50 @@ def _attention(point: Point, device: torch.device) -> Task:
             x.grad = None
         out[:] = [core.attend(*inputs, mask_B1TS=None)]
 
-    return Task(run=lambda: out[0].backward(grad_BTHK), before=forward)
+    return KernelTask(run=lambda: out[0].backward(grad_BTHK), before=forward)
 
 
-def _elementwise(point: Point, device: torch.device) -> Task:
+def _elementwise(point: Point, device: torch.device) -> KernelTask:
     like = {"dtype": DTYPES[point.format], "device": device}
     x_MN = torch.randn(point.m, point.n, **like)
     if point.kernel == "rms_norm":
         weight_N = torch.ones(point.n, **like)
-        return Task(run=lambda: functional.rms_norm(x_MN, (point.n,), weight_N, EPSILON))
+        return KernelTask(run=lambda: functional.rms_norm(x_MN, (point.n,), weight_N, EPSILON))
     gate_MN = torch.randn(point.m, point.n, **like)
-    return Task(run=lambda: functional.silu(gate_MN) * x_MN)
+    return KernelTask(run=lambda: functional.silu(gate_MN) * x_MN)
 
 
-def _memory(point: Point, device: torch.device) -> Task:
+def _memory(point: Point, device: torch.device) -> KernelTask:
     source = torch.ones(point.size_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return Task(run=lambda: target.copy_(source))
+    return KernelTask(run=lambda: target.copy_(source))
 
 
-def _optimizer(point: Point, device: torch.device) -> Task:
+def _optimizer(point: Point, device: torch.device) -> KernelTask:
     parameter = torch.nn.Parameter(torch.randn(point.m, device=device))
     parameter.grad = torch.randn(point.m, device=device)
-    return Task(run=torch.optim.AdamW([parameter], lr=0.0, fused=True).step)
+    return KernelTask(run=torch.optim.AdamW([parameter], lr=0.0, fused=True).step)
 
 
-def _launch(point: Point, device: torch.device) -> Task:
+def _launch(point: Point, device: torch.device) -> KernelTask:
     x = torch.ones(point.m, device=device)
-    return Task(run=lambda: x.add_(1))
+    return KernelTask(run=lambda: x.add_(1))
 
 
-def _transfer(point: Point, device: torch.device) -> Task:
+def _transfer(point: Point, device: torch.device) -> KernelTask:
     host = torch.ones(point.size_bytes, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(host, device=device)
     if point.kernel == "host_to_device":
-        return Task(run=lambda: there.copy_(host, non_blocking=True))
-    return Task(run=lambda: host.copy_(there, non_blocking=True))
+        return KernelTask(run=lambda: there.copy_(host, non_blocking=True))
+    return KernelTask(run=lambda: host.copy_(there, non_blocking=True))
 
 
-_TASKS: dict[Family, Callable[[Point, torch.device], Task]] = {
-    Family.GEMM: _gemm,
-    Family.ATTENTION: _attention,
-    Family.MEMORY: _memory,
-    Family.ELEMENTWISE: _elementwise,
-    Family.OPTIMIZER: _optimizer,
-    Family.LAUNCH: _launch,
-    Family.TRANSFER: _transfer,
+_TASKS: dict[PointFamily, Callable[[Point, torch.device], KernelTask]] = {
+    PointFamily.GEMM: _gemm,
+    PointFamily.ATTENTION: _attention,
+    PointFamily.MEMORY: _memory,
+    PointFamily.ELEMENTWISE: _elementwise,
+    PointFamily.OPTIMIZER: _optimizer,
+    PointFamily.LAUNCH: _launch,
+    PointFamily.TRANSFER: _transfer,
 }

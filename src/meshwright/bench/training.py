@@ -28,7 +28,7 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.records.files import driver_version
 from meshwright.records.sweep import Configuration
-from meshwright.records.trainings import OF_THE_CONFIGURATION, Recorder, Row, Status
+from meshwright.records.trainings import OF_THE_CONFIGURATION, TrainingRecorder, TrainingRow, TrainingStatus
 
 TRAININGS = "trainings"  # folder of what each left, below that of the records
 GRACE_S = 20.0  # what a training gets to end by itself when it is told to
@@ -38,7 +38,7 @@ OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class TrainingBenchRequest:
     """What to train, how often, and how it is started."""
 
     configurations: Sequence[Configuration]
@@ -48,7 +48,7 @@ class Request:
     timeout_s: float  # of one training
 
 
-def rounds(request: Request) -> Iterator[tuple[Configuration, int]]:
+def rounds(request: TrainingBenchRequest) -> Iterator[tuple[Configuration, int]]:
     """All runs in the order in which they are taken."""
     count = len(request.configurations)
     for number in range(1, request.num_runs + 1):
@@ -57,11 +57,11 @@ def rounds(request: Request) -> Iterator[tuple[Configuration, int]]:
 
 
 def train_all(
-    request: Request,
+    request: TrainingBenchRequest,
     *,
-    recorder: Recorder,
+    recorder: TrainingRecorder,
     begin: Callable[[Configuration, int], object] = lambda configuration, run: None,
-    tell: Callable[[Row], object] = lambda row: None,
+    tell: Callable[[TrainingRow], object] = lambda row: None,
 ) -> None:
     """Train what `recorder` does not hold yet. `begin` and `tell` hear of each training before and after it.
 
@@ -89,11 +89,13 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _trained(configuration: Configuration, run: int, request: Request, recorder: Recorder) -> Row:
+def _trained(
+    configuration: Configuration, run: int, request: TrainingBenchRequest, recorder: TrainingRecorder
+) -> TrainingRow:
     """One training in a process of its own, as a line of the records."""
     if configuration.refusal:
-        return Row(
-            configuration=configuration.name, engine=configuration.engine, run=run, status=Status.REFUSED,
+        return TrainingRow(
+            configuration=configuration.name, engine=configuration.engine, run=run, status=TrainingStatus.REFUSED,
             reason=configuration.refusal, started=now(), wall_s=0.0,
         )  # fmt: skip
     root = recorder.path.parent
@@ -105,19 +107,19 @@ def _trained(configuration: Configuration, run: int, request: Request, recorder:
     start_s = time.perf_counter()
     ended = _run(_command(configuration, folder, request), folder, timeout_s=request.timeout_s)
     about["wall_s"] = time.perf_counter() - start_s
-    if ended.status is not Status.OK:
-        return Row(**about, status=ended.status, reason=ended.reason)
+    if ended.status is not TrainingStatus.OK:
+        return TrainingRow(**about, status=ended.status, reason=ended.reason)
     try:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
         measured = measured_of(record, _step_times(folder)[request.warmup :])
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"it left no record of its steps ({type(error).__name__}: {error})"
-        return Row(**about, status=Status.FAILED, reason=reason)
+        return TrainingRow(**about, status=TrainingStatus.FAILED, reason=reason)
     recorder.identify(record, engine=configuration.engine, driver=driver_version(record["device"]["type"]))
-    return Row(**about, status=Status.OK, **measured)
+    return TrainingRow(**about, status=TrainingStatus.OK, **measured)
 
 
-def _command(configuration: Configuration, folder: Path, request: Request) -> list[str]:
+def _command(configuration: Configuration, folder: Path, request: TrainingBenchRequest) -> list[str]:
     laid = [f"--set={override}" for override in configuration.overrides]
     told = [*request.launcher, "-m", "meshwright", "train", configuration.path, *laid]
     return [*told, "--out", str(folder), "--only-steps", "--json"]
@@ -143,7 +145,7 @@ def _safe(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ended:
-    status: Status
+    status: TrainingStatus
     reason: str = ""
 
 
@@ -163,7 +165,7 @@ def _run(command: Sequence[str], folder: Path, *, timeout_s: float) -> _Ended:
         try:
             stdout, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            return _Ended(status=Status.TIMED_OUT, reason=f"it took more than {timeout_s:g} s")
+            return _Ended(status=TrainingStatus.TIMED_OUT, reason=f"it took more than {timeout_s:g} s")
         finally:
             _end(process)
     return _verdict(process.returncode, stdout, log.read_text(encoding="utf-8", errors="replace"))
@@ -188,21 +190,23 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _verdict(returncode: int, stdout: str, stderr: str) -> _Ended:
     """What an exit code and the last words mean."""
     if returncode == 0:
-        return _Ended(status=Status.OK)
+        return _Ended(status=TrainingStatus.OK)
     told = _error(stdout)
     code = told.get("exit_code", returncode)
     lines = [line for line in stderr.splitlines() if line.strip()]
     reason = " ".join(str(told.get("message") or (lines[-1] if lines else f"exit code {returncode}")).split())
     if OUT_OF_MEMORY.search(f"{reason}\n{stderr}"):
-        return _Ended(status=Status.OUT_OF_MEMORY, reason=reason)
+        return _Ended(status=TrainingStatus.OUT_OF_MEMORY, reason=reason)
     if code in REFUSALS:
-        return _Ended(status=Status.REFUSED, reason=reason)
+        return _Ended(status=TrainingStatus.REFUSED, reason=reason)
     if returncode < 0:
         perhaps = ", as the kernel does when memory runs out" if -returncode == signal.SIGKILL else ""
-        return _Ended(status=Status.KILLED, reason=f"killed by {signal.Signals(-returncode).name}{perhaps}")
+        return _Ended(
+            status=TrainingStatus.KILLED, reason=f"killed by {signal.Signals(-returncode).name}{perhaps}"
+        )
     if returncode in STOPPED_EXIT_CODES:
-        return _Ended(status=Status.KILLED, reason="stopped by a signal")
-    return _Ended(status=Status.FAILED, reason=reason)
+        return _Ended(status=TrainingStatus.KILLED, reason="stopped by a signal")
+    return _Ended(status=TrainingStatus.FAILED, reason=reason)
 
 
 def _error(stdout: str) -> Mapping[str, Any]:
@@ -241,7 +245,7 @@ def _step_times(folder: Path) -> list[float]:
 
 
 def measured_of(record: Mapping[str, Any], step_s: Sequence[float]) -> dict[str, Any]:
-    """The measured and predicted columns of a `Row`, of a record and its steps. Raises KeyError, ValueError."""
+    """The measured and predicted columns of a `TrainingRow`, of a record and its steps. Raises KeyError, ValueError."""
     if not step_s:
         raise ValueError("no step is left after the warm-up")
     run, found = record["run"], record["statistics"]

@@ -14,11 +14,11 @@ from typing import Any
 
 from meshwright.records.device import FEWEST_SAMPLES
 from meshwright.records.measurement import Measurement
-from meshwright.records.trainings import Row, Status
+from meshwright.records.trainings import TrainingRow, TrainingStatus
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class ValueRange:
     """A value and what it may also be."""
 
     value: float
@@ -31,8 +31,8 @@ class Summary:
     """One configuration. `rows` are its runs that were measured, `failures` all others."""
 
     name: str
-    rows: tuple[Row, ...]
-    failures: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
+    failures: tuple[TrainingRow, ...]
 
     @property
     def is_measured(self) -> bool:
@@ -49,20 +49,20 @@ class Summary:
         return Measurement(seconds=seconds, calls=1, target_ratio=0.0)
 
     @property
-    def step_s(self) -> Span:
+    def step_s(self) -> ValueRange:
         """Median of the runs, with its interval."""
         low, high = self._measurement.interval
-        return Span(value=self._measurement.median, low=low, high=high)
+        return ValueRange(value=self._measurement.median, low=low, high=high)
 
     @property
-    def tokens_per_s_per_device(self) -> Span:
+    def tokens_per_s_per_device(self) -> ValueRange:
         return self._as_rate(self.step_s)
 
     @property
-    def extremes(self) -> Span:
+    def extremes(self) -> ValueRange:
         """Tokens/s/device of the median, the slowest and the fastest run."""
         seconds = self._measurement.seconds
-        return self._as_rate(Span(value=self._measurement.median, low=min(seconds), high=max(seconds)))
+        return self._as_rate(ValueRange(value=self._measurement.median, low=min(seconds), high=max(seconds)))
 
     @property
     def mfu(self) -> float:
@@ -79,16 +79,16 @@ class Summary:
         return statistics.median(found) if found else None
 
     @property
-    def predicted_step_s(self) -> Span | None:
+    def predicted_step_s(self) -> ValueRange | None:
         """With its 80 % interval; None: it was not predicted."""
         if any(row.predicted_step_s is None for row in self.rows) or not self.rows:
             return None
         ends = ("predicted_step_s", "predicted_step_s_low", "predicted_step_s_high")
         value, low, high = (self._median(end) for end in ends)
-        return Span(value=value, low=low, high=high)
+        return ValueRange(value=value, low=low, high=high)
 
     @property
-    def predicted_rate(self) -> Span | None:
+    def predicted_rate(self) -> ValueRange | None:
         """Tokens/s/device."""
         return None if self.predicted_step_s is None else self._as_rate(self.predicted_step_s)
 
@@ -114,7 +114,7 @@ class Summary:
         return sum(row.inside == "yes" for row in self.rows)
 
     @property
-    def outliers(self) -> tuple[Row, ...]:
+    def outliers(self) -> tuple[TrainingRow, ...]:
         """Runs far out of the others."""
         return tuple(self.rows[outlier.sample - 1] for outlier in self._measurement.outliers)
 
@@ -154,11 +154,13 @@ class Summary:
     def _median(self, column: str) -> float:
         return statistics.median(_known(getattr(row, column)) for row in self.rows)
 
-    def _as_rate(self, step: Span) -> Span:
+    def _as_rate(self, step: ValueRange) -> ValueRange:
         """Tokens/s/device: the slowest step is the lowest rate."""
         row = self.rows[0]
         per_device = row.tokens_per_step / row.num_devices
-        return Span(value=per_device / step.value, low=per_device / step.high, high=per_device / step.low)
+        return ValueRange(
+            value=per_device / step.value, low=per_device / step.high, high=per_device / step.low
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +196,7 @@ def contests(found: Sequence[Summary]) -> list[Contest]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class PredictionVerdict:
     """How good the predictions of all configurations were."""
 
     num_configurations: int
@@ -204,24 +206,24 @@ class Verdict:
     num_inside: int
 
 
-def summaries(rows: Iterable[Row], *, names: Sequence[str]) -> list[Summary]:
+def summaries(rows: Iterable[TrainingRow], *, names: Sequence[str]) -> list[Summary]:
     """One for each of `names` that was tried, in that order."""
     found = sorted(rows, key=lambda row: row.run)
     made = [
         Summary(
             name=name,
-            rows=tuple(r for r in found if r.configuration == name and r.status is Status.OK),
-            failures=tuple(r for r in found if r.configuration == name and r.status is not Status.OK),
+            rows=tuple(r for r in found if r.configuration == name and r.status is TrainingStatus.OK),
+            failures=tuple(r for r in found if r.configuration == name and r.status is not TrainingStatus.OK),
         )
         for name in names
     ]
     return [summary for summary in made if summary.rows or summary.failures]
 
 
-def verdict(found: Sequence[Summary]) -> Verdict:
+def verdict(found: Sequence[Summary]) -> PredictionVerdict:
     """Over the configurations that were measured and predicted, each counted once."""
     errors = [abs(s.error) for s in found if s.is_measured and s.error is not None]
-    return Verdict(
+    return PredictionVerdict(
         num_configurations=len(found),
         num_measured=sum(s.is_measured for s in found),
         num_predicted=len(errors),

@@ -20,7 +20,7 @@ import numpy as np
 from meshwright.calibration import communication, correction
 from meshwright.calibration.communication import MeasuredCollectives
 from meshwright.calibration.correction import EfficiencyCorrection
-from meshwright.calibration.parameters import Calibration, Measured, fitted, prior
+from meshwright.calibration.parameters import Calibration, MeasuredParameter, fitted, prior
 from meshwright.errors import InputError
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Fabric
 
@@ -49,7 +49,7 @@ class Kernels:
 
     peak_flops_per_s: Mapping[str, float]
     memory_bytes_per_s: float
-    parameters: Mapping[str, Measured]
+    parameters: Mapping[str, MeasuredParameter]
     corrections: Mapping[str, EfficiencyCorrection]
 
 
@@ -72,7 +72,7 @@ class DeviceCalibration:
     num_devices: int  # of the machine that was measured
     shares_host: bool  # its devices are processes that share the cores and the memory of one CPU
     num_cores: int = 1  # threads of that machine; more processes than these crowd it
-    parameters: Mapping[str, Measured]
+    parameters: Mapping[str, MeasuredParameter]
     corrections: Mapping[str, EfficiencyCorrection]  # "gemm/forward/bf16" -> ...
     by_threads: Mapping[int, Kernels] = field(default_factory=dict)  # of a process that has not all cores
     collectives: MeasuredCollectives = field(default_factory=MeasuredCollectives)
@@ -148,7 +148,7 @@ def _between(factors: Mapping[int, float], count: int) -> float:
     return math.exp(float(np.interp(math.log(count), [math.log(n) for n in known], logs)))
 
 
-def _times(measured: Measured, factor: float) -> Measured:
+def _times(measured: MeasuredParameter, factor: float) -> MeasuredParameter:
     return replace(measured, value=measured.value * factor)
 
 
@@ -285,8 +285,8 @@ def _factors_from(document: Mapping[str, Any]) -> dict[int, float]:
     return factors
 
 
-def _parameters(document: Mapping[str, Any]) -> dict[str, Measured]:
-    parameters = {name: Measured(**value) for name, value in document.items()}
+def _parameters(document: Mapping[str, Any]) -> dict[str, MeasuredParameter]:
+    parameters = {name: MeasuredParameter(**value) for name, value in document.items()}
     for name, measured in parameters.items():
         parameter = prior().parameters.get(name)
         if parameter is None:

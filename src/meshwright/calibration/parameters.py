@@ -74,7 +74,7 @@ class Offset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredParameter:
     """A parameter as it was measured on the very device and software for which it is used."""
 
     value: float
@@ -128,7 +128,7 @@ class Calibration:
         """The same with another factor on its standard deviations."""
         return replace(self, interval_scale=interval_scale)
 
-    def with_measured(self, measured: Mapping[str, Measured], *, made: str) -> Calibration:
+    def with_measured(self, measured: Mapping[str, MeasuredParameter], *, made: str) -> Calibration:
         """The same where `measured` parameters have the values given: what was fitted of them no longer counts."""
         parameters = dict(self.parameters)
         for name, m in measured.items():

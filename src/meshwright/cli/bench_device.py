@@ -13,8 +13,8 @@ from meshwright.cli.options import budget_option, json_option, run_argument, set
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from meshwright.bench.device import Outcome
-    from meshwright.records.points import Family, Workload
+    from meshwright.bench.device import DeviceOutcome
+    from meshwright.records.points import PointFamily, Workload
 
 DEFAULT_FOLDER = Path("bench")
 DEFAULT_SEQUENCE = 2048
@@ -22,16 +22,16 @@ MOST_PROCESSES = 64
 ON_CPU = (2, 4)
 
 
-def _families(ctx: click.Context, param: click.Parameter, text: str | None) -> list[Family]:
-    from meshwright.records.points import Family
+def _families(ctx: click.Context, param: click.Parameter, text: str | None) -> list[PointFamily]:
+    from meshwright.records.points import PointFamily
 
-    words = list(Family) if text is None else [word.strip() for word in text.split(",") if word.strip()]
+    words = list(PointFamily) if text is None else [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
-        if word not in list(Family):
-            raise InputError("unknown family", got=word, allowed=", ".join(Family))
+        if word not in list(PointFamily):
+            raise InputError("unknown family", got=word, allowed=", ".join(PointFamily))
     if not words:
-        raise InputError("--families names none", allowed=", ".join(Family))
-    return [Family(word) for word in words]
+        raise InputError("--families names none", allowed=", ".join(PointFamily))
+    return [PointFamily(word) for word in words]
 
 
 def _counts(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...] | None:
@@ -83,7 +83,7 @@ def command(
     overrides: tuple[str, ...],
     model: str | None,
     sequence_length: int,
-    families: list[Family],
+    families: list[PointFamily],
     budget_s: float,
     folder: Path,
     resume: bool,
@@ -105,12 +105,12 @@ def command(
     from meshwright.cli.output import emit_json, progress
 
     with progress("starting PyTorch"):
-        from meshwright.bench.device import Request, fewer_threads, measure_device, sidecar_of
-        from meshwright.records.device import Recorder
+        from meshwright.bench.device import DeviceBenchRequest, fewer_threads, measure_device, sidecar_of
+        from meshwright.records.device import DeviceRecorder
         from meshwright.training import device as devices
 
     found = devices.find_device()
-    request = Request(
+    request = DeviceBenchRequest(
         families=families,
         budget_s=budget_s,
         num_processes=num_processes or ON_CPU,
@@ -120,7 +120,7 @@ def command(
     request = replace(request, threads=fewer_threads(request.num_processes))
     if found.type == "cuda":
         request = _on_gpus(request, devices.num_devices(found), asked=num_processes)
-    recorder = Recorder(folder, sidecar=sidecar_of(found, request), resume=resume)
+    recorder = DeviceRecorder(folder, sidecar=sidecar_of(found, request), resume=resume)
     try:
         with progress(f"measuring {devices.device_name(found)}", total=budget_s) as advance:
             outcome = measure_device(request, device=found, recorder=recorder, advance=advance)
@@ -167,7 +167,7 @@ def _workload(
     return Workload(model=run.model, plan=plan, seq_len=run.sequence_length, formats=formats)
 
 
-def _document(path: Path, sidecar: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+def _document(path: Path, sidecar: dict[str, Any], outcome: DeviceOutcome) -> dict[str, Any]:
     return {
         "records": path,
         "device": sidecar["device"],
@@ -177,7 +177,7 @@ def _document(path: Path, sidecar: dict[str, Any], outcome: Outcome) -> dict[str
     }
 
 
-def _show(path: Path, sidecar: dict[str, Any], outcome: Outcome) -> None:
+def _show(path: Path, sidecar: dict[str, Any], outcome: DeviceOutcome) -> None:
     from meshwright.cli.output import note, print_line, print_table
 
     print_line(sidecar["device"]["name"], style="bold")

@@ -23,7 +23,7 @@ from meshwright.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from meshwright.bench.training_summary import Summary
-    from meshwright.records.trainings import Recorder
+    from meshwright.records.trainings import TrainingRecorder
 
 DEFAULT_FOLDER = Path("bench-train")
 LAUNCHER_HINT = "--launcher 'torchrun --nproc-per-node 2'"
@@ -105,10 +105,10 @@ def command(
         raise InputError(
             "this command starts the trainings itself, and is not started by a launcher", hint=LAUNCHER_HINT
         )
-    from meshwright.bench.training import Request, now, train_all
+    from meshwright.bench.training import TrainingBenchRequest, now, train_all
     from meshwright.bench.training_summary import summaries
     from meshwright.records.sweep import configurations, parse_sweep
-    from meshwright.records.trainings import Recorder
+    from meshwright.records.trainings import TrainingRecorder
 
     asked = [*sweeps, *([] if engines is None else [f"engine={engines}"])]
     found = configurations(
@@ -121,14 +121,14 @@ def command(
         configuration.engine == "native" for configuration in found
     ):  # of several, an absent one is a line
         require_torch("training")
-    request = Request(
+    request = TrainingBenchRequest(
         configurations=found,
         num_runs=num_runs,
         warmup=warmup,
         launcher=_words(launcher),
         timeout_s=timeout_s,
     )
-    recorder = Recorder(
+    recorder = TrainingRecorder(
         folder, configurations=found, steps=steps, warmup=warmup,
         command=("meshwright", *sys.argv[1:]), started=now(), resume=resume,
     )  # fmt: skip
@@ -178,7 +178,7 @@ def _write_page(told: list[Summary], sidecar: dict[str, Any], path: Path) -> Pat
     return path
 
 
-def _emit(told: list[Summary], recorder: Recorder, page: Path | None) -> None:
+def _emit(told: list[Summary], recorder: TrainingRecorder, page: Path | None) -> None:
     from meshwright.bench.training_summary import contests, verdict
     from meshwright.cli.output import emit_json
 
@@ -194,7 +194,7 @@ def _emit(told: list[Summary], recorder: Recorder, page: Path | None) -> None:
     )
 
 
-def _show(told: list[Summary], recorder: Recorder, page: Path | None) -> None:
+def _show(told: list[Summary], recorder: TrainingRecorder, page: Path | None) -> None:
     from meshwright.bench.training_summary import verdict
     from meshwright.cli.output import note, print_line, print_text_tables
     from meshwright.report.training_sweep import accuracy_sentence, outlier_sentences, tables

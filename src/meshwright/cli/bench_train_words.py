@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from meshwright.records.trainings import Row, Status
+from meshwright.records.trainings import TrainingRow, TrainingStatus
 from meshwright.report.quantities import rate
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Watch:
         if self.bar is not None:
             self.bar.update(self.task, description=f"{configuration.name}, run {run} of {self.num_runs}")
 
-    def tell(self, row: Row) -> None:
+    def tell(self, row: TrainingRow) -> None:
         """A run has ended."""
         self.num_done += 1
         words = f"{row.configuration:<{self.width}}  run {row.run}  {_outcome(row)}"
@@ -63,9 +63,9 @@ class Watch:
             print(words, file=sys.stderr, flush=True)
 
 
-def _outcome(row: Row) -> str:
+def _outcome(row: TrainingRow) -> str:
     """What a run measured, or why it did not."""
-    if row.status is not Status.OK:
+    if row.status is not TrainingStatus.OK:
         return f"{row.status.replace('_', ' ')}: {row.reason}"
     words = f"{rate(row.tokens_per_s_per_device or 0.0)} tokens/s/device"
     return (
@@ -75,5 +75,5 @@ def _outcome(row: Row) -> str:
     )
 
 
-def _predicted(row: Row) -> float:
+def _predicted(row: TrainingRow) -> float:
     return (row.tokens_per_s_per_device or 0.0) / (1 + (row.error or 0.0))

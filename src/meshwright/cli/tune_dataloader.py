@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.specs.run import MAX_WORKERS, NATIVE, Run
 
 if TYPE_CHECKING:
-    from meshwright.bench.dataloader import Candidate, Choice, Demand
+    from meshwright.bench.dataloader import Demand, LoaderCandidate, LoaderChoice
     from meshwright.engines.native.feed import Feed
     from meshwright.records.measurement import Measurement
     from meshwright.specs.plan import Plan
@@ -116,8 +116,8 @@ class Found:
     demand: Demand
     num_cores: int
     processes: int  # of this host that read at the same time
-    training: Choice
-    validation: Choice | None  # None: the run takes no validation loss
+    training: LoaderChoice
+    validation: LoaderChoice | None  # None: the run takes no validation loss
 
     @property
     def values(self) -> dict[str, int]:
@@ -219,7 +219,7 @@ def _document(run: Run, found: Found, target: Path | None) -> dict[str, Any]:
     }
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
+def _choice(choice: LoaderChoice) -> dict[str, Any]:
     return {
         "workers": choice.num_workers,
         "reason": choice.reason,
@@ -269,7 +269,7 @@ def _show(run: Run, found: Found, target: Path | None) -> None:
         )
 
 
-def _show_training(choice: Choice, demand: Demand) -> None:
+def _show_training(choice: LoaderChoice, demand: Demand) -> None:
     from meshwright.cli.output import print_line, print_table
     from meshwright.units import format_bytes, format_seconds
 
@@ -294,7 +294,7 @@ def _show_training(choice: Choice, demand: Demand) -> None:
     print_line(f"{choice.num_workers}: {choice.reason}.")
 
 
-def _show_validation(choice: Choice, demand: Demand) -> None:
+def _show_validation(choice: LoaderChoice, demand: Demand) -> None:
     from meshwright.bench.dataloader import FORWARD_SHARE
     from meshwright.cli.output import print_line, print_table
     from meshwright.units import format_bytes, format_seconds
@@ -318,7 +318,7 @@ def _show_validation(choice: Choice, demand: Demand) -> None:
     print_line(f"{choice.num_workers}: {choice.reason}.")
 
 
-def _mark(c: Candidate, choice: Choice, demand: Demand) -> str:
+def _mark(c: LoaderCandidate, choice: LoaderChoice, demand: Demand) -> str:
     from meshwright.bench.dataloader import keeps_up
 
     is_slow = demand.step_s is not None and not keeps_up(c, demand.step_s)

@@ -16,7 +16,7 @@ from meshwright.errors import InputError
 from meshwright.specs.run import NATIVE, Run
 
 if TYPE_CHECKING:
-    from meshwright.bench.gemm import Outcome, Row
+    from meshwright.bench.gemm import GemmOutcome, GemmRow
     from meshwright.records.measurement import Measurement
     from meshwright.specs.plan import Plan
 
@@ -111,7 +111,7 @@ def _check_targets(
         raise InputError("--out is the run file itself", got=str(out), hint="name another file")
 
 
-def _tune(run: Run, device: Any, *, budget_s: float) -> tuple[Plan, Outcome]:
+def _tune(run: Run, device: Any, *, budget_s: float) -> tuple[Plan, GemmOutcome]:
     from meshwright.bench.gemm import free_threads, tune
     from meshwright.cli.output import progress
     from meshwright.engines.native import engine
@@ -133,7 +133,7 @@ def _tune(run: Run, device: Any, *, budget_s: float) -> tuple[Plan, Outcome]:
     return plan, outcome
 
 
-def _tuning_text(run: Run, plan: Plan, device: Any, outcome: Outcome) -> str:
+def _tuning_text(run: Run, plan: Plan, device: Any, outcome: GemmOutcome) -> str:
     from meshwright.report.documents.json_values import jsonable
     from meshwright.training.gemm_tuning import GemmTuning, conditions, to_text
     from meshwright.training.telemetry import moment
@@ -155,7 +155,7 @@ def _run_text(run: Run, out: Path) -> str:
 # --- the document ---
 
 
-def _document(run: Run, plan: Plan, device: Any, outcome: Outcome, written: list[Path]) -> dict[str, Any]:
+def _document(run: Run, plan: Plan, device: Any, outcome: GemmOutcome, written: list[Path]) -> dict[str, Any]:
     from meshwright.training.gemm_tuning import conditions
 
     return {
@@ -179,7 +179,7 @@ def _document(run: Run, plan: Plan, device: Any, outcome: Outcome, written: list
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: GemmRow) -> dict[str, Any]:
     p = row.product
     m, n, k = p.shape
     return {
@@ -203,7 +203,7 @@ def _speed_up(ratio: Measurement) -> dict[str, float]:
 # --- words ---
 
 
-def _show(run: Run, plan: Plan, device: Any, outcome: Outcome, written: list[Path]) -> None:
+def _show(run: Run, plan: Plan, device: Any, outcome: GemmOutcome, written: list[Path]) -> None:
     from meshwright.cli.output import note, print_line, print_table
     from meshwright.training.device import device_name
     from meshwright.units import format_seconds
@@ -245,7 +245,7 @@ def _show(run: Run, plan: Plan, device: Any, outcome: Outcome, written: list[Pat
         )
 
 
-def _after(row: Row, *, is_changed: bool) -> tuple[str, str, str]:
+def _after(row: GemmRow, *, is_changed: bool) -> tuple[str, str, str]:
     """Time, speed-up and route; empty where the product is made as before."""
     from meshwright.units import format_seconds
 

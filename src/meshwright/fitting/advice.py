@@ -34,7 +34,7 @@ Shape = tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class KernelCandidate:
     """One shape of one kernel that the step uses."""
 
     kernel: str  # "gemm/forward/bf16"
@@ -51,7 +51,7 @@ class Advice:
     run: str
     step: Estimate
     sd: float  # of the log step time
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[KernelCandidate, ...]
     others: Mapping[str, float]  # shares of the interval's variance by calibrated input
 
 
@@ -96,7 +96,7 @@ def advise(run: Run) -> Advice:
     )
 
 
-def _needed(candidates: Iterable[Candidate]) -> list[Candidate]:
+def _needed(candidates: Iterable[KernelCandidate]) -> list[KernelCandidate]:
     """Without those that the plan's step does not depend on."""
     return [c for c in candidates if c.step_share > 1e-6]
 
@@ -128,12 +128,12 @@ def _candidate(
     *,
     name: str,
     shape: Shape,
-) -> Candidate:
+) -> KernelCandidate:
     correction = noted[name]
     slower_s = _step_s(request, plan, {**noted, name: _noted(correction, slow=shape)})
     share = math.log(slower_s / step_s) / math.log(SLOWER)
     sd = float(correction.predict(np.log2([shape])).sd[0])
-    return Candidate(
+    return KernelCandidate(
         kernel=name,
         shape=dict(zip(correction.axes, shape, strict=True)),
         step_share=share,

@@ -58,7 +58,7 @@ class Package:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class KernelTable:
     """One file, each column an array of its rows."""
 
     columns: Mapping[str, NDArray[Any]]
@@ -67,10 +67,10 @@ class Table:
     framework: str
     version: str  # of the framework
 
-    def where(self, chosen: NDArray[np.bool_]) -> Table:
+    def where(self, chosen: NDArray[np.bool_]) -> KernelTable:
         """The rows where `chosen` is true."""
         columns = {name: values[chosen] for name, values in self.columns.items()}
-        return Table(**{**vars(self), "columns": columns})
+        return KernelTable(**{**vars(self), "columns": columns})
 
     def numbers(self, *names: str) -> NDArray[np.float64]:
         """Those columns, rows x names."""
@@ -100,7 +100,7 @@ def installed() -> Package:
     )
 
 
-def products(package: Package, device: str, framework: str) -> Table:
+def products(package: Package, device: str, framework: str) -> KernelTable:
     """Every matrix product of `device` that was measured in `framework`. Raises InputError when there is none."""
     if device not in package.systems():
         raise InputError(
@@ -121,7 +121,7 @@ def products(package: Package, device: str, framework: str) -> Table:
     return table
 
 
-def attention(package: Package, device: str, framework: str) -> Table | None:
+def attention(package: Package, device: str, framework: str) -> KernelTable | None:
     """16-bit causal attention without a window, forward; None where it was not measured."""
     table = _newest(
         package,
@@ -137,7 +137,7 @@ def attention(package: Package, device: str, framework: str) -> Table | None:
     return table.where(chosen & (c["window_size"] == 0) if "window_size" in c else chosen)
 
 
-def collectives(package: Package, device: str) -> Table | None:
+def collectives(package: Package, device: str) -> KernelTable | None:
     """16-bit collectives between all devices of a node; None where they were not measured."""
     table = _newest(
         package,
@@ -153,13 +153,13 @@ def collectives(package: Package, device: str) -> Table | None:
 
 def _newest(
     package: Package, folder: str, name: str, *, needed: Sequence[str], wanted: Sequence[str] = ()
-) -> Table | None:
+) -> KernelTable | None:
     """The table `name` of the newest version in `folder`."""
     files = sorted((package.data / folder).glob(f"*/{name}"), key=lambda file: _version_key(file.parent.name))
     if not files:
         return None
     file = files[-1]
-    return Table(
+    return KernelTable(
         columns=_read(file, needed, wanted),
         file=file.relative_to(package.data).as_posix(),
         sha256=hashlib.sha256(file.read_bytes()).hexdigest(),

@@ -26,7 +26,7 @@ from meshwright import catalog
 from meshwright.calibration.communication import Curve, MeasuredCollectives
 from meshwright.calibration.correction import EfficiencyCorrection, fit_correction
 from meshwright.calibration.device import Check, DeviceCalibration, Kernels
-from meshwright.calibration.parameters import Measured, prior
+from meshwright.calibration.parameters import MeasuredParameter, prior
 from meshwright.cost.collectives import all_reduce_s, constants_for, network_row
 from meshwright.cost.compute import gemm_s
 from meshwright.cost.groups import groups_of
@@ -35,17 +35,17 @@ from meshwright.cost.update import OPTIMIZER_BYTES
 from meshwright.errors import InputError
 from meshwright.fitting.kernel_times import HOST, TODAY
 from meshwright.fitting.residual import fit_residual
-from meshwright.records.device import Records, Row, in_windows
-from meshwright.records.points import Family, Point
+from meshwright.records.device import DeviceRow, Records, in_windows
+from meshwright.records.points import Point, PointFamily
 from meshwright.records.steps import run_file_of
 from meshwright.specs.hardware import THIS_MACHINE, Accelerator, Fabric
 from meshwright.specs.plan import Plan
 
 AXES = {
-    Family.GEMM: ("m", "n", "k"),
-    Family.ATTENTION: ("rows", "seq_len", "head_dim"),
-    Family.ELEMENTWISE: ("elements",),
-    Family.OPTIMIZER: ("parameters",),
+    PointFamily.GEMM: ("m", "n", "k"),
+    PointFamily.ATTENTION: ("rows", "seq_len", "head_dim"),
+    PointFamily.ELEMENTWISE: ("elements",),
+    PointFamily.OPTIMIZER: ("parameters",),
 }
 NARROW_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 BF16 = "bf16"
@@ -60,7 +60,7 @@ assumption, as wide as what published fits of kernels leave unexplained. A train
 
 BISECTIONS = 60
 
-APART = {"alone", "beside"}
+APART = {"isolated", "concurrent"}
 LONGEST_CHECK_S = 0.15
 """Of a step that a training takes a few times before it begins."""
 
@@ -80,7 +80,7 @@ class Errors:
 class _Kernel:
     """Points of one kernel in one format, beside the model with its ratio."""
 
-    rows: list[Row]
+    rows: list[DeviceRow]
     log_ratios: np.ndarray[Any, Any]  # log(measured / modelled)
     correction: EfficiencyCorrection | None
 
@@ -90,7 +90,7 @@ def calibrate(files: Sequence[Records]) -> DeviceCalibration:
     device = _one_device(files)
     rows = [row for file in files for row in file.measured]
     of = _by_family(rows, threads=0)
-    for needed in (Family.GEMM, Family.MEMORY):
+    for needed in (PointFamily.GEMM, PointFamily.MEMORY):
         if not of[needed]:
             raise InputError(
                 f"the records hold no {needed} measurement", got=str(files[0].path),
@@ -98,19 +98,21 @@ def calibrate(files: Sequence[Records]) -> DeviceCalibration:
             )  # fmt: skip
     accelerator = _accelerator(device, of)
     on_host = device["type"] == "cpu"
-    memory_ratio = 1.0 if on_host else _copy_rate(of[Family.MEMORY]) / accelerator.memory_bytes_per_s
+    memory_ratio = 1.0 if on_host else _copy_rate(of[PointFamily.MEMORY]) / accelerator.memory_bytes_per_s
     rates = _Rates(accelerator=accelerator, memory_ratio=min(memory_ratio, 1 - 1e-6), kernel_s=_launch_s(of))
-    parameters = {name: Measured(value=value, sd=0.0) for name, value in (HOST if on_host else {}).items()}
-    parameters |= {name: Measured(value=value, sd=0.0) for name, value in TODAY.items()}
+    parameters = {
+        name: MeasuredParameter(value=value, sd=0.0) for name, value in (HOST if on_host else {}).items()
+    }
+    parameters |= {name: MeasuredParameter(value=value, sd=0.0) for name, value in TODAY.items()}
     if accelerator.vendor == THIS_MACHINE:
-        parameters["general_factor"] = Measured(value=1.0, sd=RESIDUAL_SD)
+        parameters["general_factor"] = MeasuredParameter(value=1.0, sd=RESIDUAL_SD)
     if not on_host:
-        parameters["memory_ratio"] = Measured(value=rates.memory_ratio, sd=LEAST_SD)
-    if of[Family.LAUNCH]:
-        parameters["kernel_s"] = Measured(value=rates.kernel_s, sd=LEAST_SD)
+        parameters["memory_ratio"] = MeasuredParameter(value=rates.memory_ratio, sd=LEAST_SD)
+    if of[PointFamily.LAUNCH]:
+        parameters["kernel_s"] = MeasuredParameter(value=rates.kernel_s, sd=LEAST_SD)
     found = _found(rates, parameters, of)
     shares = {row.point.threads for row in rows} - {0}
-    fabric, collectives = _fabric(accelerator, device, of[Family.COLLECTIVES], parameters)
+    fabric, collectives = _fabric(accelerator, device, of[PointFamily.COLLECTIVES], parameters)
     kernels = DeviceCalibration(
         accelerator=accelerator,
         fabric=fabric,
@@ -130,19 +132,19 @@ def calibrate(files: Sequence[Records]) -> DeviceCalibration:
             "errors": {family.value: vars(errors) for family, errors in found.errors.items()},
         },
     )
-    steps = in_windows(of[Family.TRAINING])
+    steps = in_windows(of[PointFamily.TRAINING])
     kernels = replace(kernels, checks=_checks(steps) if on_host else ())
     added = fit_residual(kernels, steps)
     if added is None:
         return kernels
-    found.errors[Family.TRAINING] = errors_of(added.leave_one_out, added.before)
+    found.errors[PointFamily.TRAINING] = errors_of(added.leave_one_out, added.before)
     errors = {family.value: vars(errors) for family, errors in found.errors.items()}
     return replace(added.device, details={**kernels.details, "errors": errors})
 
 
-def _checks(steps: Iterable[Row]) -> tuple[Check, ...]:
+def _checks(steps: Iterable[DeviceRow]) -> tuple[Check, ...]:
     """For each number of processes the longest of the short steps, of each format, that processes took apart."""
-    chosen: dict[tuple[int, str], Row] = {}
+    chosen: dict[tuple[int, str], DeviceRow] = {}
     for row in steps:
         of = row.point.num_processes, row.point.format
         if row.point.kernel in APART and row.seconds_median <= LONGEST_CHECK_S:
@@ -158,28 +160,32 @@ def _checks(steps: Iterable[Row]) -> tuple[Check, ...]:
     )
 
 
-def _by_family(rows: Iterable[Row], *, threads: int) -> dict[Family, list[Row]]:
+def _by_family(rows: Iterable[DeviceRow], *, threads: int) -> dict[PointFamily, list[DeviceRow]]:
     own = [r for r in rows if r.point.threads == threads]
-    return {family: [r for r in own if r.point.family is family] for family in Family}
+    return {family: [r for r in own if r.point.family is family] for family in PointFamily}
 
 
-def _found(rates: _Rates, parameters: dict[str, Measured], of: Mapping[Family, list[Row]]) -> _Found:
+def _found(
+    rates: _Rates, parameters: dict[str, MeasuredParameter], of: Mapping[PointFamily, list[DeviceRow]]
+) -> _Found:
     """Everything about kernels."""
     found = _Found(rates=rates, parameters=parameters, kernels={}, errors={})
-    found.products(of[Family.GEMM])
-    found.attention(of[Family.ATTENTION])
-    found.bytes_moved("elementwise_factor", of[Family.ELEMENTWISE], lambda p: p.bytes)
-    found.bytes_moved("optimizer_passes", of[Family.OPTIMIZER], lambda p: OPTIMIZER_BYTES * p.m)
+    found.products(of[PointFamily.GEMM])
+    found.attention(of[PointFamily.ATTENTION])
+    found.bytes_moved("elementwise_factor", of[PointFamily.ELEMENTWISE], lambda p: p.bytes)
+    found.bytes_moved("optimizer_passes", of[PointFamily.OPTIMIZER], lambda p: OPTIMIZER_BYTES * p.m)
     return found
 
 
-def _kernels_of(accelerator: Accelerator, rows: Iterable[Row], *, threads: int, kernel_s: float) -> Kernels:
+def _kernels_of(
+    accelerator: Accelerator, rows: Iterable[DeviceRow], *, threads: int, kernel_s: float
+) -> Kernels:
     """Of a process with so many threads of a processor."""
     of = _by_family(rows, threads=threads)
     own = replace(
         accelerator,
-        peak_flops_per_s=_peaks(of[Family.GEMM]),
-        memory_bytes_per_s=_copy_rate(of[Family.MEMORY]),
+        peak_flops_per_s=_peaks(of[PointFamily.GEMM]),
+        memory_bytes_per_s=_copy_rate(of[PointFamily.MEMORY]),
     )
     found = _found(_Rates(accelerator=own, memory_ratio=1 - 1e-6, kernel_s=kernel_s), {}, of)
     return Kernels(
@@ -216,23 +222,23 @@ def _origin(file: Records) -> dict[str, Any]:
 # --- rates ---
 
 
-def _accelerator(device: Mapping[str, Any], of: Mapping[Family, list[Row]]) -> Accelerator:
+def _accelerator(device: Mapping[str, Any], of: Mapping[PointFamily, list[DeviceRow]]) -> Accelerator:
     if device["accelerator"] is not None:
         return catalog.accelerator(device["accelerator"])
     return Accelerator(
         name=device["name"],
         vendor=THIS_MACHINE,
         architecture=device["type"],
-        peak_flops_per_s=_peaks(of[Family.GEMM]),
+        peak_flops_per_s=_peaks(of[PointFamily.GEMM]),
         memory_bytes=device["memory_bytes"],
-        memory_bytes_per_s=_copy_rate(of[Family.MEMORY]),
+        memory_bytes_per_s=_copy_rate(of[PointFamily.MEMORY]),
         num_compute_units=device["compute_units"],
         output_tiles=device["type"] != "cpu",
         sources={"all": "measured: bench records"},
     )
 
 
-def _peaks(products: Iterable[Row]) -> dict[str, float]:
+def _peaks(products: Iterable[DeviceRow]) -> dict[str, float]:
     peaks: dict[str, float] = {}
     for row in products:
         rate = row.point.flops / row.seconds_median
@@ -240,14 +246,14 @@ def _peaks(products: Iterable[Row]) -> dict[str, float]:
     return peaks
 
 
-def _copy_rate(rows: Iterable[Row]) -> float:
+def _copy_rate(rows: Iterable[DeviceRow]) -> float:
     rows = sorted(rows, key=lambda r: -r.point.size_bytes)
     large = [r for r in rows if r.point.size_bytes >= LEAST_COPY_BYTES] or rows[:1]
     return max(r.point.bytes / r.seconds_median for r in large)
 
 
-def _launch_s(of: Mapping[Family, list[Row]]) -> float:
-    launches = [row.seconds_median for row in of[Family.LAUNCH]]
+def _launch_s(of: Mapping[PointFamily, list[DeviceRow]]) -> float:
+    launches = [row.seconds_median for row in of[PointFamily.LAUNCH]]
     return min(launches) if launches else prior().parameters["kernel_s"].prior
 
 
@@ -286,24 +292,24 @@ class _Found:
     """What is known so far."""
 
     rates: _Rates
-    parameters: dict[str, Measured]
+    parameters: dict[str, MeasuredParameter]
     kernels: dict[str, _Kernel]
-    errors: dict[Family, Errors]
+    errors: dict[PointFamily, Errors]
 
     @property
     def corrections(self) -> dict[str, EfficiencyCorrection]:
         return {name: k.correction for name, k in self.kernels.items() if k.correction is not None}
 
-    def products(self, rows: list[Row]) -> None:
+    def products(self, rows: list[DeviceRow]) -> None:
         """Matrix products: one ratio, a surface for each layout and format."""
         a = self.rates.accelerator
         rows = [r for r in rows if r.point.format in a.peak_flops_per_s]
         ratio = _ratio(rows, self.rates.gemm_s)
         kernels = _kernels(rows, lambda point: self.rates.gemm_s(point, ratio))
-        self._keep(Family.GEMM, kernels)
-        self.parameters["gemm_ratio"] = Measured(value=ratio, sd=_sd(kernels.values(), a))
+        self._keep(PointFamily.GEMM, kernels)
+        self.parameters["gemm_ratio"] = MeasuredParameter(value=ratio, sd=_sd(kernels.values(), a))
 
-    def attention(self, rows: list[Row]) -> None:
+    def attention(self, rows: list[DeviceRow]) -> None:
         """Scores and values: a ratio for each direction, a surface for each format too."""
         found: dict[str, _Kernel] = {}
         for kernel in ("forward", "backward"):
@@ -315,11 +321,11 @@ class _Found:
             kernels = _kernels(own, lambda point, ratio=ratio: self.rates.attention_s(point, ratio))
             found |= kernels
             sd = _sd(kernels.values(), self.rates.accelerator)
-            self.parameters[f"attention_{kernel}_ratio"] = Measured(value=ratio, sd=sd)
+            self.parameters[f"attention_{kernel}_ratio"] = MeasuredParameter(value=ratio, sd=sd)
         if found:
-            self._keep(Family.ATTENTION, found)
+            self._keep(PointFamily.ATTENTION, found)
 
-    def bytes_moved(self, name: str, rows: list[Row], least_bytes: Callable[[Point], float]) -> None:
+    def bytes_moved(self, name: str, rows: list[DeviceRow], least_bytes: Callable[[Point], float]) -> None:
         """`name`: bytes that a kernel's seconds are worth, over `least_bytes`; where starting it is little of them."""
         start_s, streaming = self.rates.kernel_s, self.rates.streaming
         large = [r for r in rows if start_s < LAUNCH_SHARE * r.seconds_median]
@@ -330,10 +336,12 @@ class _Found:
         )
         factor = math.exp(float(np.median(logs)))
         kernels = _kernels(rows, lambda p: least_bytes(p) * factor / streaming + start_s)
-        self.parameters[name] = Measured(value=factor, sd=_sd(kernels.values(), self.rates.accelerator))
+        self.parameters[name] = MeasuredParameter(
+            value=factor, sd=_sd(kernels.values(), self.rates.accelerator)
+        )
         self._keep(large[0].point.family, kernels)
 
-    def _keep(self, family: Family, kernels: dict[str, _Kernel]) -> None:
+    def _keep(self, family: PointFamily, kernels: dict[str, _Kernel]) -> None:
         self.kernels.update(kernels)
         left = [
             k.correction.leave_one_out().mean - k.correction.y
@@ -348,9 +356,9 @@ class _Found:
 def coordinates(point: Point) -> tuple[float, ...]:
     """Where a point lies on its surface: log2 of the axes."""
     match point.family:
-        case Family.GEMM:
+        case PointFamily.GEMM:
             sizes = (point.m, point.n, point.k)
-        case Family.ATTENTION:
+        case PointFamily.ATTENTION:
             sizes = (point.sequences * point.heads, point.seq_len, point.head_dim)
         case _:
             sizes = (point.m * max(point.n, 1),)
@@ -362,7 +370,7 @@ def correction_name(point: Point) -> str:
     return f"{point.family}/{point.kernel}/{point.format}"
 
 
-def _ratio(rows: list[Row], model_s: Callable[[Point, float], float]) -> float:
+def _ratio(rows: list[DeviceRow], model_s: Callable[[Point, float], float]) -> float:
     """The share of the peak at which half of the larger rows take longer than modelled."""
     flops = float(np.median([r.point.flops for r in rows]))
     large = [r for r in rows if r.point.flops >= flops]
@@ -377,14 +385,14 @@ def _ratio(rows: list[Row], model_s: Callable[[Point, float], float]) -> float:
     return low
 
 
-def _kernels(rows: list[Row], model_s: Callable[[Point], float]) -> dict[str, _Kernel]:
-    by_name: dict[str, list[Row]] = {}
+def _kernels(rows: list[DeviceRow], model_s: Callable[[Point], float]) -> dict[str, _Kernel]:
+    by_name: dict[str, list[DeviceRow]] = {}
     for row in rows:
         by_name.setdefault(correction_name(row.point), []).append(row)
     return {name: _kernel(own, model_s) for name, own in by_name.items()}
 
 
-def _kernel(rows: list[Row], model_s: Callable[[Point], float]) -> _Kernel:
+def _kernel(rows: list[DeviceRow], model_s: Callable[[Point], float]) -> _Kernel:
     y = np.array([math.log(r.seconds_median / model_s(r.point)) for r in rows])
     x = np.array([coordinates(r.point) for r in rows])
     noise = np.array([r.log_sd for r in rows])
@@ -426,7 +434,10 @@ def errors_of(leave_one_out: Any, formula: Any) -> Errors:
 
 
 def _fabric(
-    accelerator: Accelerator, device: Mapping[str, Any], rows: list[Row], parameters: dict[str, Measured]
+    accelerator: Accelerator,
+    device: Mapping[str, Any],
+    rows: list[DeviceRow],
+    parameters: dict[str, MeasuredParameter],
 ) -> tuple[Fabric, MeasuredCollectives]:
     """The fabric of this machine, and what each collective took by processes and size."""
     collectives = MeasuredCollectives(
@@ -464,11 +475,11 @@ def _fabric(
         scale_up_peer_bytes_per_s=fabric.scale_up_peer_bytes_per_s * ratio,
         scale_out_bytes_per_s=rate * ratio,
     )
-    parameters["scale_up_ratio"] = Measured(value=1.0, sd=_clipped(large.log_sd))
+    parameters["scale_up_ratio"] = MeasuredParameter(value=1.0, sd=_clipped(large.log_sd))
     return fabric, collectives
 
 
-def _reduce_s(fabric: Fabric, row: Row, *, latency_s: float | None = None, ratio: float = 1.0) -> float:
+def _reduce_s(fabric: Fabric, row: DeviceRow, *, latency_s: float | None = None, ratio: float = 1.0) -> float:
     tried = replace(
         fabric,
         scale_up_latency_s=fabric.scale_up_latency_s if latency_s is None else latency_s,
@@ -487,7 +498,7 @@ def _bisect(is_too_low: Callable[[float], bool], low: float, high: float) -> flo
     return low
 
 
-def curve_of(rows: list[Row]) -> Curve:
+def curve_of(rows: list[DeviceRow]) -> Curve:
     """What one collective took between so many processes."""
     rows = sorted(rows, key=lambda r: r.point.size_bytes)
     return Curve(

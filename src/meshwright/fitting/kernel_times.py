@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.calibration.parameters import Calibration, Measured, fitted
+from meshwright.calibration.parameters import Calibration, MeasuredParameter, fitted
 from meshwright.cost.collectives import all_reduce_s
 from meshwright.cost.compute import LayerCompute, layer_compute
 from meshwright.cost.groups import groups_of
@@ -208,7 +208,7 @@ class _Solver:
 
     def know(self, values: Mapping[str, float], *, sd: float = 0.0) -> None:
         """Take these values as they are, or as they are believed to be."""
-        self.measured |= {name: Measured(value=value, sd=sd) for name, value in values.items()}
+        self.measured |= {name: MeasuredParameter(value=value, sd=sd) for name, value in values.items()}
 
     def solve(
         self, name: str, seconds: float, model_s: Callable[[_Point], object], *, sd: float | None = None
@@ -225,9 +225,9 @@ class _Solver:
                 high = middle
         self.measured[name] = self._value(name, low, self.times.sd if sd is None else sd)
 
-    def _value(self, name: str, eta: float, sd: float) -> Measured:
+    def _value(self, name: str, eta: float, sd: float) -> MeasuredParameter:
         value = float(self.base.parameters[name].inverse(np.asarray(eta)))
-        return Measured(value=min(value, 1 - NOTHING_S) if self._is_share(name) else value, sd=sd)
+        return MeasuredParameter(value=min(value, 1 - NOTHING_S) if self._is_share(name) else value, sd=sd)
 
     def _is_share(self, name: str) -> bool:
         return self.base.parameters[name].transform != "log"

@@ -47,7 +47,7 @@ MEDIAN_OF_NORMAL = 0.6745
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class FitProblem:
     """Rows to fit, and which offset moves which parameter of which row."""
 
     tables: RunTables
@@ -69,7 +69,7 @@ def make_problem(
     calibration: Calibration,
     *,
     corrections: Mapping[str, CorrectionsByKernel] | None = None,
-) -> Problem:
+) -> FitProblem:
     """Tables and offsets of all runs with conditions and a rate."""
     conditions = [r.conditions for r in runs if r.conditions is not None]
     tables = tables_of(conditions, corrections=corrections)
@@ -95,7 +95,7 @@ def make_problem(
     bf16 = columns("gemm_ratio", tables.bf16_factors)
     tokens = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices
     rates = np.array([r.tokens_per_s_per_device for r in runs], dtype=float)
-    return Problem(
+    return FitProblem(
         tables=tables,
         log_measured=np.log(tokens / rates),
         noise=np.hypot([NOISE.get(r.quality_letter, NOISE["C"]) for r in runs], MODEL_ERROR),
@@ -117,7 +117,7 @@ def _shares(runs: Sequence[PublishedRun]) -> NDArray[np.float64]:
     return np.array([min(1.0, EFFECTIVE_ROWS / counts[s]) for s in sources])
 
 
-def _etas(problem: Problem, calibration: Calibration, beta: NDArray[np.float64]) -> tuple[Etas, Etas]:
+def _etas(problem: FitProblem, calibration: Calibration, beta: NDArray[np.float64]) -> tuple[Etas, Etas]:
     moved = {
         name: problem.prior_etas[name] + beta[columns].sum(axis=1)
         for name, columns in problem.columns.items()
@@ -128,7 +128,7 @@ def _etas(problem: Problem, calibration: Calibration, beta: NDArray[np.float64])
 
 
 def _jacobian(
-    problem: Problem, slopes: dict[str, NDArray[np.float64]], num_offsets: int
+    problem: FitProblem, slopes: dict[str, NDArray[np.float64]], num_offsets: int
 ) -> NDArray[np.float64]:
     rows = np.arange(len(problem.log_measured))
     J = np.zeros((len(rows), num_offsets))
@@ -149,7 +149,7 @@ class Solution:
     residual: NDArray[np.float64]
 
 
-def solve(problem: Problem, calibration: Calibration, *, use: NDArray[np.bool_]) -> Solution:
+def solve(problem: FitProblem, calibration: Calibration, *, use: NDArray[np.bool_]) -> Solution:
     """The mode of the rows where `use` is true, from the prior by way of the wider loss."""
     wide = _descend(
         problem, calibration, use=use, start=np.zeros(len(problem.keys)), cauchy=WIDE_CAUCHY, tolerance=1.0
@@ -158,7 +158,7 @@ def solve(problem: Problem, calibration: Calibration, *, use: NDArray[np.bool_])
 
 
 def _descend(
-    problem: Problem,
+    problem: FitProblem,
     calibration: Calibration,
     *,
     use: NDArray[np.bool_],
@@ -206,18 +206,22 @@ def _descend(
 
 
 def _weights(
-    residual: NDArray[np.float64], problem: Problem, use: NDArray[np.bool_], cauchy: float
+    residual: NDArray[np.float64], problem: FitProblem, use: NDArray[np.bool_], cauchy: float
 ) -> NDArray[np.float64]:
     scaled = residual / (cauchy * problem.noise)
     return use * problem.share / (1 + scaled**2) / problem.noise**2
 
 
-def _score(residual: NDArray[np.float64], problem: Problem, use: NDArray[np.bool_], cauchy: float) -> float:
+def _score(
+    residual: NDArray[np.float64], problem: FitProblem, use: NDArray[np.bool_], cauchy: float
+) -> float:
     scaled = residual / (cauchy * problem.noise)
     return float((use * problem.share * cauchy**2 * np.log1p(scaled**2)).sum())
 
 
-def as_calibration(problem: Problem, solution: Solution, *, use: NDArray[np.bool_], made: str) -> Calibration:
+def as_calibration(
+    problem: FitProblem, solution: Solution, *, use: NDArray[np.bool_], made: str
+) -> Calibration:
     """The solution as offsets of the prior; those that no row informs are left to it."""
     offsets = {
         key: Offset(
@@ -239,7 +243,7 @@ def as_calibration(problem: Problem, solution: Solution, *, use: NDArray[np.bool
 class Fitted:
     """A calibration with what it was fitted to."""
 
-    problem: Problem
+    problem: FitProblem
     solution: Solution
     sources: tuple[str, ...]  # of every row
     calibration: Calibration

@@ -30,10 +30,10 @@ from meshwright.calibration.parameters import fitted, prior
 from meshwright.cost.compute import gemm_s
 from meshwright.errors import InputError
 from meshwright.fitting import aiconfigurator
-from meshwright.fitting.aiconfigurator import COLLECTIVES, PRODUCTS, Package, Table
+from meshwright.fitting.aiconfigurator import COLLECTIVES, PRODUCTS, KernelTable, Package
 from meshwright.fitting.device import AXES, BF16, Errors, curve_of, errors_of
-from meshwright.records.device import Row, Status
-from meshwright.records.points import KERNELS, Family, Point
+from meshwright.records.device import DeviceRow, PointStatus
+from meshwright.records.points import KERNELS, Point, PointFamily
 from meshwright.specs.hardware import Accelerator
 
 Floats = NDArray[np.float64]
@@ -53,7 +53,7 @@ FALLS = 0.9
 MOST_TIMES_SLOWER = 100.0
 """Than modelled: that is no kernel but a stall."""
 
-LIKE = {Family.GEMM: KERNELS[Family.GEMM], Family.ATTENTION: ("forward",)}
+LIKE = {PointFamily.GEMM: KERNELS[PointFamily.GEMM], PointFamily.ATTENTION: ("forward",)}
 """Kernels that a surface is used for. The gradients of a product are products of other layouts, which the tables do not
 have: they are taken to depend on the shape alike. Backward attention is another algorithm."""
 
@@ -92,8 +92,10 @@ def calibrate_from_tables(device: str, *, framework: str) -> DeviceCalibration:
     errors: dict[str, Errors] = {}
     for name, shapes, source in _measured(package, accelerator, table, framework):
         family, number_format = name.split("/")
-        correction, leave_one_out = _surface(shapes, AXES[Family(family)])
-        corrections |= {f"{family}/{kernel}/{number_format}": correction for kernel in LIKE[Family(family)]}
+        correction, leave_one_out = _surface(shapes, AXES[PointFamily(family)])
+        corrections |= {
+            f"{family}/{kernel}/{number_format}": correction for kernel in LIKE[PointFamily(family)]
+        }
         errors[name] = errors_of(leave_one_out, shapes.log_ratios)
         used[name] = _provenance(source, shapes)
     devices_per_node = catalog.usual_devices_per_node(accelerator.name)
@@ -119,8 +121,8 @@ def calibrate_from_tables(device: str, *, framework: str) -> DeviceCalibration:
 
 
 def _measured(
-    package: Package, accelerator: Accelerator, table: Table, framework: str
-) -> Iterator[tuple[str, Shapes, Table]]:
+    package: Package, accelerator: Accelerator, table: KernelTable, framework: str
+) -> Iterator[tuple[str, Shapes, KernelTable]]:
     """Name, shapes and table of each surface."""
     for number_format, theirs in PRODUCTS.items():
         rows = table.where(table.columns["gemm_dtype"] == theirs)
@@ -135,7 +137,7 @@ def _measured(
             yield f"attention/{BF16}", shapes, rows
 
 
-def _provenance(table: Table, shapes: Shapes) -> dict[str, Any]:
+def _provenance(table: KernelTable, shapes: Shapes) -> dict[str, Any]:
     return {
         "file": table.file,
         "sha256": table.sha256,
@@ -149,7 +151,7 @@ def _provenance(table: Table, shapes: Shapes) -> dict[str, Any]:
 # --- from rows to shapes ---
 
 
-def _products(table: Table, accelerator: Accelerator, number_format: str) -> Shapes | None:
+def _products(table: KernelTable, accelerator: Accelerator, number_format: str) -> Shapes | None:
     streaming, kernel_s = _streaming(accelerator), prior().parameters["kernel_s"].prior
     narrow = NARROW_BYTES[number_format]
     peak = accelerator.peak_flops_per_s[number_format]
@@ -177,7 +179,7 @@ def _products(table: Table, accelerator: Accelerator, number_format: str) -> Sha
     )
 
 
-def _attention(table: Table, accelerator: Accelerator) -> Shapes | None:
+def _attention(table: KernelTable, accelerator: Accelerator) -> Shapes | None:
     peak, kernel_s = accelerator.peak_flops_per_s[BF16], prior().parameters["kernel_s"].prior
     sequences, heads, seq_len, head_dim = table.numbers("batch_size", "num_heads", "isl", "head_dim").T
     shape = np.stack([sequences * heads, seq_len, head_dim], axis=1)
@@ -306,11 +308,11 @@ def _collectives(package: Package, device: str) -> dict[str, Any]:
     found: dict[str, dict[int, Curve]] = {}
     for theirs, ours in COLLECTIVES.items():
         rows = [
-            Row(
+            DeviceRow(
                 point=Point(
-                    family=Family.COLLECTIVES, kernel=ours, num_processes=int(n), size_bytes=2 * int(size)
+                    family=PointFamily.COLLECTIVES, kernel=ours, num_processes=int(n), size_bytes=2 * int(size)
                 ),
-                seconds_median=float(seconds), status=Status.OK,
+                seconds_median=float(seconds), status=PointStatus.OK,
             )
             for op, n, size, seconds in zip(
                 c["op_name"], c["num_gpus"], c["message_size"], table.seconds, strict=True

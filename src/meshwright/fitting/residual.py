@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.calibration.device import DeviceCalibration, Kernels
-from meshwright.calibration.parameters import Measured, prior
+from meshwright.calibration.parameters import MeasuredParameter, prior
 from meshwright.cost.rates import system_rates
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.cost.uncertainty import Z80
-from meshwright.records.device import FEWEST_SAMPLES, Row
+from meshwright.records.device import FEWEST_SAMPLES, DeviceRow
 from meshwright.records.steps import plan_of, run_of
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import Run
@@ -110,7 +110,7 @@ class _Case:
     tables: Mapping[str, Any]
 
 
-def fit_residual(device: DeviceCalibration, rows: Sequence[Row]) -> ResidualFit | None:
+def fit_residual(device: DeviceCalibration, rows: Sequence[DeviceRow]) -> ResidualFit | None:
     """`device` with the parameters that whole steps show; None when there are too few of them."""
     if len(rows) < FEWEST_STEPS:
         return None
@@ -157,13 +157,13 @@ def fit_residual(device: DeviceCalibration, rows: Sequence[Row]) -> ResidualFit 
     )
 
 
-def _noise(row: Row) -> float:
+def _noise(row: DeviceRow) -> float:
     """Of the logarithm of a step's seconds."""
     few = FEW_NOISE if row.samples < FEWEST_SAMPLES else LEAST_NOISE
     return math.hypot(math.log(row.seconds_high / row.seconds_low) / (2 * Z95), few)
 
 
-def _cases(rows: Sequence[Row]) -> list[_Case]:
+def _cases(rows: Sequence[DeviceRow]) -> list[_Case]:
     by_case: dict[tuple[int, str], list[int]] = {}
     for i, row in enumerate(rows):
         by_case.setdefault((row.point.num_processes, row.point.format), []).append(i)
@@ -172,7 +172,7 @@ def _cases(rows: Sequence[Row]) -> list[_Case]:
     ]
 
 
-def _case(index: list[int], rows: list[Row], *, num_processes: int) -> _Case:
+def _case(index: list[int], rows: list[DeviceRow], *, num_processes: int) -> _Case:
     runs = [run_of(row.point) for row in rows]
     models, plans = [model_row(run.model) for run in runs], [plan_row(plan_of(row.point)) for row in rows]
     batches = [BatchTable(seq_len=run.sequence_length, global_batch=run.global_batch) for run in runs]
@@ -191,7 +191,7 @@ def _case(index: list[int], rows: list[Row], *, num_processes: int) -> _Case:
     )
 
 
-def _free(device: DeviceCalibration, rows: Sequence[Row]) -> dict[str, Free]:
+def _free(device: DeviceCalibration, rows: Sequence[DeviceRow]) -> dict[str, Free]:
     """What these steps may move. What is called `NAME:N` is a factor on it with N processes."""
     free = dict(ON_HOST if device.shares_host else ANYWHERE)
     for name in KERNELS:
@@ -229,9 +229,9 @@ def _with(device: DeviceCalibration, names: Sequence[str], logs: Floats) -> Devi
     )
 
 
-def _known(name: str, value: float) -> Measured:
+def _known(name: str, value: float) -> MeasuredParameter:
     is_share = prior().parameters[name].transform == "logit"
-    return Measured(value=min(value, LARGEST_SHARE) if is_share else value, sd=0.0)
+    return MeasuredParameter(value=min(value, LARGEST_SHARE) if is_share else value, sd=0.0)
 
 
 def _moved(kernels: Kernels, factors: Mapping[str, float]) -> Kernels:

@@ -19,7 +19,7 @@ from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.records.files import Cells, csv_line, differing, read_lines, read_sidecar, sidecar_text
 from meshwright.records.measurement import Measurement
-from meshwright.records.points import KERNELS, POINT_FIELDS, Family, Point
+from meshwright.records.points import KERNELS, POINT_FIELDS, Point, PointFamily
 
 SCHEMA = "meshwright bench records 2"
 MADE_BY = "meshwright bench device"
@@ -44,12 +44,15 @@ SAME_DEVICE = ("device", "driver", "software")
 """Keys of the sidecar that must not change between measurements of one file."""
 
 
+RENAMED_KERNELS = {"alone": "isolated", "beside": "concurrent"}
+"""Kernels of `training` as older files name them."""
+
 FEWEST_SAMPLES = 6  # that give an interval of 95 %
 FEW_SD = 0.25
 """Of the logarithm of a median of fewer samples: an assumption, as their own range says too little."""
 
 
-class Status(StrEnum):
+class PointStatus(StrEnum):
     """How a measurement ended."""
 
     OK = "ok"  # the median is known as well as was asked for
@@ -58,7 +61,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class DeviceRow:
     """One line of the file. Seconds are of one call; those of a failed measurement are 0."""
 
     point: Point
@@ -72,7 +75,7 @@ class Row:
     outliers: str = ""  # `sample:seconds`, separated by spaces
     clock_hz: float | None = None
     temperature_c: float | None = None
-    status: Status
+    status: PointStatus
     reason: str = ""
 
     @property
@@ -88,19 +91,19 @@ class Records:
 
     path: Path
     sidecar: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[DeviceRow, ...]
 
     @property
-    def measured(self) -> list[Row]:
-        return [row for row in self.rows if row.status is not Status.FAILED]
+    def measured(self) -> list[DeviceRow]:
+        return [row for row in self.rows if row.status is not PointStatus.FAILED]
 
 
 def row_of(
     point: Point, found: Measurement, *, clock_hz: float | None = None, temperature_c: float | None = None
-) -> Row:
+) -> DeviceRow:
     """The line of a measurement that ended."""
     (low, high), (q1, q3) = found.interval, found.quartiles
-    return Row(
+    return DeviceRow(
         point=point,
         seconds_median=found.median,
         seconds_low=low,
@@ -112,25 +115,25 @@ def row_of(
         outliers=" ".join(f"{o.sample}:{o.seconds:.6g}" for o in found.outliers),
         clock_hz=clock_hz,
         temperature_c=temperature_c,
-        status=Status.OK if found.is_narrow else Status.WIDE,
+        status=PointStatus.OK if found.is_narrow else PointStatus.WIDE,
     )
 
 
-def failed(point: Point, reason: str) -> Row:
+def failed(point: Point, reason: str) -> DeviceRow:
     """The line of a measurement that could not be made."""
-    return Row(point=point, status=Status.FAILED, reason=" ".join(reason.split()))
+    return DeviceRow(point=point, status=PointStatus.FAILED, reason=" ".join(reason.split()))
 
 
-def in_windows(rows: Iterable[Row]) -> list[Row]:
+def in_windows(rows: Iterable[DeviceRow]) -> list[DeviceRow]:
     """One row for each point. Of a point that was measured in several windows: the median of their medians, and as
     its interval all of them."""
-    by_point: dict[Point, list[Row]] = {}
+    by_point: dict[Point, list[DeviceRow]] = {}
     for row in rows:
         by_point.setdefault(row.point, []).append(row)
     return [_over_windows(same) if len(same) > 1 else same[0] for same in by_point.values()]
 
 
-def _over_windows(rows: list[Row]) -> Row:
+def _over_windows(rows: list[DeviceRow]) -> DeviceRow:
     medians = [row.seconds_median for row in rows]
     return replace(
         rows[0],
@@ -141,7 +144,7 @@ def _over_windows(rows: list[Row]) -> Row:
     )
 
 
-class Recorder:
+class DeviceRecorder:
     """`folder` with its two files, open for more. Raises InputError when it holds records of something else."""
 
     def __init__(self, folder: Path, *, sidecar: Mapping[str, Any], resume: bool) -> None:
@@ -149,7 +152,7 @@ class Recorder:
         self.sidecar = {"schema": SCHEMA, **sidecar}
         self.done: set[Point] = set()
         folder.mkdir(parents=True, exist_ok=True)
-        kept: list[Row] = []
+        kept: list[DeviceRow] = []
         if self.path.exists():
             if not resume:
                 raise InputError(
@@ -159,14 +162,14 @@ class Recorder:
         write_atomically(self.path, _text(kept))
         write_atomically(folder / SIDECAR_NAME, sidecar_text(self.sidecar))
 
-    def append(self, row: Row) -> None:
+    def append(self, row: DeviceRow) -> None:
         """Add one line; it is in the file when this returns."""
         with self.path.open("a", encoding="utf-8", newline="") as stream:
             stream.write(_line(row))
-        if row.status is not Status.FAILED:
+        if row.status is not PointStatus.FAILED:
             self.done.add(row.point)
 
-    def added_by_others(self) -> list[Row]:
+    def added_by_others(self) -> list[DeviceRow]:
         """What another process has appended since the last call or `append`."""
         new = [row for row in read(self.path, whole=False).rows if row.point not in self.done]
         self.done |= {row.point for row in new}
@@ -177,7 +180,7 @@ class Recorder:
         self.sidecar = {**self.sidecar, "ended": ended}
         write_atomically(self.path.with_name(SIDECAR_NAME), sidecar_text(self.sidecar))
 
-    def _kept(self) -> list[Row]:
+    def _kept(self) -> list[DeviceRow]:
         before = read(self.path, whole=False)
         for key in SAME_DEVICE:
             if before.sidecar.get(key) != self.sidecar.get(key):
@@ -205,19 +208,20 @@ def read(path: Path, *, whole: bool = True) -> Records:
     return Records(path=path, sidecar=sidecar, rows=tuple(map(_row, lines)))
 
 
-def _row(line: Cells) -> Row:
+def _row(line: Cells) -> DeviceRow:
     where = line.where
-    status = line.one_of("status", Status)
-    family = line.one_of("family", Family)
-    if (kernel := line.cells["kernel"]) not in KERNELS[family]:
+    status = line.one_of("status", PointStatus)
+    family = line.one_of("family", PointFamily)
+    kernel = RENAMED_KERNELS.get(line.cells["kernel"], line.cells["kernel"])
+    if kernel not in KERNELS[family]:
         raise InputError(f"{where}: kernel", got=kernel, allowed=", ".join(KERNELS[family]))
     numbers = {name: line.whole(name) for name in POINT_FIELDS if name not in ("family", "kernel", "format")}
     point = Point(family=family, kernel=kernel, format=line.cells["format"], **numbers)
-    is_failed = status is Status.FAILED
+    is_failed = status is PointStatus.FAILED
     times = {name: line.number(name, least=0.0, may_be_least=is_failed) or 0.0 for name in TIMES}
     if not (times["seconds_low"] <= times["seconds_median"] <= times["seconds_high"]):
         raise InputError(f"{where}: seconds_median is not between seconds_low and seconds_high")
-    return Row(
+    return DeviceRow(
         point=point,
         **times,
         samples=line.whole("samples"),
@@ -233,7 +237,7 @@ def _row(line: Cells) -> Row:
 # --- writing ---
 
 
-def _line(row: Row) -> str:
+def _line(row: DeviceRow) -> str:
     point = {name: getattr(row.point, name) or "" for name in POINT_FIELDS}
     measured = {
         **{name: f"{getattr(row, name):.9g}" for name in TIMES},
@@ -243,7 +247,7 @@ def _line(row: Row) -> str:
         "clock_hz": "" if row.clock_hz is None else f"{row.clock_hz:.6g}",
         "temperature_c": "" if row.temperature_c is None else f"{row.temperature_c:g}",
     }
-    if row.status is Status.FAILED:
+    if row.status is PointStatus.FAILED:
         measured = dict.fromkeys(measured, "")
     cells = {
         **point, **measured, "flops": f"{row.point.flops:.9g}", "bytes": f"{row.point.bytes:.9g}",
@@ -252,5 +256,5 @@ def _line(row: Row) -> str:
     return csv_line([str(cells[name]) for name in COLUMNS])
 
 
-def _text(rows: Iterable[Row]) -> str:
+def _text(rows: Iterable[DeviceRow]) -> str:
     return csv_line(COLUMNS) + "".join(_line(row) for row in rows)

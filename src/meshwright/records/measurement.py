@@ -17,7 +17,7 @@ FAR_OUT = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlier:
+class SampleOutlier:
     """A sample far from the others. The first sample is 1."""
 
     sample: int
@@ -61,11 +61,11 @@ class Measurement:
         return _rank(self.n) > 0 and (high - low) / 2 <= self.target_ratio * self.median
 
     @property
-    def outliers(self) -> tuple[Outlier, ...]:
+    def outliers(self) -> tuple[SampleOutlier, ...]:
         low, high = self.quartiles
         reach = FAR_OUT * (high - low)
         return tuple(
-            Outlier(sample=i, seconds=s)
+            SampleOutlier(sample=i, seconds=s)
             for i, s in enumerate(self.seconds, start=1)
             if s < low - reach or s > high + reach
         )

@@ -8,8 +8,8 @@
     optimizer    AdamW on m parameters, fp32
     launch       the shortest kernel, one after the other: what starting one costs
     transfer     between host and device
-    training     whole steps of small models by the engine itself, alone and with each kind of parallelism: what
-                 kernels and exchanges do not add up to
+    training     whole steps of small models by the engine itself, in one process and with each kind of
+                 parallelism: they show the residual that kernels and collectives do not explain
     collectives  all-reduce, all-gather, reduce-scatter, all-to-all, send-receive between processes
 
 The grid is the additive recurrence of the generalised golden ratio (Roberts 2018, "The unreasonable effectiveness of
@@ -38,7 +38,7 @@ GRID_POINTS = 256
 MOST_PARAMETERS = 2**26  # of the model's optimizer point
 
 
-class Family(StrEnum):
+class PointFamily(StrEnum):
     """A kind of work with one shape space."""
 
     GEMM = "gemm"
@@ -53,8 +53,8 @@ class Family(StrEnum):
 
 
 SHARES = {
-    Family.GEMM: 0.14, Family.ATTENTION: 0.08, Family.MEMORY: 0.02, Family.ELEMENTWISE: 0.02,
-    Family.OPTIMIZER: 0.02, Family.LAUNCH: 0.01, Family.TRANSFER: 0.05, Family.TRAINING: 0.17,
+    PointFamily.GEMM: 0.14, PointFamily.ATTENTION: 0.08, PointFamily.MEMORY: 0.02, PointFamily.ELEMENTWISE: 0.02,
+    PointFamily.OPTIMIZER: 0.02, PointFamily.LAUNCH: 0.01, PointFamily.TRANSFER: 0.05, PointFamily.TRAINING: 0.17,
 }  # fmt: skip
 """Of the time budget. A family that needs less leaves the rest to those after it."""
 TOGETHER_SHARE = 0.54
@@ -62,15 +62,15 @@ TOGETHER_SHARE = 0.54
 COLLECTIVES_SHARE = 0.2  # of that; the rest is for training
 
 KERNELS = {
-    Family.GEMM: ("forward", "input_gradient", "weight_gradient"),
-    Family.ATTENTION: ("forward", "backward"),
-    Family.MEMORY: ("copy",),
-    Family.ELEMENTWISE: ("swiglu", "rms_norm"),
-    Family.OPTIMIZER: ("adamw",),
-    Family.LAUNCH: ("add",),
-    Family.TRANSFER: ("host_to_device", "device_to_host"),
-    Family.TRAINING: ("alone", "beside", "ddp", "zero1", "fsdp", "tensor", "pipeline"),
-    Family.COLLECTIVES: ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive"),
+    PointFamily.GEMM: ("forward", "input_gradient", "weight_gradient"),
+    PointFamily.ATTENTION: ("forward", "backward"),
+    PointFamily.MEMORY: ("copy",),
+    PointFamily.ELEMENTWISE: ("swiglu", "rms_norm"),
+    PointFamily.OPTIMIZER: ("adamw",),
+    PointFamily.LAUNCH: ("add",),
+    PointFamily.TRANSFER: ("host_to_device", "device_to_host"),
+    PointFamily.TRAINING: ("isolated", "concurrent", "ddp", "zero1", "fsdp", "tensor", "pipeline"),
+    PointFamily.COLLECTIVES: ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive"),
 }
 
 
@@ -78,7 +78,7 @@ KERNELS = {
 class Point:
     """One thing to measure. A number that does not apply is 0."""
 
-    family: Family
+    family: PointFamily
     kernel: str
     format: str = ""  # of the numbers; empty where only bytes count
     m: int = 0
@@ -99,13 +99,13 @@ class Point:
     @property
     def flops(self) -> float:
         """Of matrix products, 2 a multiply-add; 0 where bytes alone count. Attention is causal, training without it."""
-        if self.family is Family.GEMM:
+        if self.family is PointFamily.GEMM:
             return 2.0 * self.m * self.n * self.k
-        if self.family is Family.ATTENTION:
+        if self.family is PointFamily.ATTENTION:
             keys = (self.seq_len + 1) / 2
             forward = 4.0 * self.sequences * self.seq_len * keys * self.heads * self.head_dim
             return forward if self.kernel == "forward" else 2.5 * forward
-        if self.family is Family.TRAINING:
+        if self.family is PointFamily.TRAINING:
             width = self.head_dim * (2 * self.heads + 2 * self.kv_heads)
             parameters = self.m * (self.layers * (width + 3 * self.n) + self.vocab)
             return 6.0 * parameters * self.sequences * self.seq_len * self.micro_batches
@@ -116,18 +116,18 @@ class Point:
         """The least that must be read and written; of a collective its buffer."""
         element = ELEMENT_BYTES.get(self.format, 1)
         match self.family:
-            case Family.GEMM:
+            case PointFamily.GEMM:
                 out = max(element, 2)
                 return float(element * (self.m * self.k + self.k * self.n) + out * self.m * self.n)
-            case Family.ATTENTION:
+            case PointFamily.ATTENTION:
                 rows = self.sequences * self.seq_len * self.head_dim
                 passes = 1 if self.kernel == "forward" else 2
                 return float(passes * element * rows * 2 * (self.heads + self.kv_heads))
-            case Family.ELEMENTWISE:
+            case PointFamily.ELEMENTWISE:
                 return float(element * self.m * self.n * (3 if self.kernel == "swiglu" else 2))
-            case Family.OPTIMIZER:
+            case PointFamily.OPTIMIZER:
                 return float(BYTES_PER_PARAMETER * self.m)
-            case Family.MEMORY:
+            case PointFamily.MEMORY:
                 return 2.0 * self.size_bytes
             case _:
                 return float(self.size_bytes)
@@ -175,7 +175,7 @@ REACH = {
 
 
 def points_of(
-    family: Family,
+    family: PointFamily,
     *,
     device_type: str,
     formats: Sequence[str],
@@ -185,12 +185,12 @@ def points_of(
     """The points of one family: a small one that says how fast the device is, the workload's, the grid's."""
     reach = REACH[device_type]
     match family:
-        case Family.GEMM:
+        case PointFamily.GEMM:
             shapes = chain([(256, 256, 256)], _gemm_shapes(workload), _grid([reach.gemm] * 3))
             return (p for m, n, k in _once(shapes) for f in formats for p in gemm_points(m, n, k, format=f))
-        case Family.ATTENTION:
+        case PointFamily.ATTENTION:
             return _attention_points(reach, [f for f in formats if f != "fp8"], workload)
-        case Family.ELEMENTWISE:
+        case PointFamily.ELEMENTWISE:
             shapes = chain([(64, 256)], _row_shapes(workload), _grid([reach.rows] * 2))
             return (
                 Point(family=family, kernel=kernel, format=f, m=m, n=n)
@@ -199,18 +199,18 @@ def points_of(
                 if f != "fp8"
                 for kernel in KERNELS[family]
             )
-        case Family.OPTIMIZER:
+        case PointFamily.OPTIMIZER:
             return (
                 Point(family=family, kernel="adamw", format="fp32", m=m)
                 for (m,) in _once(chain([(2**14,)], _parameter_counts(workload), _grid([(12, 26)])))
             )
-        case Family.LAUNCH:
+        case PointFamily.LAUNCH:
             return iter([Point(family=family, kernel="add", format="fp32", m=1)])
-        case Family.TRAINING:
+        case PointFamily.TRAINING:
             return _training_points(reach, [f for f in formats if f != "fp8"], num_processes=num_processes)
-        case Family.COLLECTIVES:
+        case PointFamily.COLLECTIVES:
             return _sized(family, reach.message, num_processes=num_processes)
-        case Family.MEMORY | Family.TRANSFER:
+        case PointFamily.MEMORY | PointFamily.TRANSFER:
             return _sized(family, reach.copy)
 
 
@@ -218,8 +218,8 @@ def gemm_points(m: int, n: int, k: int, *, format: str) -> tuple[Point, ...]:
     """The three products of a linear layer of m rows, n outputs and k inputs."""
     shapes = ((m, n, k), (m, k, n), (n, k, m))
     return tuple(
-        Point(family=Family.GEMM, kernel=kernel, format=format, m=a, n=b, k=c)
-        for kernel, (a, b, c) in zip(KERNELS[Family.GEMM], shapes, strict=True)
+        Point(family=PointFamily.GEMM, kernel=kernel, format=format, m=a, n=b, k=c)
+        for kernel, (a, b, c) in zip(KERNELS[PointFamily.GEMM], shapes, strict=True)
     )
 
 
@@ -240,9 +240,9 @@ def _attention_points(reach: Reach, formats: Sequence[str], workload: Workload |
     )
     for b, h, g, length, width in _once(chain(shapes, grid)):
         for f in formats:
-            for kernel in KERNELS[Family.ATTENTION]:
+            for kernel in KERNELS[PointFamily.ATTENTION]:
                 yield Point(
-                    family=Family.ATTENTION, kernel=kernel, format=f,
+                    family=PointFamily.ATTENTION, kernel=kernel, format=f,
                     sequences=b, heads=h, kv_heads=g, seq_len=length, head_dim=width,
                 )  # fmt: skip
 
@@ -250,30 +250,30 @@ def _attention_points(reach: Reach, formats: Sequence[str], workload: Workload |
 def _training_points(reach: Reach, formats: Sequence[str], *, num_processes: int) -> Iterator[Point]:
     """Small models, kinds of parallelism and formats in turn."""
     n, unit = num_processes, reach.head_dim
-    alone, *others = KERNELS[Family.TRAINING]
+    isolated, *others = KERNELS[PointFamily.TRAINING]
     grid = _grid(
         [reach.hidden, (1, 2), (0, 3), reach.trained_len, (0, 2), (0, 2), reach.vocab],
         multiples=(2 * unit, 0.25, 1, 32, 1, 1, 64),
     )
-    kernels = [alone] if n == 1 else others
+    kernels = [isolated] if n == 1 else others
     for i, (hidden, ratio, layers, length, sequences, micro_batches, vocab) in enumerate(grid):
         kernel, heads = kernels[i % len(kernels)], hidden // unit
         if kernel == "tensor" and (heads % n or length % n or vocab % n):
             continue
         point = Point(
-            family=Family.TRAINING, kernel=kernel, format=formats[i // len(kernels) % len(formats)], m=hidden,
+            family=PointFamily.TRAINING, kernel=kernel, format=formats[i // len(kernels) % len(formats)], m=hidden,
             n=round(hidden * ratio), sequences=sequences, seq_len=length, heads=heads,
             kv_heads=heads // 2 if i % 3 and kernel != "tensor" else heads, head_dim=unit, vocab=vocab,
             layers=-(-layers // n) * n if kernel == "pipeline" else layers, num_processes=n,
-            micro_batches=micro_batches * (1 if kernel in ("alone", "beside", "tensor") else n),
+            micro_batches=micro_batches * (1 if kernel in ("isolated", "concurrent", "tensor") else n),
         )  # fmt: skip
         if point.flops <= reach.trained_flops:
             yield point
 
 
-def _sized(family: Family, reach: tuple[int, int], *, num_processes: int = 1) -> Iterator[Point]:
+def _sized(family: PointFamily, reach: tuple[int, int], *, num_processes: int = 1) -> Iterator[Point]:
     sizes = [2**power for power in range(reach[0], reach[1] + 1)]
-    if family is Family.MEMORY:  # what no cache holds says most
+    if family is PointFamily.MEMORY:  # what no cache holds says most
         sizes = [sizes[0], *sizes[:0:-1]]
     for size in sizes[::2] + sizes[1::2]:  # every second one first: a short budget still sees them all
         for kernel in KERNELS[family]:

@@ -1,12 +1,12 @@
 """Whole steps of small models by the engine's own code, as a `training` point says: passes, clipping and update.
 
-alone      one process
-beside     processes that train a model each, at the same time: how they get in each other's way without exchanges
-ddp        processes that hold everything; one all-reduce of all gradients
-zero1      states divided over processes; gradients are scattered, weights gathered, once a step
-fsdp       weights divided too; each layer is gathered twice and reduced once in each micro-batch
-tensor     each layer's matrices divided, with sequence parallelism
-pipeline   as many stages as processes, 1F1B
+isolated    one process
+concurrent  processes that each train a model of their own, at the same time: contention without communication
+ddp         processes that hold everything; one all-reduce of all gradients
+zero1       states divided over processes; gradients are scattered, weights gathered, once a step
+fsdp        weights divided too; each layer is gathered twice and reduced once in each micro-batch
+tensor      each layer's matrices divided, with sequence parallelism
+pipeline    as many stages as processes, 1F1B
 """
 
 from __future__ import annotations

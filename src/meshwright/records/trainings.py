@@ -26,7 +26,7 @@ SIDECAR_KEYS = (
 )  # fmt: skip
 
 
-class Status(StrEnum):
+class TrainingStatus(StrEnum):
     """How a training ended."""
 
     OK = "ok"
@@ -37,18 +37,18 @@ class Status(StrEnum):
     FAILED = "failed"  # diverged, lost a process, or a bug
 
 
-OF_THE_CONFIGURATION = (Status.REFUSED, Status.OUT_OF_MEMORY, Status.TIMED_OUT)
+OF_THE_CONFIGURATION = (TrainingStatus.REFUSED, TrainingStatus.OUT_OF_MEMORY, TrainingStatus.TIMED_OUT)
 """What would come again: the other runs of such a configuration are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TrainingRow:
     """One line of the file. What was not measured is 0, what was not predicted is None."""
 
     configuration: str
     engine: str
     run: int  # of this configuration; the first is 1
-    status: Status
+    status: TrainingStatus
     reason: str = ""
     folder: str = ""  # of this training, below that of the records
     started: str  # ISO 8601, UTC
@@ -84,8 +84,8 @@ class Row:
         return self.global_batch * self.sequence_length
 
 
-COLUMNS = tuple(f.name for f in fields(Row))
-KINDS = {f.name: str(f.type) for f in fields(Row)}
+COLUMNS = tuple(f.name for f in fields(TrainingRow))
+KINDS = {f.name: str(f.type) for f in fields(TrainingRow)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +94,10 @@ class Trainings:
 
     path: Path
     sidecar: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
 
 
-class Recorder:
+class TrainingRecorder:
     """`folder` with its two files, open for more. Raises InputError when it holds records of something else."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Recorder:
         resume: bool,
     ) -> None:
         self.path = folder / CSV_NAME
-        self.rows: list[Row] = []
+        self.rows: list[TrainingRow] = []
         self.sidecar: dict[str, Any] = {
             "schema": SCHEMA, "device": None, "driver": None, "software": {}, "command": list(command),
             "started": started, "ended": None, "git_commit": None, "steps": steps, "warmup": warmup,
@@ -133,9 +133,9 @@ class Recorder:
     @property
     def done(self) -> set[tuple[str, int]]:
         """Configuration and number of the runs that were measured."""
-        return {(row.configuration, row.run) for row in self.rows if row.status is Status.OK}
+        return {(row.configuration, row.run) for row in self.rows if row.status is TrainingStatus.OK}
 
-    def append(self, row: Row) -> None:
+    def append(self, row: TrainingRow) -> None:
         """Add one line; it is in the file when this returns."""
         with self.path.open("a", encoding="utf-8", newline="") as stream:
             stream.write(_line(row))
@@ -192,7 +192,7 @@ class Recorder:
             )  # fmt: skip
         kept = ("device", "driver", "software", "started", "git_commit")
         self.sidecar |= {key: before.sidecar[key] for key in kept} | {"configurations": then | now}
-        self.rows = [row for row in before.rows if row.status is Status.OK]
+        self.rows = [row for row in before.rows if row.status is TrainingStatus.OK]
 
 
 def _told(configuration: Configuration) -> dict[str, Any]:
@@ -215,24 +215,24 @@ def read(path: Path, *, whole: bool = True) -> Trainings:
     return Trainings(path=path, sidecar=sidecar, rows=tuple(map(_row, lines)))
 
 
-def _row(line: Cells) -> Row:
+def _row(line: Cells) -> TrainingRow:
     values: dict[str, Any] = {}
     for name, kind in KINDS.items():
         match kind:
             case "str":
                 values[name] = line.cells[name]
             case "Status":
-                values[name] = line.one_of(name, Status)
+                values[name] = line.one_of(name, TrainingStatus)
             case "int":
                 values[name] = line.whole(name)
             case "float":
                 values[name] = line.number(name, may_be_least=False)
             case _:
                 values[name] = line.number(name)
-    return Row(**values)
+    return TrainingRow(**values)
 
 
-def _line(row: Row) -> str:
+def _line(row: TrainingRow) -> str:
     return csv_line([_cell(getattr(row, name)) for name in COLUMNS])
 
 
@@ -242,5 +242,5 @@ def _cell(value: str | float | None) -> str:
     return "" if value is None or value == 0 else str(value)
 
 
-def _text(rows: Iterable[Row]) -> str:
+def _text(rows: Iterable[TrainingRow]) -> str:
     return csv_line(COLUMNS) + "".join(_line(row) for row in rows)

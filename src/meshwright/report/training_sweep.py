@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright import __version__
-from meshwright.bench.training_summary import Summary, Verdict, contests, verdict
+from meshwright.bench.training_summary import PredictionVerdict, Summary, contests, verdict
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, text_table, tiles
 from meshwright.report.provenance import INTERVAL_CONVENTION
@@ -124,7 +124,7 @@ def outlier_sentences(found: Sequence[Summary]) -> list[str]:
     ]
 
 
-def accuracy_sentence(judged: Verdict) -> str:
+def accuracy_sentence(judged: PredictionVerdict) -> str:
     """The last line: how good the predictions were."""
     text = f"{judged.num_measured} of {judged.num_configurations} configurations measured"
     if judged.median_error is None:
@@ -181,7 +181,7 @@ def sweep_page(found: Sequence[Summary], *, sidecar: Mapping[str, Any]) -> str:
     )
 
 
-def _tiles(found: Sequence[Summary], judged: Verdict) -> list[tuple[str, str, str]]:
+def _tiles(found: Sequence[Summary], judged: PredictionVerdict) -> list[tuple[str, str, str]]:
     measured = [s for s in found if s.is_measured]
     shown = []
     if measured:

@@ -11,7 +11,7 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("needs torch", allow_module_level=True)
 
-from meshwright.records.trainings import Status, read
+from meshwright.records.trainings import TrainingStatus, read
 
 
 @pytest.mark.distributed
@@ -32,7 +32,7 @@ def test_a_launcher_starts_the_processes_of_each_training(meshwright, tmp_path, 
         "the native engine cannot do this run: parallel.tensor: 4"
     )
     rows = read(tmp_path / "bench-train").rows
-    assert [row.status for row in rows] == [Status.OK, Status.REFUSED]
+    assert [row.status for row in rows] == [TrainingStatus.OK, TrainingStatus.REFUSED]
     assert rows[0].steps == 3
     assert rows[0].tokens_per_s_per_device == pytest.approx(64 / rows[0].step_s_median / 2)
     assert not (tmp_path / "saved").exists()  # the run file's checkpoints

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.rows import MEASURED_COLUMNS, PublishedRun, read_failed, read_row, read_runs
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
@@ -165,7 +165,7 @@ def test_every_shipped_failure_by_memory_can_be_predicted() -> None:
 @given(st.data())
 def test_any_cells_give_conditions_a_reason_or_bad_input(data: st.DataObject) -> None:
     cells = data.draw(st.dictionaries(st.sampled_from(COLUMNS), CELL_TEXTS, max_size=8))
-    row = Row("any.csv", 2, COMPLETE | cells)
+    row = CsvRow("any.csv", 2, COMPLETE | cells)
     try:
         run = read_row(row)
     except InputError:

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwright.accuracy.csvfile import Row
+from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import published_models
@@ -14,7 +14,7 @@ ReadOne = Callable[..., PublishedRun]
 
 
 def model_of(**cells: object) -> Model:
-    return read_model(Row("runs.csv", 2, {k: str(v) for k, v in cells.items()})).model
+    return read_model(CsvRow("runs.csv", 2, {k: str(v) for k, v in cells.items()})).model
 
 
 def billions(model: Model) -> float:

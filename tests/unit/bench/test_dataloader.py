@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshwright.bench.dataloader import (
-    Candidate,
     Demand,
+    LoaderCandidate,
     _enough,
     _shortest,
     keeps_up,
@@ -49,14 +49,14 @@ def measurement(*seconds: float) -> Measurement:
     return Measurement(seconds=seconds, calls=1, target_ratio=0.03)
 
 
-def candidate(num_workers: int, *, batch_s: float, waits_s: tuple[float, ...]) -> Candidate:
-    return Candidate(
+def candidate(num_workers: int, *, batch_s: float, waits_s: tuple[float, ...]) -> LoaderCandidate:
+    return LoaderCandidate(
         num_workers=num_workers, first_s=measurement(batch_s), batch_s=measurement(batch_s),
         wait_s=measurement(*waits_s), tokens_per_batch=100, held_bytes=0,
     )  # fmt: skip
 
 
-def chosen(candidates: list[Candidate], step_s: float | None) -> int:
+def chosen(candidates: list[LoaderCandidate], step_s: float | None) -> int:
     demand = Demand(step_s=step_s, source="a test", on_host=True)
     return _enough(tuple(candidates), demand, num_batches=4).num_workers
 

@@ -19,59 +19,61 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshwright.bench import device as campaign
-from meshwright.bench.device import DeviceLostError, Request, measure_device, sidecar_of
-from meshwright.bench.kernels import Task, task_of
-from meshwright.records.device import COLUMNS, SIDECAR_KEYS, Recorder, Status, read
-from meshwright.records.points import Family, Point, points_of
+from meshwright.bench.device import DeviceBenchRequest, DeviceLostError, measure_device, sidecar_of
+from meshwright.bench.kernels import KernelTask, task_of
+from meshwright.records.device import COLUMNS, SIDECAR_KEYS, DeviceRecorder, PointStatus, read
+from meshwright.records.points import Point, PointFamily, points_of
 
 CPU = torch.device("cpu")
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "bench-records.md"
 SECONDS = 0.3
 
 
-def ask(*families: Family, budget_s: float = SECONDS, threads: tuple[int, ...] = ()) -> Request:
+def ask(
+    *families: PointFamily, budget_s: float = SECONDS, threads: tuple[int, ...] = ()
+) -> DeviceBenchRequest:
     """Of one process."""
-    return Request(
+    return DeviceBenchRequest(
         families=families, budget_s=budget_s, num_processes=(1,), threads=threads, command=("a", "test")
     )
 
 
-def recorder(folder: Path, request: Request, *, resume: bool = False) -> Recorder:
-    return Recorder(folder, sidecar=sidecar_of(CPU, request), resume=resume)
+def recorder(folder: Path, request: DeviceBenchRequest, *, resume: bool = False) -> DeviceRecorder:
+    return DeviceRecorder(folder, sidecar=sidecar_of(CPU, request), resume=resume)
 
 
-def run(folder: Path, *families: Family, resume: bool = False, **changes: Any):
+def run(folder: Path, *families: PointFamily, resume: bool = False, **changes: Any):
     request = ask(*families, **changes)
     out = recorder(folder, request, resume=resume)
     return measure_device(request, device=CPU, recorder=out), read(folder)
 
 
 def test_a_budget_that_others_spent_leaves_no_family_without_a_point(tmp_path):
-    _, records = run(tmp_path, Family.GEMM, Family.MEMORY, budget_s=0.0)
-    assert {row.point.family for row in records.measured} == {Family.GEMM, Family.MEMORY}
+    _, records = run(tmp_path, PointFamily.GEMM, PointFamily.MEMORY, budget_s=0.0)
+    assert {row.point.family for row in records.measured} == {PointFamily.GEMM, PointFamily.MEMORY}
 
 
-APART = (Family.TRAINING, Family.COLLECTIVES)  # in processes of their own
+APART = (PointFamily.TRAINING, PointFamily.COLLECTIVES)  # in processes of their own
 START_S = 12.0  # enough for one of them to start and to take some steps
 
 
 @pytest.mark.distributed
 def test_whole_steps_are_measured_in_a_process_of_its_own(tmp_path):
-    outcome, records = run(tmp_path, Family.TRAINING, budget_s=START_S)
-    assert outcome.counts[Family.TRAINING][Status.FAILED] == 0
-    assert {row.point.kernel for row in records.measured} == {"alone"}
+    outcome, records = run(tmp_path, PointFamily.TRAINING, budget_s=START_S)
+    assert outcome.counts[PointFamily.TRAINING][PointStatus.FAILED] == 0
+    assert {row.point.kernel for row in records.measured} == {"isolated"}
 
 
-@pytest.mark.parametrize("family", [f for f in Family if f not in (Family.TRANSFER, *APART)])
+@pytest.mark.parametrize("family", [f for f in PointFamily if f not in (PointFamily.TRANSFER, *APART)])
 def test_every_family_is_measured(family, tmp_path):
     outcome, records = run(tmp_path, family)
-    assert outcome.counts[family][Status.FAILED] == 0
+    assert outcome.counts[family][PointStatus.FAILED] == 0
     assert {row.point.family for row in records.measured} == {family}
     assert all(0 < r.seconds_low <= r.seconds_median <= r.seconds_high < 5 for r in records.measured)
     assert records.sidecar["device"]["threads"] == torch.get_num_threads()
 
 
-@pytest.mark.parametrize("family", [Family.TRANSFER, Family.COLLECTIVES])
+@pytest.mark.parametrize("family", [PointFamily.TRANSFER, PointFamily.COLLECTIVES])
 def test_what_one_cpu_process_has_not_got_is_said(family, tmp_path):
     outcome, records = run(tmp_path, family)
     assert records.rows == ()
@@ -82,12 +84,12 @@ def test_kernels_are_measured_with_fewer_threads_too(tmp_path, monkeypatch):
     """Each point with all threads and with those asked for; afterwards the processor has all of them again."""
     had, before = [], torch.get_num_threads()
 
-    def task(point: Point, device: torch.device) -> Task:
+    def task(point: Point, device: torch.device) -> KernelTask:
         had.append((point.threads, torch.get_num_threads()))
         return task_of(point, device)
 
     monkeypatch.setattr(campaign, "task_of", task)
-    _, records = run(tmp_path, Family.OPTIMIZER, threads=(before + 1,))
+    _, records = run(tmp_path, PointFamily.OPTIMIZER, threads=(before + 1,))
     points = [row.point for row in records.measured]
     assert len(points) > 1
     assert {p.threads for p in points} == {0, before + 1}
@@ -98,7 +100,7 @@ def test_kernels_are_measured_with_fewer_threads_too(tmp_path, monkeypatch):
 
 def test_products_of_the_three_layouts_are_those_of_a_linear_layer():
     shapes = {}
-    for point in list(points_of(Family.GEMM, device_type="cpu", formats=["fp32"]))[3:6]:
+    for point in list(points_of(PointFamily.GEMM, device_type="cpu", formats=["fp32"]))[3:6]:
         shapes[point.kernel] = tuple(task_of(point, CPU).run().shape)
         assert shapes[point.kernel] == (point.m, point.n)
     rows, outputs = shapes["forward"]
@@ -107,9 +109,9 @@ def test_products_of_the_three_layouts_are_those_of_a_linear_layer():
 
 
 def test_going_on_repeats_nothing(tmp_path):
-    _, first = run(tmp_path, Family.GEMM, budget_s=0.5)
+    _, first = run(tmp_path, PointFamily.GEMM, budget_s=0.5)
     assert first.measured
-    _, second = run(tmp_path, Family.GEMM, budget_s=0.5, resume=True)
+    _, second = run(tmp_path, PointFamily.GEMM, budget_s=0.5, resume=True)
     points = Counter(row.point for row in second.rows)
     assert len(second.measured) > len(first.measured)
     assert set(points.values()) == {1}
@@ -120,7 +122,7 @@ def broken(error: Exception, *, at: int):
     """`task_of` whose task number `at` raises."""
     num_made = 0
 
-    def make(point: Point, device: torch.device) -> Task:
+    def make(point: Point, device: torch.device) -> KernelTask:
         nonlocal num_made
         num_made += 1
         if num_made != at:
@@ -129,15 +131,15 @@ def broken(error: Exception, *, at: int):
         def run() -> None:
             raise error
 
-        return Task(run=run)
+        return KernelTask(run=run)
 
     return make
 
 
 def test_a_point_that_fails_costs_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "task_of", broken(RuntimeError("no such kernel\nand more"), at=2))
-    outcome, records = run(tmp_path, Family.GEMM)
-    assert outcome.counts[Family.GEMM][Status.FAILED] == 1
+    outcome, records = run(tmp_path, PointFamily.GEMM)
+    assert outcome.counts[PointFamily.GEMM][PointStatus.FAILED] == 1
     assert [(i, r.reason) for i, r in enumerate(records.rows) if r.reason] == [(1, "no such kernel")]
     assert len(records.measured) > 2
 
@@ -146,28 +148,28 @@ def test_a_lost_device_ends_it_and_keeps_what_was_measured(tmp_path, monkeypatch
     monkeypatch.setattr(campaign, "task_of", broken(RuntimeError("unspecified launch failure"), at=3))
     monkeypatch.setattr(campaign, "_answers", lambda device: False)
     with pytest.raises(DeviceLostError, match="unspecified launch failure") as caught:
-        run(tmp_path, Family.GEMM, Family.LAUNCH)
+        run(tmp_path, PointFamily.GEMM, PointFamily.LAUNCH)
     assert caught.value.exit_code == 1
     records = read(tmp_path)
-    assert [row.status is Status.FAILED for row in records.rows] == [False, False, True]
+    assert [row.status is PointStatus.FAILED for row in records.rows] == [False, False, True]
     assert records.sidecar["ended"] is not None
 
 
 def test_an_absurd_clock_is_a_failed_point(tmp_path, monkeypatch):
     real = campaign.measure
     monkeypatch.setattr(campaign, "measure", lambda *a, **k: real(*a, **k, clock=lambda: 7.0))
-    outcome, records = run(tmp_path, Family.LAUNCH)
-    assert outcome.counts[Family.LAUNCH][Status.FAILED] == 1
+    outcome, records = run(tmp_path, PointFamily.LAUNCH)
+    assert outcome.counts[PointFamily.LAUNCH][PointStatus.FAILED] == 1
     assert "the clock stood still" in records.rows[0].reason
 
 
 def test_an_interruption_keeps_what_was_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "task_of", broken(KeyboardInterrupt(), at=3))
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, Family.GEMM)
+        run(tmp_path, PointFamily.GEMM)
     records = read(tmp_path)
-    assert [row.status is Status.FAILED for row in records.rows] == [False, False]
-    _, more = run(tmp_path, Family.GEMM, resume=True)
+    assert [row.status is PointStatus.FAILED for row in records.rows] == [False, False]
+    _, more = run(tmp_path, PointFamily.GEMM, resume=True)
     assert more.rows[:2] == records.rows
 
 
@@ -202,7 +204,7 @@ def test_collectives_between_two_processes_and_ctrl_c(tmp_path):
 
 
 def test_the_page_explains_every_column_and_key(tmp_path):
-    _, records = run(tmp_path, Family.LAUNCH)
+    _, records = run(tmp_path, PointFamily.LAUNCH)
     with records.path.open() as stream:
         assert tuple(next(csv.reader(stream))) == COLUMNS
     text = PAGE.read_text(encoding="utf-8")
@@ -222,7 +224,7 @@ def test_windows_are_spread_between_the_families():
     def row(name: str, count: int) -> list[campaign._Part]:
         return [campaign._Part(share=1.0, measure=lambda: name)] * count
 
-    found = campaign._spread(row("kernels", 4), row("alone", 3), row("pair", 2))
+    found = campaign._spread(row("kernels", 4), row("isolated", 3), row("pair", 2))
     assert " ".join(part.measure() for part in found) == (
-        "kernels alone pair kernels alone kernels pair alone kernels"
+        "kernels isolated pair kernels isolated kernels pair isolated kernels"
     )

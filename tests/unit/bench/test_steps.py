@@ -17,21 +17,23 @@ from meshwright.engines.native.check import check
 from meshwright.planner.engines import Severity
 from meshwright.planner.legality import setting_for, violations
 from meshwright.planner.request import request_for
-from meshwright.records.points import KERNELS, REACH, Family, Point, points_of
+from meshwright.records.points import KERNELS, REACH, Point, PointFamily, points_of
 from meshwright.records.steps import plan_of, run_of
 from meshwright.specs.plan import Sharding
 from meshwright.specs.run import Run
 
 FORMATS = ("fp32", "bf16")
-APART = {"alone", "beside"}  # each process trains a model of its own
+APART = {"isolated", "concurrent"}  # each process trains a model of its own
 SMALL = Point(
-    family=Family.TRAINING, kernel="alone", format="fp32", m=64, n=96, sequences=1, heads=2, kv_heads=1,
+    family=PointFamily.TRAINING, kernel="isolated", format="fp32", m=64, n=96, sequences=1, heads=2, kv_heads=1,
     head_dim=32, seq_len=32, layers=2, vocab=512, micro_batches=2,
 )  # fmt: skip
 
 
 def points(num_processes: int, *, device_type: str = "cpu", count: int = 60) -> list[Point]:
-    found = points_of(Family.TRAINING, device_type=device_type, formats=FORMATS, num_processes=num_processes)
+    found = points_of(
+        PointFamily.TRAINING, device_type=device_type, formats=FORMATS, num_processes=num_processes
+    )
     return list(islice(found, count))
 
 
@@ -67,10 +69,10 @@ def test_a_run_has_the_numbers_of_its_point():
     assert run_of(replace(SMALL, format="bf16")).precision.matmul == "bf16"
 
 
-@pytest.mark.parametrize("kernel", KERNELS[Family.TRAINING])
+@pytest.mark.parametrize("kernel", KERNELS[PointFamily.TRAINING])
 def test_a_plan_divides_what_its_name_says(kernel):
     n = 1 if kernel in APART else 4
-    plan = plan_of(replace(SMALL, kernel=kernel, num_processes=1 if kernel == "alone" else 4))
+    plan = plan_of(replace(SMALL, kernel=kernel, num_processes=1 if kernel == "isolated" else 4))
     assert plan.num_devices == n
     divided = {"tensor": plan.tensor, "pipeline": plan.pipeline}
     assert divided.get(kernel, plan.data) == n
@@ -83,7 +85,7 @@ def test_a_plan_divides_what_its_name_says(kernel):
 def test_kinds_and_formats_take_turns(num_processes, device_type):
     """Whatever the time allows, no kind is left behind."""
     found = points(num_processes, device_type=device_type)
-    kinds = ("alone",) if num_processes == 1 else KERNELS[Family.TRAINING][1:]
+    kinds = ("isolated",) if num_processes == 1 else KERNELS[PointFamily.TRAINING][1:]
     counts = Counter((p.kernel, p.format) for p in found)
     assert counts.keys() == {(kind, name) for kind in kinds for name in FORMATS}
     assert {p.kernel for p in found[: 4 * len(kinds)]} == set(kinds)
@@ -120,7 +122,7 @@ def _flops(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) ->
 
 def small(kernel: str) -> Point:
     """Of two processes."""
-    num_micro = 2 if kernel in ("beside", "tensor") else 4
+    num_micro = 2 if kernel in ("concurrent", "tensor") else 4
     return replace(SMALL, kernel=kernel, num_processes=2, kv_heads=2, micro_batches=num_micro)
 
 
@@ -128,27 +130,27 @@ def small(kernel: str) -> Point:
 def test_two_processes_exchange_and_train_in_every_way(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     from meshwright.bench import device as campaign
-    from meshwright.records.device import Recorder, Status, read
+    from meshwright.records.device import DeviceRecorder, PointStatus, read
 
-    kinds = KERNELS[Family.TRAINING][1:]
-    exchange = Point(family=Family.COLLECTIVES, kernel="all_gather", size_bytes=4096, num_processes=2)
+    kinds = KERNELS[PointFamily.TRAINING][1:]
+    exchange = Point(family=PointFamily.COLLECTIVES, kernel="all_gather", size_bytes=4096, num_processes=2)
 
-    def few(family: Family, *, num_processes: int = 1, **_: object) -> list[Point]:
-        if family is Family.COLLECTIVES:
+    def few(family: PointFamily, *, num_processes: int = 1, **_: object) -> list[Point]:
+        if family is PointFamily.COLLECTIVES:
             return [exchange]
         return [SMALL] if num_processes == 1 else [small(kernel) for kernel in kinds]
 
     monkeypatch.setattr(campaign, "points_of", few)
     monkeypatch.setattr(campaign, "LONGEST_POINT_S", 0.3)
-    request = campaign.Request(
-        families=(Family.TRAINING, Family.COLLECTIVES), budget_s=300.0, num_processes=(1, 2)
+    request = campaign.DeviceBenchRequest(
+        families=(PointFamily.TRAINING, PointFamily.COLLECTIVES), budget_s=300.0, num_processes=(1, 2)
     )
     cpu = torch.device("cpu")
-    recorder = Recorder(tmp_path, sidecar=campaign.sidecar_of(cpu, request), resume=False)
+    recorder = DeviceRecorder(tmp_path, sidecar=campaign.sidecar_of(cpu, request), resume=False)
     outcome = campaign.measure_device(request, device=cpu, recorder=recorder)
     assert outcome.notes == []
     rows = read(tmp_path).rows
     assert [row.point for row in rows] == [SMALL, exchange, *map(small, kinds), SMALL, SMALL]  # its windows
-    assert all(row.status is not Status.FAILED and row.seconds_median > 0 for row in rows)
-    assert sum(outcome.counts[Family.TRAINING].values()) == 1 + len(kinds)
-    assert sum(outcome.counts[Family.COLLECTIVES].values()) == 1
+    assert all(row.status is not PointStatus.FAILED and row.seconds_median > 0 for row in rows)
+    assert sum(outcome.counts[PointFamily.TRAINING].values()) == 1 + len(kinds)
+    assert sum(outcome.counts[PointFamily.COLLECTIVES].values()) == 1

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.bench.training import Request, rounds
+from meshwright.bench.training import TrainingBenchRequest, rounds
 from meshwright.cli import needs
 from meshwright.errors import InputError
 from meshwright.records.sweep import configurations, parse_sweep
-from meshwright.records.trainings import COLUMNS, SIDECAR_KEYS, Status, read
+from meshwright.records.trainings import COLUMNS, SIDECAR_KEYS, TrainingStatus, read
 
 FAKE = Path(__file__).with_name("fake_train.py")
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "bench-trainings.md"
@@ -53,7 +53,9 @@ def test_runs_take_turns_and_each_round_begins_with_another_configuration():
     order = [
         (c.name[-1], run)
         for c, run in rounds(
-            Request(configurations=found, num_runs=2, warmup=0, launcher=("python",), timeout_s=1.0)
+            TrainingBenchRequest(
+                configurations=found, num_runs=2, warmup=0, launcher=("python",), timeout_s=1.0
+            )
         )
     ]
     assert order == [("1", 1), ("2", 1), ("4", 1), ("2", 2), ("4", 2), ("1", 2)]
@@ -114,11 +116,11 @@ def test_without_a_prediction_there_is_no_verdict(bench):
 @pytest.mark.parametrize(
     ("what", "status", "reason", "num_rows"),
     [
-        ("out of memory", Status.OUT_OF_MEMORY, "CUDA out of memory", 1),
-        ("refuse", Status.REFUSED, "no fp8 here", 1),
-        ("kill", Status.KILLED, "killed by SIGKILL", 2),
-        ("diverge", Status.FAILED, "the loss is not a number", 2),
-        ("leave nothing", Status.FAILED, "left no record", 2),
+        ("out of memory", TrainingStatus.OUT_OF_MEMORY, "CUDA out of memory", 1),
+        ("refuse", TrainingStatus.REFUSED, "no fp8 here", 1),
+        ("kill", TrainingStatus.KILLED, "killed by SIGKILL", 2),
+        ("diverge", TrainingStatus.FAILED, "the loss is not a number", 2),
+        ("leave nothing", TrainingStatus.FAILED, "left no record", 2),
     ],
 )
 def test_what_goes_wrong_is_a_line_and_costs_no_other(bench, what, status, reason, num_rows):
@@ -128,7 +130,7 @@ def test_what_goes_wrong_is_a_line_and_costs_no_other(bench, what, status, reaso
     wrong = [row for row in rows if row.configuration == "tiny micro=1"]
     assert [row.status for row in wrong] == [status] * num_rows
     assert all(reason in row.reason for row in wrong)
-    assert [row.status for row in rows if row not in wrong] == [Status.OK] * 2
+    assert [row.status for row in rows if row not in wrong] == [TrainingStatus.OK] * 2
     assert "Not measured" in outcome.stdout
     assert "1 of 2 configurations measured" in outcome.stdout
 
@@ -136,7 +138,7 @@ def test_what_goes_wrong_is_a_line_and_costs_no_other(bench, what, status, reaso
 def test_what_takes_too_long_is_ended(bench):
     _, rows = bench("--runs", 2, "--timeout", 4, micro_1="hang")
     ended = [row for row in rows if row.configuration == "tiny micro=1"]
-    assert [row.status for row in ended] == [Status.TIMED_OUT]
+    assert [row.status for row in ended] == [TrainingStatus.TIMED_OUT]
     assert ended[0].reason == "it took more than 4 s"
     assert ended[0].wall_s > 4
     if Path("pids").exists():  # it may have been ended before it could write them
@@ -170,7 +172,7 @@ def test_a_line_cut_short_is_taken_again(bench, folder):
     path = folder / "bench-train" / "trainings.csv"
     path.write_text(path.read_text()[:-40])
     _, rows = bench("--runs", 1, "--resume")
-    assert [row.status for row in rows] == [Status.OK] * 2
+    assert [row.status for row in rows] == [TrainingStatus.OK] * 2
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "7"], ["--warmup", "1"], ["--set", "train.seed=7"]])
@@ -274,7 +276,7 @@ def test_an_interruption_keeps_what_was_measured_and_leaves_no_process(bench, fo
     assert [row.configuration for row in found.rows] == ["tiny micro=1"]
     assert found.sidecar["ended"] is not None
     _, rows = bench("--runs", 1, "--resume")
-    assert [row.status for row in rows] == [Status.OK] * 2
+    assert [row.status for row in rows] == [TrainingStatus.OK] * 2
 
 
 def assert_gone():

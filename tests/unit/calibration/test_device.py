@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from meshwright.calibration.communication import Curve, MeasuredCollectives
 from meshwright.calibration.correction import fit_correction
 from meshwright.calibration.device import STARTS, Check, DeviceCalibration, Kernels, load, to_document
-from meshwright.calibration.parameters import Measured, prior
+from meshwright.calibration.parameters import MeasuredParameter, prior
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator, Fabric
 
@@ -31,7 +32,7 @@ def kernels(share: float, *, factor: float) -> Kernels:
     return Kernels(
         peak_flops_per_s={name: share * rate for name, rate in PEAKS.items()},
         memory_bytes_per_s=share * 50e9,
-        parameters={"elementwise_factor": Measured(value=factor, sd=0.1)},
+        parameters={"elementwise_factor": MeasuredParameter(value=factor, sd=0.1)},
         corrections={"elementwise/swiglu/fp32": correction(math.log(factor))},
     )
 
@@ -58,10 +59,10 @@ def machine() -> DeviceCalibration:
         shares_host=True,
         num_cores=CORES,
         parameters={
-            "elementwise_factor": Measured(value=2.0, sd=0.1),
-            "general_factor": Measured(value=1.1, sd=0.0),
-            "kernel_s": Measured(value=2e-6, sd=0.02),
-            "step_s": Measured(value=3e-3, sd=0.0),
+            "elementwise_factor": MeasuredParameter(value=2.0, sd=0.1),
+            "general_factor": MeasuredParameter(value=1.1, sd=0.0),
+            "kernel_s": MeasuredParameter(value=2e-6, sd=0.02),
+            "step_s": MeasuredParameter(value=3e-3, sd=0.0),
         },
         corrections={"elementwise/swiglu/fp32": correction(0.5)},
         by_threads={4: kernels(0.6, factor=1.5), 1: kernels(0.2, factor=1.25)},
@@ -252,3 +253,15 @@ def test_a_document_without_one_of_its_parts_is_refused(file, key):
     file.write_text(json.dumps(document))
     with pytest.raises(InputError, match=f"'{key}' is missing"):
         load(file)
+
+
+def test_a_document_of_schema_3_reads_as_one_of_today(complete):
+    """A file that was written before its keys were renamed: the fixture's machine with parameters of collectives."""
+    found = load(Path(__file__).parent / "data" / "device_calibration_3.json")
+    parameters = {
+        "data_collective_s": MeasuredParameter(value=3e-4, sd=0.0),
+        "tensor_collective_factor": MeasuredParameter(value=1.5, sd=0.0),
+    }
+    by_processes = {"step_s": {2: 1.0, 4: 0.7}, "data_collective_s": {2: 1.0, 4: 1.4}}
+    expected = replace(complete, parameters={**complete.parameters, **parameters}, by_processes=by_processes)
+    assert json.dumps(to_document(found)) == json.dumps(to_document(expected))

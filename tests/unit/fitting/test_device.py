@@ -20,9 +20,9 @@ from meshwright.fitting.advice import advise
 from meshwright.fitting.device import calibrate, coordinates, correction_name
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import request_for
-from meshwright.records.device import TIMES, Records, Row, Status, read, row_of
+from meshwright.records.device import TIMES, DeviceRow, PointStatus, Records, read, row_of
 from meshwright.records.measurement import Measurement
-from meshwright.records.points import KERNELS, Family, Point
+from meshwright.records.points import KERNELS, Point, PointFamily
 from meshwright.specs.plan import Plan
 
 
@@ -67,7 +67,7 @@ def test_shapes_that_were_left_out_are_predicted_better_than_by_the_formula(foun
 
 
 def test_a_surface_gives_back_its_measured_points(found, records):
-    gemm = [r for r in records.measured if r.point.family is Family.GEMM and r.point.format == "bf16"]
+    gemm = [r for r in records.measured if r.point.family is PointFamily.GEMM and r.point.format == "bf16"]
     off = []
     for row in gemm:
         correction = found.corrections[correction_name(row.point)]
@@ -80,8 +80,12 @@ def test_a_surface_gives_back_its_measured_points(found, records):
 
 
 def test_exchanges_take_what_was_measured(found, records):
-    rows = [r for r in records.measured if r.point.family is Family.COLLECTIVES]
-    assert set(found.collectives.curves) == {r.point.kernel for r in rows} == set(KERNELS[Family.COLLECTIVES])
+    rows = [r for r in records.measured if r.point.family is PointFamily.COLLECTIVES]
+    assert (
+        set(found.collectives.curves)
+        == {r.point.kernel for r in rows}
+        == set(KERNELS[PointFamily.COLLECTIVES])
+    )
     for row in rows:
         point = row.point
         seconds = found.collectives.seconds(point.kernel, point.size_bytes, point.num_processes, math.inf)
@@ -91,7 +95,7 @@ def test_exchanges_take_what_was_measured(found, records):
 def test_a_size_that_nobody_measured_lies_between_its_neighbours(found, machine):
     """On a line of the logarithms: a factor of two between two sizes hides little of latency + bytes over rate."""
     for size in (3_000, 100_000, 3_000_000):
-        point = Point(family=Family.COLLECTIVES, kernel="all_gather", size_bytes=size, num_processes=2)
+        point = Point(family=PointFamily.COLLECTIVES, kernel="all_gather", size_bytes=size, num_processes=2)
         seconds = found.collectives.seconds("all_gather", size, 2, math.inf)
         assert seconds == pytest.approx(machine.seconds(point), rel=0.08)
 
@@ -112,7 +116,7 @@ def test_kernels_with_fewer_threads_are_kept_apart(records, found):
             **{name: 2 * getattr(row, name) for name in TIMES},
         )
         for row in records.measured
-        if row.point.family in (Family.GEMM, Family.MEMORY, Family.ELEMENTWISE)
+        if row.point.family in (PointFamily.GEMM, PointFamily.MEMORY, PointFamily.ELEMENTWISE)
     )  # fmt: skip
     both = calibrate([replace(records, rows=records.rows + half)])
     assert both.parameters == found.parameters
@@ -127,9 +131,9 @@ def test_kernels_with_fewer_threads_are_kept_apart(records, found):
 
 
 def test_short_steps_that_processes_took_apart_are_kept_for_trainings_to_take_again(records):
-    def step(kernel: str, seconds: float, **changes) -> Row:
+    def step(kernel: str, seconds: float, **changes) -> DeviceRow:
         point = Point(
-            family=Family.TRAINING, kernel=kernel, format="fp32", m=64, n=128, heads=2, kv_heads=2, head_dim=32,
+            family=PointFamily.TRAINING, kernel=kernel, format="fp32", m=64, n=128, heads=2, kv_heads=2, head_dim=32,
             layers=1, vocab=512, seq_len=64, sequences=1, micro_batches=1,
         )  # fmt: skip
         return row_of(
@@ -138,8 +142,8 @@ def test_short_steps_that_processes_took_apart_are_kept_for_trainings_to_take_ag
 
     beside = {"num_processes": 2, "format": "bf16"}
     steps = [
-        step("alone", 0.01), step("alone", 0.02, m=128), step("alone", 0.9, m=256),
-        step("beside", 0.03, **beside), step("ddp", 0.04, num_processes=2),
+        step("isolated", 0.01), step("isolated", 0.02, m=128), step("isolated", 0.9, m=256),
+        step("concurrent", 0.03, **beside), step("ddp", 0.04, num_processes=2),
     ]  # fmt: skip
     found = calibrate([replace(records, rows=(*records.rows, *steps))])
     kept = {(check.num_processes, check.seconds) for check in found.checks}
@@ -153,7 +157,7 @@ def test_records_of_two_devices_are_not_mixed(records):
         calibrate([records, other])
 
 
-@pytest.mark.parametrize("family", [Family.GEMM, Family.MEMORY])
+@pytest.mark.parametrize("family", [PointFamily.GEMM, PointFamily.MEMORY])
 def test_what_a_calibration_cannot_do_without_is_said(records, family):
     rows = tuple(r for r in records.rows if r.point.family is not family)
     with pytest.raises(InputError, match=f"hold no {family} measurement") as caught:
@@ -163,9 +167,11 @@ def test_what_a_calibration_cannot_do_without_is_said(records, family):
 
 def test_failed_measurements_do_not_count(records, found):
     failed = tuple(
-        replace(r, status=Status.FAILED, seconds_median=0.0) for r in records.rows if r.point.family is Family.ATTENTION
-    )  # fmt: skip
-    others = tuple(r for r in records.rows if r.point.family is not Family.ATTENTION)
+        replace(r, status=PointStatus.FAILED, seconds_median=0.0)
+        for r in records.rows
+        if r.point.family is PointFamily.ATTENTION
+    )
+    others = tuple(r for r in records.rows if r.point.family is not PointFamily.ATTENTION)
     without = calibrate([replace(records, rows=failed + others)])
     assert "attention_forward_ratio" not in without.parameters
     assert without.accelerator == found.accelerator
@@ -360,6 +366,6 @@ def test_one_machine_does_not_scale(meshwright, tiny, file):
 
 def test_points_lie_where_the_cost_model_asks():
     shape = {"sequences": 2, "heads": 4, "kv_heads": 2, "seq_len": 256, "head_dim": 64}
-    point = Point(family=Family.ATTENTION, kernel="forward", format="bf16", **shape)
+    point = Point(family=PointFamily.ATTENTION, kernel="forward", format="bf16", **shape)
     assert coordinates(point) == (3, 8, 6)
     assert correction_name(point) == "attention/forward/bf16"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.calibration.parameters import Measured, fitted
+from meshwright.calibration.parameters import MeasuredParameter, fitted
 from meshwright.catalog import cluster, model
 from meshwright.fitting.kernel_times import AROUND, CollectiveTime, KernelTimes, calibration_here
 from meshwright.planner.estimate import estimate_plan
@@ -95,7 +95,7 @@ def test_a_slow_exchange_slows_data_parallel_steps():
 
 
 def test_measured_parameters_leave_nothing_of_the_fit():
-    known = fitted().with_measured({"gemm_ratio": Measured(value=0.5, sd=0.1)}, made="a test")
+    known = fitted().with_measured({"gemm_ratio": MeasuredParameter(value=0.5, sd=0.1)}, made="a test")
     factors = dict.fromkeys(("architecture", "device_format", "recipe", "framework"), "unheard of")
     factors |= dict.fromkeys(known.parameters["kernel_s"].levels, "unheard of")
     assert known.parameters["gemm_ratio"].prior_of(factors) == 0.5

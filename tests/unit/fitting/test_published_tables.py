@@ -16,7 +16,7 @@ import pytest
 from meshwright import catalog
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.calibration.device import load, to_document
-from meshwright.calibration.parameters import Measured, fitted, prior
+from meshwright.calibration.parameters import MeasuredParameter, fitted, prior
 from meshwright.cost.compute import gemm_s
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.fitting import aiconfigurator
@@ -299,7 +299,7 @@ def test_accuracy_judges_it(package, meshwright, tmp_path):
 
 def test_accuracy_takes_no_calibration_of_one_machine(package, meshwright, tmp_path):
     found = calibrate_from_tables("h100", framework="trtllm")
-    measured = replace(found, parameters={"gemm_ratio": Measured(value=0.5, sd=0.1)})
+    measured = replace(found, parameters={"gemm_ratio": MeasuredParameter(value=0.5, sd=0.1)})
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(to_document(measured)))
     outcome = meshwright("accuracy", "--calibration", path)

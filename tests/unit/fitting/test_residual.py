@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from meshwright.calibration.device import DeviceCalibration, Kernels, to_document
-from meshwright.calibration.parameters import Measured
+from meshwright.calibration.parameters import MeasuredParameter
 from meshwright.cost.uncertainty import Z80
 from meshwright.fitting.device import calibrate
 from meshwright.fitting.residual import FEWEST_STEPS, _cases, _log_steps, _noise, fit_residual
-from meshwright.records.device import Records, Row, read, row_of
+from meshwright.records.device import DeviceRow, Records, read, row_of
 from meshwright.records.measurement import Measurement
-from meshwright.records.points import Family, Point, points_of
+from meshwright.records.points import Point, PointFamily, points_of
 
 NOISE = 0.02
 SAMPLES = 9
@@ -35,13 +35,15 @@ def typical_error(logs: np.ndarray) -> float:
 
 
 def trainings(num_processes: int, start: int, stop: int) -> list[Point]:
-    points = points_of(Family.TRAINING, device_type="cpu", formats=("fp32",), num_processes=num_processes)
+    points = points_of(
+        PointFamily.TRAINING, device_type="cpu", formats=("fp32",), num_processes=num_processes
+    )
     return list(islice(points, start, stop))
 
 
 def take(
     machine: DeviceCalibration, points: list[Point], *, noise: float = 0.0, samples: int = SAMPLES
-) -> list[Row]:
+) -> list[DeviceRow]:
     """What steps take on `machine`, measured with so much noise."""
     rows = [row_of(p, Measurement(seconds=(1.0,) * samples, calls=1, target_ratio=0.03)) for p in points]
     draw, steps_s = random.Random(3), np.exp(_log_steps(machine, _cases(rows), len(rows)))
@@ -66,18 +68,18 @@ def kernels(records) -> DeviceCalibration:
 
 @pytest.fixture(scope="module")
 def truth(kernels) -> DeviceCalibration:
-    between = {name: Measured(value=x, sd=0.0) for name, x in BETWEEN_KERNELS.items()}
+    between = {name: MeasuredParameter(value=x, sd=0.0) for name, x in BETWEEN_KERNELS.items()}
     return replace(kernels, parameters={**kernels.parameters, **between}, contention=SHARED)
 
 
 @pytest.fixture(scope="module")
-def seen(truth) -> list[Row]:
+def seen(truth) -> list[DeviceRow]:
     points = trainings(1, 0, 16) + trainings(2, 0, 20) + trainings(4, 0, 15)
     return take(truth, points, noise=NOISE)
 
 
 @pytest.fixture(scope="module")
-def unseen(truth) -> list[Row]:
+def unseen(truth) -> list[DeviceRow]:
     return take(truth, trainings(1, 16, 26) + trainings(2, 20, 30) + trainings(4, 15, 25))
 
 
@@ -88,7 +90,7 @@ def added(kernels, seen):
     return found
 
 
-def errors(machine: DeviceCalibration, rows: list[Row]) -> np.ndarray:
+def errors(machine: DeviceCalibration, rows: list[DeviceRow]) -> np.ndarray:
     """log(predicted / measured)."""
     measured = np.log([row.seconds_median for row in rows])
     return _log_steps(machine, _cases(rows), len(rows)) - measured
@@ -178,7 +180,7 @@ def test_parts_of_the_machine_keep_their_distance_from_the_whole(kernels, seen):
     share = Kernels(
         peak_flops_per_s=kernels.accelerator.peak_flops_per_s,
         memory_bytes_per_s=kernels.accelerator.memory_bytes_per_s,
-        parameters={"elementwise_factor": Measured(value=1.5, sd=0.1)},
+        parameters={"elementwise_factor": MeasuredParameter(value=1.5, sd=0.1)},
         corrections={},
     )
     before = replace(kernels, by_threads={4: share})

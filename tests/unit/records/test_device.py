@@ -11,15 +11,15 @@ from meshwright.errors import InputError
 from meshwright.records.device import (
     COLUMNS,
     SIDECAR_KEYS,
-    Recorder,
-    Status,
+    DeviceRecorder,
+    PointStatus,
     failed,
     in_windows,
     read,
     row_of,
 )
 from meshwright.records.measurement import Measurement
-from meshwright.records.points import Family, Point, gemm_points
+from meshwright.records.points import Point, PointFamily, gemm_points
 
 SIDECAR = {key: None for key in SIDECAR_KEYS if key != "schema"} | {
     "device": {"name": "a device", "threads": 2},
@@ -36,8 +36,8 @@ def measurement(median: float = 2e-3) -> Measurement:
     )
 
 
-def recorder(folder: Path, *, resume: bool = False, **changes: object) -> Recorder:
-    return Recorder(folder, sidecar={**SIDECAR, **changes}, resume=resume)
+def recorder(folder: Path, *, resume: bool = False, **changes: object) -> DeviceRecorder:
+    return DeviceRecorder(folder, sidecar={**SIDECAR, **changes}, resume=resume)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def written(tmp_path) -> Path:
     out = recorder(tmp_path)
     out.append(row_of(POINTS[0], measurement(), clock_hz=2.5e9, temperature_c=41.0))
     out.append(failed(POINTS[1], "out of\n memory, said the device"))
-    message = Point(family=Family.COLLECTIVES, kernel="all_reduce", num_processes=2, size_bytes=1024)
+    message = Point(family=PointFamily.COLLECTIVES, kernel="all_reduce", num_processes=2, size_bytes=1024)
     out.append(row_of(message, measurement(1e-4)))
     return out.path
 
@@ -57,8 +57,8 @@ def test_what_is_written_is_read(written):
     assert first.seconds_median == pytest.approx(2e-3)
     assert (first.samples, first.calls, first.outliers) == (7, 3, "7:0.018")
     assert (first.clock_hz, first.temperature_c) == (2.5e9, 41.0)
-    assert first.status is Status.WIDE
-    assert second.status is Status.FAILED
+    assert first.status is PointStatus.WIDE
+    assert second.status is PointStatus.FAILED
     assert second.reason == "out of memory, said the device"
     assert third.point.size_bytes == 1024
     assert [row.point for row in read(written.parent).measured] == [first.point, third.point]
@@ -161,7 +161,8 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_point_of_several_windows_has_their_median_and_all_of_them_as_interval():
     point, other = (
-        Point(family=Family.TRAINING, kernel="alone", format="fp32", m=m, micro_batches=1) for m in (64, 128)
+        Point(family=PointFamily.TRAINING, kernel="isolated", format="fp32", m=m, micro_batches=1)
+        for m in (64, 128)
     )
     windows = [
         row_of(point, Measurement(seconds=(s, s, s), calls=1, target_ratio=0.03)) for s in (0.2, 0.3, 0.22)
@@ -172,3 +173,12 @@ def test_a_point_of_several_windows_has_their_median_and_all_of_them_as_interval
     assert (found[0].seconds_low, found[0].seconds_median, found[0].seconds_high) == (0.2, 0.22, 0.3)
     assert found[0].samples == 9
     assert found[1] == one
+
+
+@pytest.mark.parametrize(("old", "new"), [("alone", "isolated"), ("beside", "concurrent")])
+def test_a_kernel_of_an_older_file_has_its_name_of_today(tmp_path, old, new):
+    point = Point(family=PointFamily.TRAINING, kernel=new, format="fp32", m=64, micro_batches=1)
+    recorder = DeviceRecorder(tmp_path, sidecar=SIDECAR, resume=False)
+    recorder.append(row_of(point, Measurement(seconds=(0.1,), calls=1, target_ratio=0.03)))
+    recorder.path.write_text(recorder.path.read_text().replace(new, old))
+    assert [row.point for row in read(recorder.path).rows] == [point]

@@ -15,8 +15,8 @@ from meshwright.records.points import (
     REACH,
     SHARES,
     TOGETHER_SHARE,
-    Family,
     Point,
+    PointFamily,
     Workload,
     gemm_points,
     points_of,
@@ -30,26 +30,26 @@ def workload(name: str, **plan: int) -> Workload:
     return Workload(model=model(name), plan=Plan(**plan), seq_len=4096)
 
 
-def points(family: Family, **changes: object) -> list[Point]:
+def points(family: PointFamily, **changes: object) -> list[Point]:
     return list(points_of(family, **{"device_type": "cpu", "formats": FORMATS, **changes}))
 
 
 @pytest.mark.parametrize("device_type", REACH)
-@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("family", PointFamily)
 def test_points_are_distinct_and_have_work(family, device_type):
     found = points(family, device_type=device_type, num_processes=2)
-    if family is Family.TRAINING:  # one process by itself is another number of processes
+    if family is PointFamily.TRAINING:  # one process by itself is another number of processes
         found += points(family, device_type=device_type, num_processes=1)
     assert len(set(found)) == len(found)
     assert {p.kernel for p in found} == set(KERNELS[family])
     assert all(p.family is family for p in found)
-    assert all(p.flops + p.bytes > 0 or family is Family.LAUNCH for p in found)
+    assert all(p.flops + p.bytes > 0 or family is PointFamily.LAUNCH for p in found)
 
 
 def test_the_time_is_shared_out_whole():
     """On a CPU, which is its own host and transfers nothing."""
-    assert set(SHARES) == set(Family) - {Family.COLLECTIVES}
-    alone = sum(share for family, share in SHARES.items() if family is not Family.TRANSFER)
+    assert set(SHARES) == set(PointFamily) - {PointFamily.COLLECTIVES}
+    alone = sum(share for family, share in SHARES.items() if family is not PointFamily.TRANSFER)
     assert alone + TOGETHER_SHARE == pytest.approx(1)
 
 
@@ -62,7 +62,7 @@ def test_the_three_products_of_a_linear_layer_have_the_same_flops():
 def test_a_model_s_products_add_up_to_its_linear_flops():
     asked = workload("llama3.1-8b")
     shapes = {
-        (p.m, p.n, p.k) for p in islice(points(Family.GEMM, workload=asked, formats=["bf16"]), 3, 3 + 15)
+        (p.m, p.n, p.k) for p in islice(points(PointFamily.GEMM, workload=asked, formats=["bf16"]), 3, 3 + 15)
     }
     row = model_row(asked.model)
     layer = [(4096, 6144, 4096), (4096, 4096, 4096), (4096, 28672, 4096), (4096, 4096, 14336)]
@@ -75,15 +75,15 @@ def test_a_model_s_products_add_up_to_its_linear_flops():
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "llama3.1-70b"])
 def test_a_plan_divides_the_shapes(name):
-    whole = points(Family.GEMM, workload=workload(name), formats=["bf16"])
-    split = points(Family.GEMM, workload=workload(name, tensor=8, data_shard=4), formats=["bf16"])
+    whole = points(PointFamily.GEMM, workload=workload(name), formats=["bf16"])
+    split = points(PointFamily.GEMM, workload=workload(name, tensor=8, data_shard=4), formats=["bf16"])
     assert sum(p.flops for p in split[3:18]) < 0.5 * sum(p.flops for p in whole[3:18])
     assert all(min(p.m, p.n, p.k) > 0 for p in split)
 
 
 def test_attention_counts_causal_flops():
     p = Point(
-        family=Family.ATTENTION,
+        family=PointFamily.ATTENTION,
         kernel="forward",
         format="bf16",
         sequences=2,
@@ -97,7 +97,7 @@ def test_attention_counts_causal_flops():
 
 def test_any_first_part_of_the_grid_covers_the_space():
     shapes = np.log2(
-        [(p.m, p.n, p.k) for p in points(Family.GEMM, formats=["fp32"]) if p.kernel == "forward"]
+        [(p.m, p.n, p.k) for p in points(PointFamily.GEMM, formats=["fp32"]) if p.kernel == "forward"]
     )
     low, high = REACH["cpu"].gemm
     for axis in range(3):
