@@ -13,6 +13,7 @@ import pytest
 
 from meshwright import specs
 from meshwright.cli.main import VERBS
+from meshwright.runfile.schema import all_fields
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -20,6 +21,9 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 ENTRY = re.compile(r"^- \*\*(?P<term>[^*]+)\*\*(?P<classes>[^:]*): ", re.MULTILINE)
 PRESENT = [name for name, verb in VERBS.items() if importlib.util.find_spec(verb.target.partition(":")[0])]
 NOT = re.compile(r" ?\*Not: (?P<words>[^*]+)\.\*")
+OTHERS = re.compile(r"^## Terms of other projects\n.*\Z", re.MULTILINE | re.DOTALL)
+"""The section of the glossary that leads from their terms to ours."""
+
 LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -35,7 +39,7 @@ def banned_words() -> list[str]:
 
 def banned_in(text: str) -> list[str]:
     """Banned words of `text`, also in the plural, outside the glossary's own lists of them."""
-    prose = NOT.sub("", text)
+    prose = NOT.sub("", OTHERS.sub("", text))
     return [
         word
         for word in banned_words()
@@ -77,6 +81,21 @@ def test_every_public_class_of_the_specs_has_a_glossary_entry():
         public |= {n for n, c in classes if c.__module__ == module.__name__ and not n.startswith("_")}
     assert public - named == set(), "explain these in docs/glossary.md"
     assert named - public == set(), "docs/glossary.md names classes that are gone"
+
+
+def test_terms_of_other_projects_lead_to_ours():
+    terms = {m["term"].lower() for m in ENTRY.finditer(GLOSSARY.read_text(encoding="utf-8"))}
+    section = OTHERS.search(GLOSSARY.read_text(encoding="utf-8"))
+    assert section is not None
+    for term in ("gradient checkpointing", "microbatch", "strategy", "gradient accumulation", "world size"):
+        assert term in section[0]
+    rows = re.findall(r"^\| (?P<theirs>.+?) \| (?P<ours>.+?) \|$", section[0], re.MULTILINE)[2:]
+    keys = re.findall(r"`(\w+)\.(\w+)`", section[0])
+    assert len(rows) > 10
+    for _, ours in rows:
+        assert "`" in ours or any(term in ours.lower() for term in terms), ours
+    for name, key in keys:
+        assert f"{name}.{key}" in all_fields(), f"{name}.{key} is no key of a run file"
 
 
 def test_the_banned_words_are_known():
