@@ -5,5 +5,5 @@ compute           kernels on one device             collectives, groups, overlap
 layers, update    one layer; what happens once a step          pipeline            filling and draining
 step              all of it together                           memory              bytes per device
 rates             datasheet and calibration joined             uncertainty         how sure
-goodput, recovery, stragglers, energy, money                   beyond the step
+goodput, recovery, energy, money                   beyond the step
 """

@@ -104,15 +104,6 @@ def facility_power_w(*, power: PowerModel, activity_ratio: Array, num_devices: A
     return num_devices * (device_w + power.node_w) * power.pue_ratio
 
 
-def activity_under_cap(*, power: PowerModel, cap_w: Array, num_devices: Array) -> Array:
-    """The largest activity that keeps the facility below `cap_w`: the inverse of `facility_power_w`.
-
-    Below 0 the cap does not even feed idle devices; above 1 it does not bind.
-    """
-    device_w = cap_w / (num_devices * power.pue_ratio) - power.node_w
-    return (device_w - power.idle_w) / (power.tdp_w - power.idle_w)
-
-
 def run_energy(
     *,
     power: PowerModel,

@@ -98,19 +98,6 @@ def mtbf_s(*, device_mtbf_s: Array, num_devices: Array) -> Array:
     return device_mtbf_s / num_devices
 
 
-def young_interval_s(*, stall_s: Array, mtbf_s: Array) -> Array:
-    """tau = sqrt(2 delta M): J. W. Young, "A first order approximation to the optimum checkpoint interval",
-    Communications of the ACM 17(9), 1974."""
-    return np.sqrt(2 * stall_s * mtbf_s)
-
-
-def daly_interval_s(*, stall_s: Array, mtbf_s: Array) -> Array:
-    """The series of Daly 2006 (see above), its closed form for delta < 2 M; M beyond."""
-    x = stall_s / (2 * mtbf_s)
-    series = np.sqrt(2 * stall_s * mtbf_s) * (1 + np.sqrt(x) / 3 + x / 9) - stall_s
-    return np.where(x < 1, series, mtbf_s)[()]
-
-
 def optimal_interval_s(*, stall_s: Array, mtbf_s: Array) -> Array:
     """The tau that maximises `goodput_ratio`, exactly; delta > 0.
 
@@ -134,14 +121,6 @@ def goodput_ratio(
         return interval_s / (mtbf_s * growth)
 
 
-def goodput_first_order(
-    *, interval_s: Array, stall_s: Array, mtbf_s: Array, restart_s: Array, lag_s: Array = 0.0
-) -> Array:
-    """1 - delta/tau - (tau/2 + R + L)/M: the same to first order in time over M; negative where that is
-    large."""
-    return 1 - stall_s / interval_s - (interval_s / 2 + restart_s + lag_s) / mtbf_s
-
-
 def goodput_of_run(
     *,
     num_devices: int,
@@ -153,7 +132,7 @@ def goodput_of_run(
 ) -> Goodput:
     """Goodput from the size of the states alone; what is not `given` is assumed (`catalog.reliability`).
 
-    `bytes_per_device` is what one device writes (`recovery.checkpoint_bytes`).
+    `bytes_per_device` is what one device writes to a checkpoint.
     """
     size = {"bytes_per_device": bytes_per_device, "num_devices": num_devices, "given": given}
     return estimate_goodput(

@@ -39,18 +39,6 @@ class RestartCost:
         return self.detect_s + self.reschedule_s + self.load_s + self.warm_up_s
 
 
-def checkpoint_bytes(
-    *, weights_bytes: Array, optimizer_bytes: Array, weight_copies: Array = 1, optimizer_copies: Array = 1
-) -> Array:
-    """Bytes that one device writes, from what it holds.
-
-    Gradients and activations are not saved. `weight_copies` is how many devices hold the same weights (data
-    parallel degree up to ZeRO-2, replicas of a hybrid shard, 1 when fully sharded), and likewise for the
-    optimizer states: each copy is written once, its holders share the work.
-    """
-    return weights_bytes / weight_copies + optimizer_bytes / optimizer_copies
-
-
 def checkpoint_cost(
     *,
     bytes_per_device: Array,
@@ -87,14 +75,6 @@ def restart_cost(
 def nodes_in_repair(*, mtbf_s: Array, repair_s: Array, replaced_ratio: Array = 1.0) -> Array:
     """Expected number of nodes out of service: rho = replaced_ratio * repair / M (Little's law)."""
     return replaced_ratio * repair_s / mtbf_s
-
-
-def spares_suffice_ratio(*, num_spares: Array, nodes_in_repair: Array) -> Array:
-    """Probability that at most k nodes are in repair at a moment: Poisson with mean rho, for any distribution
-    of repair times (M/G/infinity queue), if the run never pauses."""
-    from scipy.special import pdtr  # start-up time
-
-    return pdtr(num_spares, nodes_in_repair)
 
 
 def spares_exhausted_ratio(*, num_spares: int, nodes_in_repair: Array) -> Array:

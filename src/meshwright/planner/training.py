@@ -22,7 +22,6 @@ from meshwright.planner.objective import INTENSITY_RATIO, goal_for
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.estimate import Estimate, StepEstimate, Tier
 from meshwright.specs.run import Costs, Objective
-from meshwright.units import JOULE_PER_KWH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +131,7 @@ def _energy_mwh(
         num_tokens=num_tokens,
         idle_ratio=waiting,
     )
-    return float(energy.facility_j) / (1000 * JOULE_PER_KWH)
+    return float(energy.facility_mwh)
 
 
 def _times(estimate: Estimate, factor: float) -> Estimate:

@@ -4,7 +4,6 @@ import pytest
 from meshwright.cost.energy import (
     PowerModel,
     activity_ratio,
-    activity_under_cap,
     device_power_w,
     facility_power_w,
     power_model,
@@ -40,11 +39,6 @@ def test_activity_weighs_components_by_time():
 def test_activity_needs_a_value_for_the_rest():
     with pytest.raises(InputError, match="other"):
         activity_ratio(components_s={"matmul": 1.0}, intensity_ratio={"matmul": 1.0})
-
-
-def test_cap_is_the_inverse_of_power():
-    cap_w = facility_power_w(power=H100, activity_ratio=0.63, num_devices=1024)
-    assert activity_under_cap(power=H100, cap_w=cap_w, num_devices=1024) == pytest.approx(0.63)
 
 
 def test_energy_of_a_run():

@@ -78,10 +78,12 @@ def test_published_goodput_is_predicted(seen):
 )
 def test_worked_values_at_98304_devices(stall_s, restart_s, interval_s, goodput):
     m = gp.mtbf_s(device_mtbf_s=LLAMA3_MTBF_S, num_devices=98_304)
-    tau = gp.young_interval_s(stall_s=stall_s, mtbf_s=m)
+    tau = (2 * stall_s * m) ** 0.5  # Young 1974
     assert tau == pytest.approx(interval_s, abs=1)
-    first = gp.goodput_first_order(interval_s=tau, stall_s=stall_s, mtbf_s=m, restart_s=restart_s)
-    assert first == pytest.approx(goodput, abs=0.006)  # printed with two digits
+    first_order = 1 - stall_s / tau - (tau / 2 + restart_s) / m
+    assert first_order == pytest.approx(goodput, abs=0.006)  # printed with two digits
+    exact = gp.goodput_ratio(interval_s=tau, stall_s=stall_s, mtbf_s=m, restart_s=restart_s)
+    assert first_order < exact < first_order + 0.04
 
 
 def estimate(**changes):

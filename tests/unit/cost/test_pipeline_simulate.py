@@ -12,7 +12,6 @@ from meshwright.cost.pipeline.simulate import (
     StageTimes,
     peak_in_flight,
     simulate,
-    step_lengths_s,
 )
 from meshwright.specs.plan import Schedule
 
@@ -97,20 +96,6 @@ def test_a_pair_saves_what_it_overlaps():
     assert (paired.end_s[pairs[1]] - paired.start_s[pairs[1]]).tolist() == pytest.approx(
         [2.5] * len(pairs[0])
     )
-
-
-def test_many_plans_are_simulated_as_one_by_one(monkeypatch):
-    rng = np.random.default_rng(0)
-    some = shape("interleaved", 3, 2, 7)
-    columns = [rng.uniform(0.1, 2, size=(5, 6)) for _ in range(4)]
-    monkeypatch.setattr("meshwright.cost.pipeline.simulate.MAX_BATCH_ELEMENTS", 200)  # batches of 2 plans
-
-    def times(select) -> StageTimes:
-        f, b, w, x = (select(column) for column in columns)
-        return StageTimes(forward_s=f, backward_input_s=b, backward_weight_s=w, transfer_s=x)
-
-    one_by_one = [simulate(some, times(lambda column, i=i: column[i])).step_s for i in range(5)]
-    assert step_lengths_s(some, times(lambda column: column)).tolist() == one_by_one
 
 
 def test_one_timeline_is_of_one_plan():

@@ -1,31 +1,12 @@
-import math
-
 import pytest
 
 from meshwright.cost.recovery import (
-    checkpoint_bytes,
     checkpoint_cost,
     restart_cost,
     spares_exhausted_ratio,
     spares_needed,
-    spares_suffice_ratio,
 )
 from meshwright.errors import InputError
-
-
-def test_checkpoint_of_bloom_has_its_published_size():
-    """176.25e9 parameters with bf16 weights, fp32 master weights and moments: 2.3 TB (binary) on 384
-    devices."""
-    parameters, devices = 176.247e9, 384
-    saved = checkpoint_bytes(
-        weights_bytes=2 * parameters / devices, optimizer_bytes=12 * parameters / devices
-    )
-    assert saved * devices == pytest.approx(2.3 * 2**40, rel=0.03)
-
-
-def test_replicated_weights_are_written_once():
-    saved = checkpoint_bytes(weights_bytes=800.0, optimizer_bytes=300.0, weight_copies=8)
-    assert saved == 400.0
 
 
 def test_blocking_save_waits_for_storage_and_asynchronous_save_does_not():
@@ -53,7 +34,6 @@ def test_spares_for_no_waiting_at_all_are_refused():
 def test_erlang_loss_known_values():
     assert spares_exhausted_ratio(num_spares=0, nodes_in_repair=0.25) == pytest.approx(0.2)
     assert spares_exhausted_ratio(num_spares=9, nodes_in_repair=5.0) == pytest.approx(0.018385, abs=1e-6)
-    assert spares_suffice_ratio(num_spares=2, nodes_in_repair=1.0) == pytest.approx(2.5 / math.e)
 
 
 @pytest.mark.parametrize("load", [0.01, 3.0, 140.0, 2000.0])

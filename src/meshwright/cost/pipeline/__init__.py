@@ -4,5 +4,4 @@ schedules    the order of operations on every rank: gpipe, 1f1b, interleaved, ze
 graph        what each operation waits for, built once per shape
 simulate     the longest path through that graph, for any stage times, one plan or many
 closed_form  the same for even stages as formulas on arrays: for screening
-bounds       a lower bound for uneven stages: for branch and bound
 """

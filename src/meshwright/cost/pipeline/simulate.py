@@ -2,8 +2,7 @@
 
     end(op) = max(end(previous on its rank), end(producer of its input) + transfer) + duration
 
-`simulate` gives the whole timeline of one plan, `step_lengths_s` the step lengths of many plans that share a
-shape (the planner scores plans that way). Both are exact for uneven stages: embedding, head, dense first
+`simulate` gives the whole timeline of one plan. It is exact for uneven stages: embedding, head, dense first
 layers and multi-token prediction are simply longer or shorter stages.
 """
 
@@ -19,9 +18,6 @@ from numpy.typing import ArrayLike
 from meshwright.arrays import FloatArray
 from meshwright.cost.pipeline.graph import EventGraph, event_graph
 from meshwright.cost.pipeline.schedules import PipelineShape
-
-MAX_BATCH_ELEMENTS = 4_000_000
-"""Operations times plans evaluated at once: bounds the memory of `step_lengths_s` to some 64 MB."""
 
 TRANSFER, PAIR_SAVING = 4, 5
 """Rows of `StageTimes.table` after those of the four `OpKind`s."""
@@ -89,7 +85,7 @@ def simulate(shape: PipelineShape, times: StageTimes) -> Timeline:
     graph = event_graph(shape)
     table = times.table(shape.num_stages)
     if table.shape[-1] != 1:
-        raise ValueError(f"times hold {table.shape[-1]} plans: `step_lengths_s` takes many")
+        raise ValueError(f"times hold {table.shape[-1]} plans, not one")
     duration_s, delay_s = _durations(graph, table, times.sends)
     end_s = _ends(graph, duration_s, delay_s)[:, 0]
     start_s = end_s - duration_s[:, 0]
@@ -103,20 +99,6 @@ def simulate(shape: PipelineShape, times: StageTimes) -> Timeline:
         busy_s=_sum_by_rank(graph, duration_s[:, 0]),
         peak_in_flight=peak_in_flight(shape),
     )
-
-
-def step_lengths_s(shape: PipelineShape, times: StageTimes) -> FloatArray:
-    """[num_plans], the step length of every plan in `times`; the same numbers as `simulate`, one by one."""
-    graph = event_graph(shape)
-    table = times.table(shape.num_stages)
-    num_plans = table.shape[-1]
-    batch = max(1, MAX_BATCH_ELEMENTS // graph.num_ops)
-    lengths = np.empty(num_plans)
-    for first in range(0, num_plans, batch):
-        plans = slice(first, first + batch)
-        duration_s, delay_s = _durations(graph, table[..., plans], times.sends)
-        lengths[plans] = _ends(graph, duration_s, delay_s).max(axis=0)
-    return lengths
 
 
 def peak_in_flight(

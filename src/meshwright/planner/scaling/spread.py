@@ -24,8 +24,6 @@ from meshwright.cost.uncertainty import Z80, Etas, derivatives, log_variances
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.plan import Plan
 
-UNEXPLAINED = "unexplained"
-
 
 def log_slopes(
     request: PlanRequest, plan: Plan, *, calibration: Calibration | None = None, load_factor: float = 1.0
