@@ -128,14 +128,14 @@ def one_thread_and_a_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
 def equals_one_process() -> Callable[..., None]:
     """`equals_one_process([(run, plan), ...])`: plans of as many processes give what one process gives."""
     from meshwright.engines.native.check import check_plan
-    from meshwright.engines.native.rehearsal import TIMEOUT_S, compare_each
+    from meshwright.engines.native.rehearsal import TIMEOUT_S, rehearse_each
 
     def check(
         runs: Sequence[tuple[Any, Any]], *, tolerance: float = 1e-6, timeout_s: float = TIMEOUT_S
     ) -> None:
         for run, plan in runs:
             assert check_plan(plan, run=run) == []
-        comparisons = compare_each(runs, timeout_s=timeout_s)
+        comparisons = rehearse_each(runs, timeout_s=timeout_s)
         for (_, plan), found in zip(runs, comparisons, strict=True):
             assert found.num_processes == plan.num_devices
             assert found.loss_error < tolerance, found.plan

@@ -148,7 +148,7 @@ def test_a_run_whose_disk_fills_says_so_and_goes_on_when_there_is_room(tiny_run,
     assert f"cannot write a checkpoint below {tiny_disk}: No space left on device" in stderr
     steps = [c.step for c in checkpoint.checkpoints(tiny_disk)]
     assert steps
-    assert all(checkpoint.damage_of(c.path) is None for c in checkpoint.checkpoints(tiny_disk))
+    assert all(checkpoint.verify(c.path) is None for c in checkpoint.checkpoints(tiny_disk))
     assert steps[-1] + 5 <= len(training.losses()) < 40  # noticed in the step after it failed, not at the end
     subprocess.run(["mount", "-o", "remount,size=64m", tiny_disk], check=True)
     assert training.train("--resume")["statistics"]["steps"] == 40
@@ -169,7 +169,7 @@ def test_a_log_that_cannot_grow_ends_the_run_and_leaves_the_checkpoints(tiny_run
 
 @pytest.fixture
 def saver(tmp_path):
-    return checkpoint.Saver(Checkpoint(folder=str(tmp_path / "saved"), keep=2), num_ranks=1)
+    return checkpoint.CheckpointSaver(Checkpoint(folder=str(tmp_path / "saved"), keep=2), num_ranks=1)
 
 
 def test_the_background_writes_what_the_states_were(saver, tmp_path):

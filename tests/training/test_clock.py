@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright.training.clock import Clock, Phase
+from meshwright.training.clock import Clock, TrainingPhase
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def now_s(monkeypatch):
 def test_every_second_belongs_to_one_phase(now_s):
     clock = Clock(started_s=997.0)  # imports took three seconds before there was a clock
     now_s["s"] = 5.0
-    clock.enter(Phase.TRAINING)
+    clock.enter(TrainingPhase.TRAINING)
     now_s["s"] = 7.0
-    with clock.during(Phase.VALIDATION):
+    with clock.during(TrainingPhase.VALIDATION):
         now_s["s"] = 11.0
     now_s["s"] = 12.0
     found = {name: s for name, s in clock.seconds().items() if s}
@@ -35,10 +35,10 @@ def test_every_second_belongs_to_one_phase(now_s):
 
 def test_a_phase_that_fails_ends_too(now_s):
     clock = Clock(started_s=1000.0)
-    with contextlib.suppress(OSError), clock.during(Phase.CHECKPOINT):
+    with contextlib.suppress(OSError), clock.during(TrainingPhase.CHECKPOINT):
         now_s["s"] = 2.0
         raise OSError("full")
-    assert clock.phase is Phase.START_UP
+    assert clock.phase is TrainingPhase.START_UP
     assert clock.seconds()["checkpoint"] == 2.0
 
 

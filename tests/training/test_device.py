@@ -29,12 +29,12 @@ def driver_says(monkeypatch):
 )
 def test_a_gpu_is_itself_or_unknown(driver_says, driver_name, known):
     driver_says(driver_name)
-    assert devices.known_name(CUDA) == known
+    assert devices.catalog_name(CUDA) == known
 
 
 def test_a_cpu_has_no_catalogue_name(driver_says):
     driver_says("NVIDIA H200")
-    assert devices.known_name(torch.device("cpu")) is None
+    assert devices.catalog_name(torch.device("cpu")) is None
 
 
 def test_an_unknown_gpu_is_noted():

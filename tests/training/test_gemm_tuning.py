@@ -17,7 +17,7 @@ from meshwright import runfile
 from meshwright.errors import InputError
 from meshwright.specs.plan import Plan
 from meshwright.training.gemm_tuning import (
-    Choices,
+    GemmChoices,
     GemmTuning,
     conditions,
     load,
@@ -27,13 +27,13 @@ from meshwright.training.gemm_tuning import (
     tuning_kernels,
     using,
 )
-from meshwright.training.gemms import Product, products_of
-from meshwright.training.models import gemm as made
-from meshwright.training.models.gemm import BY_ROUTE, Kernel, Route
+from meshwright.training.models import linear as made
+from meshwright.training.models.linear import BY_ROUTE, GemmKind, GemmRoute
+from meshwright.training.step_gemms import Gemm, count_gemms
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PLAN = Plan(micro_batch=2)
-FORWARD = Product(format="bf16", m=32, n=64, k=32, kernel=Kernel.FORWARD)
+FORWARD = Gemm(format="bf16", m=32, n=64, k=32, kernel=GemmKind.FORWARD)
 LINES = (
     "Validator,PT_VERSION,2.13.0",
     "GemmTunableOp_BFloat16_TN,tn_64_32_32_ld_32_32_64,Gemm_Rocblas_7,0.01",
@@ -41,7 +41,7 @@ LINES = (
 
 
 def tuning(**choices: Any) -> GemmTuning:
-    return GemmTuning(conditions=conditions(CPU), choices=Choices(**choices))
+    return GemmTuning(conditions=conditions(CPU), choices=GemmChoices(**choices))
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def saved(tmp_path) -> Callable[[GemmTuning], Path]:
 @pytest.mark.parametrize(
     "choices",
     [
-        Choices(),
-        Choices(threads=2, routes={FORWARD: Route.ONEDNN_ROWS}),
-        Choices(library="cublaslt"),
-        Choices(tunable_op=LINES),
+        GemmChoices(),
+        GemmChoices(threads=2, routes={FORWARD: GemmRoute.ONEDNN_ROWS}),
+        GemmChoices(library="cublaslt"),
+        GemmChoices(tunable_op=LINES),
     ],
 )
 def test_what_is_written_is_read(saved, choices):
@@ -69,7 +69,7 @@ def test_what_is_written_is_read(saved, choices):
 
 
 def test_a_file_that_is_cut_short_anywhere_is_refused(saved):
-    path = saved(tuning(routes={FORWARD: Route.ONEDNN}))
+    path = saved(tuning(routes={FORWARD: GemmRoute.ONEDNN}))
     text = path.read_text().rstrip()
     for end in range(0, len(text), 7):
         path.write_text(text[:end])
@@ -93,7 +93,7 @@ def test_a_file_that_is_cut_short_anywhere_is_refused(saved):
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(saved, change, words):
-    path = saved(tuning(routes={FORWARD: Route.ONEDNN}))
+    path = saved(tuning(routes={FORWARD: GemmRoute.ONEDNN}))
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
@@ -127,7 +127,7 @@ def test_a_file_of_other_conditions_is_refused(key, words):
 
 
 def test_a_file_that_the_run_cannot_honour_is_refused():
-    found = tuning(routes={FORWARD: Route.ONEDNN})
+    found = tuning(routes={FORWARD: GemmRoute.ONEDNN})
     with pytest.raises(InputError, match="no product of this run"):
         require(found, device=CPU, plan=PLAN, products=[replace(FORWARD, m=64)], name="f")
     with pytest.raises(InputError, match="tensor parallelism"):
@@ -135,12 +135,12 @@ def test_a_file_that_the_run_cannot_honour_is_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("route", list(Route))
+@pytest.mark.parametrize("route", list(GemmRoute))
 def test_every_route_makes_the_same_products_to_rounding(dtype, route):
     x, weight = torch.randn(3, 10, 40).to(dtype), torch.randn(24, 40).to(dtype)
     grad = torch.randn(3, 10, 24).to(dtype)
     format = "fp32" if dtype == torch.float32 else "bf16"
-    routes = {Product(format=format, m=30, n=24, k=40, kernel=kernel): route for kernel in Kernel}
+    routes = {Gemm(format=format, m=30, n=24, k=40, kernel=kernel): route for kernel in GemmKind}
 
     def passes() -> list[Any]:
         inputs = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
@@ -148,7 +148,7 @@ def test_every_route_makes_the_same_products_to_rounding(dtype, route):
         return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
 
     usual = passes()
-    with using(Choices(routes=routes), CPU):
+    with using(GemmChoices(routes=routes), CPU):
         routed = passes()
     for got, right in zip(routed, usual, strict=True):
         assert got.shape == right.shape
@@ -163,10 +163,10 @@ def test_routes_are_taken_by_their_product_alone_and_put_away(monkeypatch):
         taken.append(tuple(x.shape))
         return x @ y.T
 
-    monkeypatch.setitem(BY_ROUTE, Route.TORCH_ROWS, spy)
+    monkeypatch.setitem(BY_ROUTE, GemmRoute.TORCH_ROWS, spy)
     layer, other = made.Linear(32, 64, bias=False).bfloat16(), made.Linear(32, 16, bias=False).bfloat16()
     x = torch.randn(32, 32).bfloat16()
-    with using(Choices(routes={FORWARD: Route.TORCH_ROWS}), CPU):
+    with using(GemmChoices(routes={FORWARD: GemmRoute.TORCH_ROWS}), CPU):
         layer(x).sum().backward()
         other(x)
     assert taken == [(32, 32)]
@@ -179,7 +179,7 @@ def test_threads_are_put_back():
     within = []
 
     def fail() -> None:
-        with using(Choices(threads=before + 1), CPU):
+        with using(GemmChoices(threads=before + 1), CPU):
             within.append(torch.get_num_threads())
             raise ZeroDivisionError
 
@@ -220,7 +220,7 @@ def stand_in(monkeypatch) -> list[Any]:
 
 
 def test_kernels_of_tunable_op_are_read_and_switched_off_again(stand_in):
-    with using(Choices(tunable_op=LINES), GPU):
+    with using(GemmChoices(tunable_op=LINES), GPU):
         assert ("read", LINES) in stand_in
         assert ("tuning_enable", False) in stand_in  # nothing is tuned in the middle of a training
         assert stand_in[-1] == ("read", LINES)
@@ -231,7 +231,7 @@ def test_kernels_that_pytorch_refuses_stop_the_run(stand_in, monkeypatch):
     monkeypatch.setattr(tunable, "read_file", lambda name: False)
     with (
         pytest.raises(InputError, match="PyTorch refuses the tuned kernels"),
-        using(Choices(tunable_op=LINES), GPU),
+        using(GemmChoices(tunable_op=LINES), GPU),
     ):
         pass
     assert stand_in[-1] == ("enable", False)
@@ -246,7 +246,7 @@ def test_tuning_is_on_while_it_is_asked_for(stand_in):
 
 
 def test_the_library_is_preferred_and_put_back(stand_in):
-    with using(Choices(library="cublaslt"), GPU):
+    with using(GemmChoices(library="cublaslt"), GPU):
         assert stand_in == [("library", "cublaslt")]
     assert stand_in[-1] == ("library", "the library before")
 
@@ -258,7 +258,7 @@ def test_a_training_makes_its_products_as_the_file_says(tiny_run, tmp_path, save
     usual = tiny_run(tmp_path / "usual")
     usual.train()
     run = runfile.loads(usual.text)
-    routes = dict.fromkeys(products_of(run, PLAN), Route.ONEDNN_ROWS)
+    routes = dict.fromkeys(count_gemms(run, PLAN), GemmRoute.ONEDNN_ROWS)
     path = saved(tuning(threads=1, routes=routes))
     tuned = tiny_run(tmp_path / "tuned", gemm_tuning=str(path))
     record = tuned.train()

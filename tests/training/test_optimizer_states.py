@@ -18,12 +18,12 @@ from meshwright import runfile
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
 from meshwright.engines.native.assembly import assemble
-from meshwright.engines.native.parallel.mesh import place_process
+from meshwright.engines.native.parallel.mesh import mesh_coordinates
 from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.precision import STATE_BLOCK
 from meshwright.specs.run import Optimizer, StateFormat
 from meshwright.training import optimizer_states as moments
-from meshwright.training.optimizer_states import InBf16, InBytes, NarrowAdamW, dynamic_tree
+from meshwright.training.optimizer_states import Bf16State, ByteState, NarrowAdamW, dynamic_tree
 
 CPU = torch.device("cpu")
 NARROW = (StateFormat.BF16, StateFormat.INT8)
@@ -54,7 +54,7 @@ def test_a_byte_spans_seven_decades(is_signed, least):
 
 @pytest.mark.parametrize("is_squared", [False, True])
 def test_bytes_without_noise_are_the_nearest_of_the_table(is_squared):
-    kept = InBytes(4 * STATE_BLOCK, device=CPU, is_squared=is_squared)
+    kept = ByteState(4 * STATE_BLOCK, device=CPU, is_squared=is_squared)
     values = wide()
     values[:5] = torch.tensor([0.0, 1e-15, 1.0, -1.0, 1e-7])
     values = values.square() if is_squared else values
@@ -72,7 +72,7 @@ def test_bytes_without_noise_are_the_nearest_of_the_table(is_squared):
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("is_squared", [False, True])
 def test_what_was_decoded_is_kept_as_it_was(scale, seed, is_squared):
-    kept = InBytes(4 * STATE_BLOCK, device=CPU, is_squared=is_squared)
+    kept = ByteState(4 * STATE_BLOCK, device=CPU, is_squared=is_squared)
     values = wide(scale=scale)
     kept.encode(0, values.square() if is_squared else values, torch.Generator().manual_seed(5))
     codes, scales = kept.codes.clone(), kept.scales.clone()
@@ -83,7 +83,7 @@ def test_what_was_decoded_is_kept_as_it_was(scale, seed, is_squared):
 
 
 def test_a_second_moment_is_zero_only_where_it_was():
-    kept = InBytes(STATE_BLOCK, device=CPU, is_squared=True)
+    kept = ByteState(STATE_BLOCK, device=CPU, is_squared=True)
     assert kept.decode(0, STATE_BLOCK).count_nonzero() == 0  # nothing was kept yet
     values = torch.zeros(STATE_BLOCK)
     values[:2] = torch.tensor([1.0, 1e-30])
@@ -92,8 +92,8 @@ def test_a_second_moment_is_zero_only_where_it_was():
 
 
 FORMATS = {
-    "bf16": lambda size: InBf16(size, device=CPU, is_stochastic=True),
-    "int8": lambda size: InBytes(size, device=CPU, is_squared=False),
+    "bf16": lambda size: Bf16State(size, device=CPU, is_stochastic=True),
+    "int8": lambda size: ByteState(size, device=CPU, is_squared=False),
 }
 
 
@@ -225,12 +225,12 @@ def check_copies(rank: int, folder: str) -> None:
         run = runfile.loads(
             TEXT, overrides=["data.source=synthetic", "optimizer.states=int8", "model.vocab=250"]
         )
-        place = place_process(plan=plan, device=CPU, rank=rank, num_ranks=4)
-        parts = assemble(run, place=place)
+        coordinates = mesh_coordinates(plan=plan, device=CPU, rank=rank, num_ranks=4)
+        parts = assemble(run, coordinates=coordinates)
         optimizer = parts.optimizer
         for step in range(3):
             tokens_BT = torch.randint(250, (4, 16), generator=torch.Generator().manual_seed(step))
-            mine_BT = tokens_BT[place.data_rank :: plan.data]
+            mine_BT = tokens_BT[coordinates.data_rank :: plan.data]
             parts.stepper.forward_backward({"tokens_BT": mine_BT, "labels_BT": mine_BT}, scale=1 / 64)
             optimizer.step(learning_rate=1e-2)
         for master in optimizer.masters:

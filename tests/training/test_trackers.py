@@ -95,7 +95,7 @@ def test_one_that_cannot_be_opened_is_left_out(tmp_path, monkeypatch):
 
     said = []
     monkeypatch.setitem(trackers.KINDS, Tracker.WANDB, refuses)
-    opening = trackers.Opening(name="x", folder=tmp_path, settings={}, after_step=0)
+    opening = trackers.TrackedRun(name="x", folder=tmp_path, settings={}, after_step=0)
     found = trackers.Trackers((Tracker.WANDB,), opening=opening, warn=said.append)
     found.step({"step": 1, "loss": 1.0})
     assert said == ["warning: wandb failed and was left out from here on: no such server"]

@@ -14,7 +14,7 @@ from meshwright.bench.harness import measure
 from meshwright.bench.steps import step_of
 from meshwright.records.device import DeviceRecorder, row_of
 from meshwright.records.points import COLLECTIVES_SHARE, Point, PointFamily
-from meshwright.training.device import keep_freed_memory, synchronize
+from meshwright.training.device import disable_malloc_trim, synchronize
 
 # Renamed in PyTorch 2.13.
 ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -36,7 +36,7 @@ class Together:
 def measure_together(rank: int, num_ranks: int, told: Together) -> None:
     """Measure exchanges, then trainings, in turn until the time is spent."""
     device = torch.device(told.device_type, rank) if told.device_type == "cuda" else torch.device("cpu")
-    keep_freed_memory(device)
+    disable_malloc_trim(device)
     left_s = told.until_s - time.time()
     share = COLLECTIVES_SHARE if told.trainings else 1.0
     _measure_all(told.exchanges, told, device, rank=rank, until_s=time.time() + share * left_s)

@@ -39,7 +39,7 @@ from meshwright.records.points import (
 )
 from meshwright.training import device as devices
 from meshwright.training.processes import WorkerLostError, run_ranks
-from meshwright.training.telemetry import git_commit, moment, software_facts
+from meshwright.training.telemetry import git_commit, software_facts, utc_timestamp
 
 POINTS_A_FAMILY = 80
 """Into so many the time of a family is divided: more shapes tell more than one shape known better."""
@@ -107,7 +107,7 @@ def sidecar_of(device: torch.device, request: DeviceBenchRequest) -> dict[str, A
     """What the records are of; no name of a host or a user."""
     return {
         "device": {
-            "accelerator": devices.known_name(device),
+            "accelerator": devices.catalog_name(device),
             "type": device.type,
             "name": devices.device_name(device),
             "count": devices.num_devices(device),
@@ -118,7 +118,7 @@ def sidecar_of(device: torch.device, request: DeviceBenchRequest) -> dict[str, A
         "driver": driver_version(device.type),
         "software": software_facts(),
         "command": list(request.command),
-        "started": moment(time.time()),
+        "started": utc_timestamp(time.time()),
         "ended": None,
         "git_commit": git_commit(Path.cwd()),
         "budget_s": request.budget_s,
@@ -140,7 +140,7 @@ def measure_device(
     outcome.notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=None)
     start_s = time.perf_counter()
     parts = _parts(request, device, recorder, outcome)
-    devices.keep_freed_memory(device)  # as training does
+    devices.disable_malloc_trim(device)  # as training does
     try:
         for i, part in enumerate(parts):
             before_s = time.perf_counter()
@@ -150,7 +150,7 @@ def measure_device(
             advance(time.perf_counter() - before_s)
     finally:
         outcome.seconds = time.perf_counter() - start_s
-        recorder.close(ended=moment(time.time()))
+        recorder.close(ended=utc_timestamp(time.time()))
     return outcome
 
 

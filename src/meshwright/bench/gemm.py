@@ -27,9 +27,16 @@ from meshwright.errors import InputError
 from meshwright.records.measurement import Measurement
 from meshwright.records.points import Point, PointFamily
 from meshwright.training import device as devices
-from meshwright.training.gemm_tuning import LIBRARIES, Choices, tuned_kernels, tuning_kernels, using
-from meshwright.training.gemms import Product
-from meshwright.training.models.gemm import BY_ROUTE, HAS_ONEDNN, Kernel, Route, product, usual_route
+from meshwright.training.gemm_tuning import LIBRARIES, GemmChoices, tuned_kernels, tuning_kernels, using
+from meshwright.training.models.linear import (
+    BY_ROUTE,
+    HAS_ONEDNN,
+    GemmKind,
+    GemmRoute,
+    default_route,
+    matmul_nt,
+)
+from meshwright.training.step_gemms import Gemm
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
 LEAST_CONFIRMED = 8
@@ -54,19 +61,19 @@ Advance = Callable[[float], None]
 class GemmRow:
     """One product, before and after."""
 
-    product: Product
+    product: Gemm
     count: int  # in a step
     before_s: Measurement
     after_s: Measurement
     ratio: Measurement  # after over before, round by round
-    route: Route | None  # None: as usual
+    route: GemmRoute | None  # None: as usual
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmOutcome:
     """What was found. `choices` is usual where nothing was faster."""
 
-    choices: Choices
+    choices: GemmChoices
     rows: tuple[GemmRow, ...]
     before_s: Measurement  # all products of a step
     after_s: Measurement
@@ -79,12 +86,12 @@ class GemmOutcome:
 class _Work:
     """The products of a step with their factors, ready to be made."""
 
-    counts: Mapping[Product, int]
-    calls: Mapping[Product, Call]
+    counts: Mapping[Gemm, int]
+    calls: Mapping[Gemm, Call]
     device: torch.device
-    repeats: dict[Product, int] = field(default_factory=dict)  # calls of a sample
+    repeats: dict[Gemm, int] = field(default_factory=dict)  # calls of a sample
 
-    def sample_s(self, p: Product) -> float:
+    def sample_s(self, p: Gemm) -> float:
         """Seconds of one call."""
         if p not in self.repeats:  # the first call picks kernels, the second says how long one takes
             self._timed(p, 1)
@@ -94,7 +101,7 @@ class _Work:
             self.calls[p]()  # another number of threads, or another route, has begun
         return self._timed(p, self.repeats[p]) / self.repeats[p]
 
-    def _timed(self, p: Product, calls: int) -> float:
+    def _timed(self, p: Gemm, calls: int) -> float:
         devices.synchronize(self.device)
         start_s = time.perf_counter()
         for _ in range(calls):
@@ -102,13 +109,13 @@ class _Work:
         devices.synchronize(self.device)
         return time.perf_counter() - start_s
 
-    def step_s(self, seconds: Mapping[Product, float]) -> float:
+    def step_s(self, seconds: Mapping[Gemm, float]) -> float:
         """Of all products of a step."""
         return sum(self.counts[p] * seconds[p] for p in self.counts)
 
 
 def tune(
-    counts: Mapping[Product, int],
+    counts: Mapping[Gemm, int],
     *,
     device: torch.device,
     budget_s: float,
@@ -128,7 +135,7 @@ def tune(
         work, most_threads=most_threads, budget_s=budget_s * TRY_SHARE / 2, tried=tried, notes=notes
     )
     advance(time.perf_counter() - begin_s)
-    routes: dict[Product, Route] = {}
+    routes: dict[Gemm, GemmRoute] = {}
     if device.type == "cpu" and with_routes:
         before_s = time.perf_counter()
         routes = _best_routes(work, shared, budget_s=budget_s * TRY_SHARE / 2, tried=tried)
@@ -140,34 +147,34 @@ def tune(
 # --- the work ---
 
 
-def _work(counts: Mapping[Product, int], device: torch.device) -> _Work:
+def _work(counts: Mapping[Gemm, int], device: torch.device) -> _Work:
     needed = sum(2 * (p.m * p.k + p.n * p.k + p.m * p.n) * (2 if p.format == "fp32" else 1) for p in counts)
     if needed > MEMORY_SHARE * devices.memory_bytes(device):
         raise InputError("the factors of all products do not fit the memory", hint="--set batch.micro=1")
     return _Work(counts=counts, calls={p: _call(p, device) for p in counts}, device=device)
 
 
-def _call(p: Product, device: torch.device) -> Call:
+def _call(p: Gemm, device: torch.device) -> Call:
     if p.format == "fp8":
         m, n, k = p.shape
         return task_of(
             Point(family=PointFamily.GEMM, kernel=p.kernel.value, format="fp8", m=m, n=n, k=k), device
         ).run
     x, y = _factors(p, device)
-    return lambda: product(x, y)
+    return lambda: matmul_nt(x, y)
 
 
-def _factors(p: Product, device: torch.device) -> tuple[Tensor, Tensor]:
-    """As a linear layer of m rows, n outputs and k inputs hands them to `product`."""
+def _factors(p: Gemm, device: torch.device) -> tuple[Tensor, Tensor]:
+    """As a linear layer of m rows, n outputs and k inputs hands them to `matmul_nt`."""
     like = {"dtype": DTYPES[p.format], "device": device}
 
     def random(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, **like)
 
     match p.kernel:
-        case Kernel.FORWARD:
+        case GemmKind.FORWARD:
             return random(p.m, p.k), random(p.n, p.k)
-        case Kernel.INPUT_GRADIENT:
+        case GemmKind.INPUT_GRADIENT:
             return random(p.m, p.n), random(p.n, p.k).T
         case _:
             return random(p.m, p.n).T, random(p.m, p.k).T
@@ -178,7 +185,7 @@ def _factors(p: Product, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _process_wide(
     work: _Work, *, most_threads: int | None, budget_s: float, tried: list[str], notes: list[str]
-) -> Choices:
+) -> GemmChoices:
     """The settings of the whole process with which a step's products take least time, on a first look."""
     candidates = _settings(work, most_threads, tried, notes)
     totals: dict[int, list[float]] = {i: [] for i in range(len(candidates))}
@@ -196,9 +203,9 @@ def _process_wide(
     return candidates[min(totals, key=lambda i: _median(totals[i]))]
 
 
-def _settings(work: _Work, most_threads: int | None, tried: list[str], notes: list[str]) -> list[Choices]:
+def _settings(work: _Work, most_threads: int | None, tried: list[str], notes: list[str]) -> list[GemmChoices]:
     """What can be set for the whole process; the first is what is there."""
-    usual = Choices()
+    usual = GemmChoices()
     if work.device.type == "cpu":
         if most_threads is None:
             notes.append("threads: OMP_NUM_THREADS says how many, so they were left alone")
@@ -207,28 +214,30 @@ def _settings(work: _Work, most_threads: int | None, tried: list[str], notes: li
         counts = sorted({2**i for i in range(most_threads.bit_length())} | {most_threads})
         others = [n for n in counts if n != here and n <= most_threads]
         tried += [f"{n} threads" if n > 1 else "1 thread" for n in others]
-        return [usual, *(Choices(threads=n) for n in others)]
+        return [usual, *(GemmChoices(threads=n) for n in others)]
     if torch.version.hip is None:
         tried += LIBRARIES.values()
-        return [usual, *(Choices(library=name) for name in LIBRARIES)]
+        return [usual, *(GemmChoices(library=name) for name in LIBRARIES)]
     tried.append("TunableOp: kernels of rocBLAS and hipBLASLt")
     with tuning_kernels(most_ms=MOST_TUNING_MS):
         for call in work.calls.values():
             call()
         devices.synchronize(work.device)
         lines = tuned_kernels()
-    return [usual, *([Choices(tunable_op=lines)] if lines else [])]
+    return [usual, *([GemmChoices(tunable_op=lines)] if lines else [])]
 
 
-def _best_routes(work: _Work, shared: Choices, *, budget_s: float, tried: list[str]) -> dict[Product, Route]:
+def _best_routes(
+    work: _Work, shared: GemmChoices, *, budget_s: float, tried: list[str]
+) -> dict[Gemm, GemmRoute]:
     """For each product the route that was fastest, where that is not the usual one."""
-    tried += [f"route: {route}" for route in Route if HAS_ONEDNN or "onednn" not in route]
+    tried += [f"route: {route}" for route in GemmRoute if HAS_ONEDNN or "onednn" not in route]
     found = {}
     with using(shared, work.device):
         for p in work.counts:
-            usual = usual_route(DTYPES[p.format])
+            usual = default_route(DTYPES[p.format])
             routes = [usual, *(r for r in _sound_routes(p) if r is not usual)]
-            seconds: dict[Route, list[float]] = {route: [] for route in routes}
+            seconds: dict[GemmRoute, list[float]] = {route: [] for route in routes}
             until_s = time.perf_counter() + budget_s / len(work.counts)
             for round_ in range(1 + MOST_ROUNDS):
                 if round_ > LEAST_ROUNDS and time.perf_counter() > until_s:
@@ -244,20 +253,20 @@ def _best_routes(work: _Work, shared: Choices, *, budget_s: float, tried: list[s
     return found
 
 
-def _sound_routes(p: Product) -> list[Route]:
+def _sound_routes(p: Gemm) -> list[GemmRoute]:
     """Routes whose rounding is no worse than the usual one's, and that differ from one another."""
     x, y = _factors(p, torch.device("cpu"))
     exact = x[:CHECKED_ROWS].double() @ y.double().T
     norm = exact.norm()
 
-    def error(route: Route) -> float:
+    def error(route: GemmRoute) -> float:
         got = BY_ROUTE[route](x, y)[:CHECKED_ROWS]
         return ((got.double() - exact).norm() / norm).item()
 
-    limit = ROUNDING_FACTOR * error(usual_route(x.dtype))
-    routes = [Route.TORCH, Route.ONEDNN] if HAS_ONEDNN else [Route.TORCH]
-    if p.kernel is not Kernel.FORWARD:  # whose factors are in rows already
-        routes += [Route.TORCH_ROWS, Route.ONEDNN_ROWS] if HAS_ONEDNN else [Route.TORCH_ROWS]
+    limit = ROUNDING_FACTOR * error(default_route(x.dtype))
+    routes = [GemmRoute.TORCH, GemmRoute.ONEDNN] if HAS_ONEDNN else [GemmRoute.TORCH]
+    if p.kernel is not GemmKind.FORWARD:  # whose factors are in rows already
+        routes += [GemmRoute.TORCH_ROWS, GemmRoute.ONEDNN_ROWS] if HAS_ONEDNN else [GemmRoute.TORCH_ROWS]
     return [route for route in routes if error(route) <= limit]
 
 
@@ -266,8 +275,8 @@ def _sound_routes(p: Product) -> list[Route]:
 
 def _confirmed(
     work: _Work,
-    shared: Choices,
-    routes: Mapping[Product, Route],
+    shared: GemmChoices,
+    routes: Mapping[Gemm, GemmRoute],
     *,
     budget_s: float,
     tried: Sequence[str],
@@ -275,12 +284,12 @@ def _confirmed(
     advance: Advance,
 ) -> GemmOutcome:
     """Before, with the settings of the process, and with the routes too, all in each round."""
-    ways = [Choices(), shared, replace(shared, routes=dict(routes))]
+    ways = [GemmChoices(), shared, replace(shared, routes=dict(routes))]
     rounds = _rounds(work, ways, budget_s=budget_s, advance=advance)
     before, settings, after = ([{p: r[p][i] for p in work.counts} for r in rounds] for i in range(3))
     ratio = _ratio([work.step_s(s) for s in settings], [work.step_s(b) for b in before])
     if ratio.interval[1] >= 1:
-        shared, settings = Choices(), before
+        shared, settings = GemmChoices(), before
     kept = {}
     if ways[1] == shared:  # routes were tried under the settings that stay
         kept = {
@@ -312,8 +321,8 @@ def _confirmed(
 
 
 def _rounds(
-    work: _Work, ways: Sequence[Choices], *, budget_s: float, advance: Advance
-) -> list[dict[Product, list[float]]]:
+    work: _Work, ways: Sequence[GemmChoices], *, budget_s: float, advance: Advance
+) -> list[dict[Gemm, list[float]]]:
     """Seconds of each product in each way; a way that is another's equal has its seconds. The first round is dropped,
     and every second one goes backwards."""
     rounds = []
@@ -322,7 +331,7 @@ def _rounds(
         if round_ > LEAST_CONFIRMED and time.perf_counter() - begin_s > budget_s:
             break
         before_s = time.perf_counter()
-        taken: dict[Product, list[float]] = {}
+        taken: dict[Gemm, list[float]] = {}
         for p in work.counts:
             found = [math.nan] * len(ways)
             distinct = [
@@ -339,7 +348,7 @@ def _rounds(
     return rounds
 
 
-def _effect(choices: Choices, p: Product) -> Choices:
+def _effect(choices: GemmChoices, p: Gemm) -> GemmChoices:
     """What of `choices` touches `p`."""
     return replace(choices, routes={q: r for q, r in choices.routes.items() if q == p})
 

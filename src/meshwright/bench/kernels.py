@@ -11,7 +11,7 @@ from torch.nn import functional
 from meshwright.records.points import Point, PointFamily
 from meshwright.training.device import fp8_dtype, multiplies_fp8
 from meshwright.training.models.attention import CoreAttention
-from meshwright.training.models.gemm import product
+from meshwright.training.models.linear import matmul_nt
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EPSILON = 1e-5
@@ -48,12 +48,12 @@ def _gemm(point: Point, device: torch.device) -> KernelTask:
     like = {"dtype": DTYPES[point.format], "device": device}
     if point.kernel == "forward":
         x_MK, w_NK = torch.randn(m, k, **like), torch.randn(n, k, **like)
-        return KernelTask(run=lambda: product(x_MK, w_NK))
+        return KernelTask(run=lambda: matmul_nt(x_MK, w_NK))
     if point.kernel == "input_gradient":
         grad_MK, w_KN = torch.randn(m, k, **like), torch.randn(k, n, **like)
-        return KernelTask(run=lambda: product(grad_MK, w_KN.t()))
+        return KernelTask(run=lambda: matmul_nt(grad_MK, w_KN.t()))
     grad_KM, x_KN = torch.randn(k, m, **like), torch.randn(k, n, **like)
-    return KernelTask(run=lambda: product(grad_KM.t(), x_KN.t()))
+    return KernelTask(run=lambda: matmul_nt(grad_KM.t(), x_KN.t()))
 
 
 def _fp8(m: int, n: int, k: int, device: torch.device) -> KernelTask:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engines.native.assembly import assemble
-from meshwright.engines.native.parallel.mesh import place_process
+from meshwright.engines.native.parallel.mesh import mesh_coordinates
 from meshwright.records.points import Point
 from meshwright.records.steps import plan_of, run_of
 
@@ -17,9 +17,11 @@ def step_of(point: Point, device: torch.device, *, rank: int = 0) -> Callable[[]
     """One step of the point's model; all of its processes call it together."""
     run, plan = run_of(point), plan_of(point)
     is_apart = plan.num_devices == 1
-    place = place_process(plan=plan, device=device, rank=0 if is_apart else rank, num_ranks=plan.num_devices)
+    coordinates = mesh_coordinates(
+        plan=plan, device=device, rank=0 if is_apart else rank, num_ranks=plan.num_devices
+    )
     with torch.random.fork_rng():
-        parts = assemble(run, place=place)
+        parts = assemble(run, coordinates=coordinates)
         shape = (run.global_batch // plan.data, run.sequence_length)
         tokens_BT = torch.randint(run.model.vocab, shape, device=device)
     positions_BT = torch.arange(run.sequence_length, device=device).expand(shape)
@@ -27,7 +29,7 @@ def step_of(point: Point, device: torch.device, *, rank: int = 0) -> Callable[[]
 
     def step() -> None:
         loss = parts.stepper.forward_backward(batch, scale=1.0 / tokens_BT.numel()).float()
-        if place.num_ranks > 1:
+        if coordinates.num_ranks > 1:
             dist.all_reduce(loss)
         parts.optimizer.step(learning_rate=0.0)
 

@@ -13,7 +13,7 @@ from meshwright.errors import InputError
 
 if TYPE_CHECKING:
     from meshwright.specs.run import Run
-    from meshwright.training.checkpoints import Saved
+    from meshwright.training.checkpoints import SavedCheckpoint
 
 Document = dict[str, Any]
 RUN_SUFFIXES = (".yaml", ".yml")
@@ -119,13 +119,13 @@ def _folder_of(run: Run) -> Path:
     return Path(run.train.checkpoint.folder)
 
 
-def _chosen(folder: Path, step: int | None) -> list[Saved]:
+def _chosen(folder: Path, step: int | None) -> list[SavedCheckpoint]:
     """All checkpoints of `folder`, oldest first, or the one of `step`."""
-    from meshwright.training.checkpoints import NAME, Saved, checkpoints
+    from meshwright.training.checkpoints import NAME, SavedCheckpoint, checkpoints
 
     name = NAME.fullmatch(folder.name)
     if name is not None and folder.is_dir():  # one checkpoint, not the folder of all
-        return [Saved(path=folder, step=int(name[1]))]
+        return [SavedCheckpoint(path=folder, step=int(name[1]))]
     found = checkpoints(folder)
     if not found:
         raise InputError("there is no checkpoint", got=str(folder))
@@ -140,11 +140,11 @@ def _chosen(folder: Path, step: int | None) -> list[Saved]:
 # --- what is there ---
 
 
-def _show(found: list[Saved], *, run: Run | None, folder: Path) -> Document:
+def _show(found: list[SavedCheckpoint], *, run: Run | None, folder: Path) -> Document:
     return {"folder": folder, "checkpoints": [_about(saved, run=run) for saved in found]}
 
 
-def _about(saved: Saved, *, run: Run | None) -> Document:
+def _about(saved: SavedCheckpoint, *, run: Run | None) -> Document:
     """What the manifest says; tokens from the run file where the manifest has none."""
     from datetime import UTC, datetime
 
@@ -167,10 +167,10 @@ def _about(saved: Saved, *, run: Run | None) -> Document:
     }
 
 
-def _verify(found: list[Saved], *, folder: Path) -> Document:
-    from meshwright.training.checkpoints import damage_of
+def _verify(found: list[SavedCheckpoint], *, folder: Path) -> Document:
+    from meshwright.training.checkpoints import verify
 
-    checked = [{"path": s.path, "step": s.step, "damage": damage_of(s.path)} for s in found]
+    checked = [{"path": s.path, "step": s.step, "damage": verify(s.path)} for s in found]
     good = [c["path"] for c in checked if c["damage"] is None]
     damaged = [c["path"] for c in checked if c["damage"] is not None]
     return {

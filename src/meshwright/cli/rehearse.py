@@ -13,7 +13,7 @@ from meshwright.cli.options import json_option, run_argument, set_option, verb
 from meshwright.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from meshwright.engines.native.rehearsal import Comparison, Toy
+    from meshwright.engines.native.rehearsal import RehearsalResult, Toy
     from meshwright.specs.plan import Plan
     from meshwright.specs.run import Run
 
@@ -56,11 +56,11 @@ def command(
     plan = _plan_of(run)
     _require_possible(run, plan)
 
-    from meshwright.engines.native.rehearsal import compare, shrink
+    from meshwright.engines.native.rehearsal import rehearse, shrink
 
     toy = shrink(run, plan, num_processes=num_processes)
     with progress(f"rehearsing {toy.plan.describe()}"):
-        found = compare(toy.run, toy.plan, timeout_s=timeout_s)
+        found = rehearse(toy.run, toy.plan, timeout_s=timeout_s)
     if as_json:
         emit_json(_document(run, plan, toy, found))
     else:
@@ -101,7 +101,7 @@ def _require_possible(run: Run, plan: Plan) -> None:
         )
 
 
-def _document(run: Run, plan: Plan, toy: Toy, found: Comparison) -> dict[str, Any]:
+def _document(run: Run, plan: Plan, toy: Toy, found: RehearsalResult) -> dict[str, Any]:
     from meshwright.engines.native.rehearsal import TOLERANCE
 
     return {
@@ -120,7 +120,7 @@ def _document(run: Run, plan: Plan, toy: Toy, found: Comparison) -> dict[str, An
     }  # fmt: skip
 
 
-def _show(run: Run, plan: Plan, toy: Toy, found: Comparison, *, num_processes: int) -> None:
+def _show(run: Run, plan: Plan, toy: Toy, found: RehearsalResult, *, num_processes: int) -> None:
     from meshwright.cli.output import note, print_line, print_table
     from meshwright.engines.native.rehearsal import NUM_STEPS, TOLERANCE
     from meshwright.units import format_bytes, format_seconds

@@ -16,7 +16,7 @@ from meshwright.specs.run import MAX_WORKERS, NATIVE, Run
 
 if TYPE_CHECKING:
     from meshwright.bench.dataloader import Demand, LoaderCandidate, LoaderChoice
-    from meshwright.engines.native.feed import Feed
+    from meshwright.engines.native.batch_loader import BatchLoader
     from meshwright.records.measurement import Measurement
     from meshwright.specs.plan import Plan
 
@@ -173,14 +173,16 @@ def _demand(run: Run, plan: Plan, *, step_s: float | None) -> Demand:
     return Demand(step_s=predicted["step"]["value"], source="predicted", on_host=on_host)
 
 
-def _feed(run: Run, plan: Plan) -> Feed:
+def _feed(run: Run, plan: Plan) -> BatchLoader:
     """What the first process of the run reads."""
-    from meshwright.engines.native.feed import Feed
-    from meshwright.engines.native.parallel.mesh import Place
+    from meshwright.engines.native.batch_loader import BatchLoader
+    from meshwright.engines.native.parallel.mesh import MeshCoordinates
     from meshwright.training.data import open_data
     from meshwright.training.device import find_device
 
-    return Feed(run, place=Place(plan=plan, device=find_device()), corpus=open_data(run))
+    return BatchLoader(
+        run, coordinates=MeshCoordinates(plan=plan, device=find_device()), corpus=open_data(run)
+    )
 
 
 def _text(run: Run, found: Found) -> str:

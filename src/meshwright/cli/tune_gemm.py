@@ -115,12 +115,12 @@ def _tune(run: Run, device: Any, *, budget_s: float) -> tuple[Plan, GemmOutcome]
     from meshwright.bench.gemm import free_threads, tune
     from meshwright.cli.output import progress
     from meshwright.engines.native import engine
-    from meshwright.training.gemms import products_of
+    from meshwright.training.step_gemms import count_gemms
 
     plan = run.plan or engine.plan_here(run, device=device)
     with progress("making matrix products", total=budget_s) as advance:
         outcome = tune(
-            products_of(run, plan),
+            count_gemms(run, plan),
             device=device,
             budget_s=budget_s,
             with_routes=plan.tensor == 1,
@@ -136,10 +136,10 @@ def _tune(run: Run, device: Any, *, budget_s: float) -> tuple[Plan, GemmOutcome]
 def _tuning_text(run: Run, plan: Plan, device: Any, outcome: GemmOutcome) -> str:
     from meshwright.report.documents.json_values import jsonable
     from meshwright.training.gemm_tuning import GemmTuning, conditions, to_text
-    from meshwright.training.telemetry import moment
+    from meshwright.training.telemetry import utc_timestamp
 
     measured = _document(run, plan, device, outcome, [])
-    details = {"made": moment(time.time()), "command": ["meshwright", *sys.argv[1:]]}
+    details = {"made": utc_timestamp(time.time()), "command": ["meshwright", *sys.argv[1:]]}
     details |= {key: measured[key] for key in ("run", "plan", "step", "products")}
     found = GemmTuning(conditions=conditions(device), choices=outcome.choices, details=jsonable(details))
     return to_text(found)

@@ -35,7 +35,7 @@ from meshwright.specs.run import Run
 
 if TYPE_CHECKING:
     from meshwright.planner.estimate import PlanEstimate
-    from meshwright.training.checkpoints import Content, Saved
+    from meshwright.training.checkpoints import Content, SavedCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,9 @@ class SavedWeightsEngine(Protocol):
     The manifests of such checkpoints contain the engine's name under `engine`.
     """
 
-    def export_saved_weights(self, saved: Saved, content: Content, folder: Path, *, dtype: str) -> None:
+    def export_saved_weights(
+        self, saved: SavedCheckpoint, content: Content, folder: Path, *, dtype: str
+    ) -> None:
         """Write the weights of `saved`, a model of the shapes in `content`, as safetensors with a config.json.
 
         Raises InputError where `folder` is not empty or a tensor is missing.

@@ -12,7 +12,7 @@ from meshwright.errors import InputError
 from meshwright.specs.model import Lora
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints, conversion
-from meshwright.training.checkpoints import Saved
+from meshwright.training.checkpoints import SavedCheckpoint
 
 Dtype = Literal["bf16", "fp32"]
 ExportKind = Literal["weights", "merged weights", "adapter"]
@@ -64,7 +64,7 @@ def export_own(run: Run, folder: Path, *, step: int | None, dtype: Dtype | None,
 
 
 def export_saved(
-    saved: Saved, folder: Path, *, run: Run | None, dtype: Dtype | None, merge: bool
+    saved: SavedCheckpoint, folder: Path, *, run: Run | None, dtype: Dtype | None, merge: bool
 ) -> Exported:
     """Write `saved`, a checkpoint in one of Meshwright's folders, to `folder`; otherwise as `export_own`.
 
@@ -112,8 +112,8 @@ def _default_dtype(kind: ExportKind) -> Dtype:
     return "fp32" if kind == "adapter" else "bf16"
 
 
-def _require_whole(saved: Saved) -> None:
-    if damage := checkpoints.damage_of(saved.path):
+def _require_whole(saved: SavedCheckpoint) -> None:
+    if damage := checkpoints.verify(saved.path):
         raise InputError(
             f"checkpoint {saved.path} is damaged: {damage}",
             hint="`meshwright checkpoint verify` names the last good one; choose it with --step",

@@ -100,7 +100,7 @@ def cluster_here(run: Run, machine: Machine) -> Cluster:
 
     device = torch.device(machine.device_type)
     num_devices = run.plan.num_devices if run.plan else machine.num_devices
-    rates = None if devices.known_name(device) else devices.measure_rates(device)
+    rates = None if devices.catalog_name(device) else devices.measure_rates(device)
     return devices.cluster_here(device, num_devices=num_devices, rates=rates)
 
 

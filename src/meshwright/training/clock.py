@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class TrainingPhase(StrEnum):
     """What a training is doing."""
 
     START_UP = (
@@ -27,20 +27,20 @@ class Clock:
 
     def __init__(self, *, started_s: float) -> None:
         self.started_s = started_s
-        self.phase = Phase.START_UP
-        self._seconds = dict.fromkeys(Phase, 0.0)
+        self.phase = TrainingPhase.START_UP
+        self._seconds = dict.fromkeys(TrainingPhase, 0.0)
         # Unix time may be set while a run lasts, so that it only counts up to here.
-        self._seconds[Phase.START_UP] = max(0.0, time.time() - started_s)
+        self._seconds[TrainingPhase.START_UP] = max(0.0, time.time() - started_s)
         self._since_s = time.perf_counter()
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: TrainingPhase) -> None:
         """From now on seconds belong to `phase`."""
         now_s = time.perf_counter()
         self._seconds[self.phase] += now_s - self._since_s
         self.phase, self._since_s = phase, now_s
 
     @contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
+    def during(self, phase: TrainingPhase) -> Iterator[None]:
         """Seconds belong to `phase` while the context is open, then again to what was before."""
         before = self.phase
         self.enter(phase)

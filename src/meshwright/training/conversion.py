@@ -16,7 +16,7 @@ from meshwright.errors import InputError
 from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints as checkpoint
-from meshwright.training.checkpoints import Content, Saved
+from meshwright.training.checkpoints import Content, SavedCheckpoint
 from meshwright.training.models import (
     Transformer,
     adapted,
@@ -42,14 +42,14 @@ FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """What weights can be written as."""
 
 
-def export_weights(saved: Saved, held: Content, folder: Path, *, dtype: str) -> None:
+def export_weights(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str) -> None:
     """Write the weights of a checkpoint that holds all of them. Raises InputError where `folder` is not empty."""
     module = build_model(held.shapes, device="cpu")
     checkpoint.load(saved, into=_weights(module) | _buffers(module))
     save_weights(module, folder, dtype=FORMATS[dtype])
 
 
-def export_adapters(saved: Saved, held: Content, folder: Path, *, dtype: str) -> None:
+def export_adapters(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str) -> None:
     """Write the adapters of a checkpoint in PEFT's format. Needs no base."""
     assert held.lora is not None
     module = build_model(held.shapes)
@@ -60,7 +60,9 @@ def export_adapters(saved: Saved, held: Content, folder: Path, *, dtype: str) ->
     save_adapters(adapters, folder, model=held.shapes, lora=held.lora, base=held.weights)
 
 
-def export_merged(saved: Saved, held: Content, folder: Path, *, dtype: str, base: str | None) -> None:
+def export_merged(
+    saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str, base: str | None
+) -> None:
     """Write the weights of the base with the checkpoint's adapters added, in fp32, and rounded once.
 
     `base` is where the base is now; None: where it was. Raises InputError when it is another one.
@@ -143,7 +145,7 @@ def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
     return module
 
 
-def export_first_adapters(run: Run, folder: Path) -> None:
+def export_initial_adapters(run: Run, folder: Path) -> None:
     """Write the adapters that a training of `run` begins with, in PEFT's format and in fp32."""
     assert run.lora is not None
     module = _with_empty_adapters(run, run.lora)

@@ -76,7 +76,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def forget_memory(device: torch.device) -> None:
+def release_memory(device: torch.device) -> None:
     """Give back what is free and count the peak from now on, where that can be done."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -97,7 +97,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def keep_freed_memory(device: torch.device) -> None:
+def disable_malloc_trim(device: torch.device) -> None:
     """Let the C library keep what is freed for the next step, which needs the same again; GPUs do it anyway.
 
     Its habit is to give large tensors back to the system at once, which then clears every page anew: a sixth of the
@@ -165,7 +165,7 @@ def _best_s(function: Callable[[], object], device: torch.device) -> float:
     return best
 
 
-def known_name(device: torch.device) -> str | None:
+def catalog_name(device: torch.device) -> str | None:
     """Catalogue name of `device`, or None when the catalogue does not list its driver's name."""
     return None if device.type == "cpu" else catalog.accelerator_with_driver_name(device_name(device))
 
@@ -196,7 +196,7 @@ def cluster_here(device: torch.device, *, num_devices: int, rates: Rates | None)
     On a CPU they are processes that share it, each with its part of the memory; without `rates` it is taken for the
     catalogue's generic one, which is good enough to choose a plan by.
     """
-    known = known_name(device)
+    known = catalog_name(device)
     if known is not None:
         return catalog.cluster(f"{known}-{num_devices}x1")
     usual = catalog.accelerator("cpu")

@@ -26,8 +26,8 @@ import torch
 from meshwright.errors import InputError
 from meshwright.specs.plan import Plan
 from meshwright.training import device as devices
-from meshwright.training.gemms import Product
-from meshwright.training.models.gemm import Kernel, Layer, Route, routed
+from meshwright.training.models.linear import GemmKind, GemmRoute, LinearShape, using_routes
+from meshwright.training.step_gemms import Gemm
 
 SCHEMA = "meshwright gemm tuning 1"
 LIBRARIES = {"cublas": "cuBLAS", "cublaslt": "cuBLASLt"}
@@ -37,20 +37,20 @@ AGAIN = "`meshwright tune gemm RUN.yaml --out FILE` makes one here"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class GemmChoices:
     """How products are made. What is left out stays as it is."""
 
     threads: int | None = None  # of a process, on a CPU
-    routes: Mapping[Product, Route] = field(default_factory=dict)  # on a CPU
+    routes: Mapping[Gemm, GemmRoute] = field(default_factory=dict)  # on a CPU
     library: str | None = None  # on a GPU
     tunable_op: tuple[str, ...] = ()  # lines of a file of TunableOp
 
     @property
     def is_usual(self) -> bool:
         """Whether nothing was chosen."""
-        return self == Choices()
+        return self == GemmChoices()
 
-    def describe(self, products: Collection[Product]) -> str:
+    def describe(self, products: Collection[Gemm]) -> str:
         """What was chosen, for a run that makes `products`."""
         parts = []
         if self.threads is not None:
@@ -68,7 +68,7 @@ class Choices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditions:
+class TuningConditions:
     """Where choices hold."""
 
     device: str  # as its driver has it
@@ -80,15 +80,15 @@ class Conditions:
 class GemmTuning:
     """The content of a tuning file."""
 
-    conditions: Conditions
-    choices: Choices
+    conditions: TuningConditions
+    choices: GemmChoices
     details: Mapping[str, Any] = field(default_factory=dict)  # what was measured: for readers
 
 
-def conditions(device: torch.device) -> Conditions:
+def conditions(device: torch.device) -> TuningConditions:
     """Those of this process."""
     toolkit = None if device.type == "cpu" else torch.version.hip or torch.version.cuda
-    return Conditions(device=devices.device_name(device), torch=torch.__version__, toolkit=toolkit)
+    return TuningConditions(device=devices.device_name(device), torch=torch.__version__, toolkit=toolkit)
 
 
 # --- the file ---
@@ -147,21 +147,21 @@ def _from_document(document: dict[str, Any]) -> GemmTuning:
             or row["format"] not in DTYPES
         ):
             raise ValueError(f"product: {row!r}")
-        product = Product(format=row["format"], kernel=Kernel(row["kernel"]), **shape)
-        routes[product] = Route(row["route"])
+        product = Gemm(format=row["format"], kernel=GemmKind(row["kernel"]), **shape)
+        routes[product] = GemmRoute(row["route"])
     lines = tuple(given["tunable_op"])
     if not all(isinstance(line, str) and line.isprintable() for line in lines):
         raise ValueError("tunable_op: lines of text")
     own = ("schema", "conditions", "choices")
     return GemmTuning(
-        conditions=Conditions(**document["conditions"]),
-        choices=Choices(threads=threads, routes=routes, library=library, tunable_op=lines),
+        conditions=TuningConditions(**document["conditions"]),
+        choices=GemmChoices(threads=threads, routes=routes, library=library, tunable_op=lines),
         details={key: value for key, value in document.items() if key not in own},
     )
 
 
 def require(
-    found: GemmTuning, *, device: torch.device, plan: Plan, products: Collection[Product], name: str
+    found: GemmTuning, *, device: torch.device, plan: Plan, products: Collection[Gemm], name: str
 ) -> None:
     """Raise InputError where `found` was not tuned for this device, this PyTorch, or any product of the run."""
     here = conditions(device)
@@ -185,11 +185,11 @@ def require(
 
 
 @contextmanager
-def using(choices: Choices | None, device: torch.device) -> Iterator[None]:
+def using(choices: GemmChoices | None, device: torch.device) -> Iterator[None]:
     """Make products so while the context is open."""
     with ExitStack() as stack:
         if choices is not None and device.type == "cpu":
-            stack.enter_context(routed(_by_layer(choices.routes)))
+            stack.enter_context(using_routes(_by_layer(choices.routes)))
             if choices.threads is not None:
                 stack.enter_context(_threads(choices.threads))
         elif choices is not None:
@@ -200,8 +200,8 @@ def using(choices: Choices | None, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _by_layer(routes: Mapping[Product, Route]) -> dict[Layer, dict[Kernel, Route]]:
-    found: dict[Layer, dict[Kernel, Route]] = {}
+def _by_layer(routes: Mapping[Gemm, GemmRoute]) -> dict[LinearShape, dict[GemmKind, GemmRoute]]:
+    found: dict[LinearShape, dict[GemmKind, GemmRoute]] = {}
     for p, route in routes.items():
         found.setdefault((DTYPES[p.format], p.m, p.n, p.k), {})[p.kernel] = route
     return found

@@ -32,7 +32,7 @@ from meshwright.specs.run import LearningRateSchedule, StateFormat
 from meshwright.specs.run import Optimizer as Settings
 from meshwright.training.optimizer_states import NarrowAdamW
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+STATE_NAMES = ("exp_avg", "exp_avg_sq")
 
 # One kernel for all tensors of a list; `torch.optim` is built on them.
 foreach_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
@@ -87,7 +87,7 @@ class Master:
         """What backward passes have added up so far, distributed as the parameter is; perhaps in parts."""
         if not self.is_copy:
             if self.parameter.grad is not None:
-                self.parameter.grad = laid_out(self.parameter.grad, like=self.parameter)
+                self.parameter.grad = distributed_like(self.parameter.grad, like=self.parameter)
             return self.parameter.grad
         self.add()  # passes of the weights alone call no hook
         local, p = self.local.grad, self.parameter
@@ -106,7 +106,7 @@ class Master:
         gradient = self.parameter.grad
         if gradient is None:
             return
-        gradient = laid_out(gradient, like=self.parameter)
+        gradient = distributed_like(gradient, like=self.parameter)
         if isinstance(gradient, DTensor):
             self.layout[:] = gradient.placements
         if self.local.grad is None:
@@ -212,8 +212,8 @@ class FusedAdamW:
             if not self.adamw.state[tensor]:
                 self.adamw.state[tensor] = {
                     "step": torch.zeros((), dtype=torch.float32, device=tensor.device)
-                } | {moment: torch.zeros_like(tensor) for moment in MOMENTS}
-            first, second = (self.adamw.state[tensor][moment] for moment in MOMENTS)
+                } | {moment: torch.zeros_like(tensor) for moment in STATE_NAMES}
+            first, second = (self.adamw.state[tensor][moment] for moment in STATE_NAMES)
             yield tensor, first, second
 
     def restore(self, moments: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
@@ -275,7 +275,7 @@ class AdamW:
                 master.local.grad = None
                 continue
             master.local.grad = local_part(gradient)
-            if isinstance(gradient, DTensor) and is_in_parts(gradient):
+            if isinstance(gradient, DTensor) and is_partial(gradient):
                 in_parts.setdefault(gradient.device_mesh, []).append(master.local.grad)
         for mesh, sums in in_parts.items():
             _add_up(sums, group=mesh.get_group())
@@ -307,13 +307,15 @@ class AdamW:
         for update in self.updates:
             for local, *moments in update.stored():
                 master = names[local]
-                for moment, tensor in zip(MOMENTS, moments, strict=True):
+                for moment, tensor in zip(STATE_NAMES, moments, strict=True):
                     state[f"{moment}.{master.name}"] = master.like(tensor)
         return state
 
     def restore(self, state: Mapping[str, Tensor], *, step: int) -> None:
         """Go on from a `state` that was loaded, after `step` steps."""
-        moments = {m.local: _pair(*(state[f"{moment}.{m.name}"] for moment in MOMENTS)) for m in self.masters}
+        moments = {
+            m.local: _pair(*(state[f"{moment}.{m.name}"] for moment in STATE_NAMES)) for m in self.masters
+        }
         for update in self.updates:
             update.restore(moments, num_steps=step)
         self.refresh()
@@ -329,17 +331,17 @@ def local_part(tensor: Tensor) -> Tensor:
     return here.wait() if isinstance(here, AsyncCollectiveTensor) else here
 
 
-def is_in_parts(gradient: Tensor) -> bool:
+def is_partial(gradient: Tensor) -> bool:
     """Whether each process of a mesh has the sum over its own tokens or heads."""
     return isinstance(gradient, DTensor) and gradient.placements == (Partial(),)
 
 
-def laid_out(gradient: Tensor, *, like: Tensor) -> Tensor:
+def distributed_like(gradient: Tensor, *, like: Tensor) -> Tensor:
     """`gradient` distributed like its parameter. That of a parameter which all have may stay in parts: it is added up
     once a step."""
     if not isinstance(gradient, DTensor) or not isinstance(like, DTensor):
         return gradient
-    if is_in_parts(gradient) and like.placements == (Replicate(),):
+    if is_partial(gradient) and like.placements == (Replicate(),):
         return gradient
     return gradient.redistribute(placements=like.placements)
 

@@ -46,7 +46,7 @@ and a moment would not come back from a checkpoint as it was."""
 fused_adamw = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
 
 
-class Kept(Protocol):
+class StoredState(Protocol):
     """One moment of a flat space. Ranges begin at multiples of `STATE_BLOCK`."""
 
     def decode(self, start: int, stop: int) -> Tensor:
@@ -62,7 +62,7 @@ class Kept(Protocol):
         ...
 
 
-class InBf16:
+class Bf16State:
     """Values in bf16; rounded to the nearest unless `is_stochastic`."""
 
     def __init__(self, size: int, *, device: torch.device, is_stochastic: bool) -> None:
@@ -70,7 +70,7 @@ class InBf16:
         self.is_stochastic = is_stochastic
 
     def decode(self, start: int, stop: int) -> Tensor:
-        """See `Kept`."""
+        """See `StoredState`."""
         return self.values[start:stop].float()
 
     def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
@@ -81,11 +81,11 @@ class InBf16:
         self.values[start : start + len(values)] = values
 
     def stored(self, start: int, stop: int) -> Tensor:
-        """See `Kept`."""
+        """See `StoredState`."""
         return self.values[start:stop]
 
 
-class InBytes:
+class ByteState:
     """Values as bytes of a table, times the largest of each block. `is_squared`: their roots are."""
 
     def __init__(self, size: int, *, device: torch.device, is_squared: bool) -> None:
@@ -102,14 +102,14 @@ class InBytes:
         self.first = (torch.searchsorted(table, least, right=True) - 1).to(torch.uint8)
 
     def decode(self, start: int, stop: int) -> Tensor:
-        """See `Kept`."""
+        """See `StoredState`."""
         values = self.table.index_select(0, self.codes[start:stop].int())
         _blocks(values).mul_(self.scales[start // STATE_BLOCK : stop // STATE_BLOCK, None])
         return values.square_() if self.is_squared else values
 
     def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
-        """See `Kept`. What was decoded comes back as it was: the largest of a block has the code of 1, so the scale
-        is the same again, and quotients are within a rounding error of the table."""
+        """See `StoredState`. What was decoded comes back as it was: the largest of a block has the code of 1, so the
+        scale is the same again, and quotients are within a rounding error of the table."""
         values = values.sqrt() if self.is_squared else values
         scales = _blocks(values).abs().amax(dim=1).clamp_(min=SMALLEST)
         ratios = (_blocks(values) / scales[:, None]).flatten()
@@ -126,7 +126,7 @@ class InBytes:
         self.scales[start // STATE_BLOCK : start // STATE_BLOCK + len(scales)] = scales
 
     def stored(self, start: int, stop: int) -> Tensor:
-        """See `Kept`."""
+        """See `StoredState`."""
         return self.decode(start, _whole_blocks(stop))[: stop - start]
 
 
@@ -162,7 +162,7 @@ def _noise(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Placed:
+class FlatTensor:
     """A tensor in the flat space: its values, and where they begin."""
 
     local: Tensor
@@ -180,10 +180,10 @@ class NarrowAdamW:
         self, tensors: Sequence[Tensor], *, settings: Settings, weight_decay: float, seed: int
     ) -> None:
         self.settings, self.weight_decay, self.seed = settings, weight_decay, seed
-        self.placed: list[Placed] = []
+        self.placed: list[FlatTensor] = []
         size = 0
         for tensor in tensors:
-            self.placed.append(Placed(local=tensor, start=size))
+            self.placed.append(FlatTensor(local=tensor, start=size))
             size += _whole_blocks(tensor.numel())
         self.size, self.device = size, tensors[0].device
         self.num_steps = 0
@@ -215,7 +215,7 @@ class NarrowAdamW:
             self.first.encode(start, first, self.generator)
             self.second.encode(start, second, self.generator)
 
-    def _within(self, start: int, stop: int) -> Iterator[tuple[Placed, slice, slice]]:
+    def _within(self, start: int, stop: int) -> Iterator[tuple[FlatTensor, slice, slice]]:
         """Tensors that reach into a chunk: which of their values, and where in the chunk."""
         for p in self.placed:
             low, high = max(start, p.start), min(stop, p.stop)
@@ -248,10 +248,10 @@ def _mixed(*numbers: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _kept(states: StateFormat, *, size: int, device: torch.device) -> tuple[Kept, Kept]:
+def _kept(states: StateFormat, *, size: int, device: torch.device) -> tuple[StoredState, StoredState]:
     if states is StateFormat.BF16:
         return (
-            InBf16(size, device=device, is_stochastic=False),
-            InBf16(size, device=device, is_stochastic=True),
+            Bf16State(size, device=device, is_stochastic=False),
+            Bf16State(size, device=device, is_stochastic=True),
         )
-    return InBytes(size, device=device, is_squared=False), InBytes(size, device=device, is_squared=True)
+    return ByteState(size, device=device, is_squared=False), ByteState(size, device=device, is_squared=True)

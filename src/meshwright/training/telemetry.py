@@ -2,7 +2,7 @@
 
 FOLDER/run.yaml       the run file as it was written, with overrides as comments
 FOLDER/resolved.json  every value the run was made of, the plan included
-FOLDER/steps.jsonl    one JSON object a step (see `StepLog`)
+FOLDER/steps.jsonl    one JSON object a step (see `StepLogFile`)
 FOLDER/events.jsonl   one JSON object a fault, in the order in which they came
 FOLDER/record.json    run, device, software, commit, command, statistics; written at the end, atomically
 FOLDER/tokenizer/     one that was trained on the run's own text (`bpe:SIZE`)
@@ -48,7 +48,7 @@ PACKAGES = (
 )  # fmt: skip
 
 
-class StepLog:
+class StepLogFile:
     """`steps.jsonl`, opened for appending; each line is on its way to the disk before the next step begins.
 
     A resumed run drops the lines of steps that the checkpoint does not hold, so every step is there once.
@@ -164,7 +164,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def gathered(values: dict[str, float], *, num_ranks: int) -> dict[str, list[float]]:
+def gather_scalars(values: dict[str, float], *, num_ranks: int) -> dict[str, list[float]]:
     """`values` of every process, in the order of their ranks. All processes call it."""
     mine = torch.tensor(list(values.values()), dtype=torch.float64)
     rows = [torch.empty_like(mine) for _ in range(num_ranks)]
@@ -175,10 +175,10 @@ def gathered(values: dict[str, float], *, num_ranks: int) -> dict[str, list[floa
     return {name: [row[i].item() for row in rows] for i, name in enumerate(values)}
 
 
-def moment(unix_s: float) -> str:
+def utc_timestamp(unix_s: float) -> str:
     """A time as ISO 8601 in UTC, to the second.
 
-    >>> moment(0)
+    >>> utc_timestamp(0)
     '1970-01-01T00:00:00+00:00'
     """
     return datetime.fromtimestamp(unix_s, tz=UTC).isoformat(timespec="seconds")

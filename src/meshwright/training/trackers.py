@@ -36,7 +36,7 @@ MAX_PORTION = 900
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening:
+class TrackedRun:
     """What a tracker is told at the beginning."""
 
     name: str  # of the run
@@ -46,7 +46,7 @@ class Opening:
     identity: str | None = None  # what this tracker called the run then
 
 
-class Tracker(Protocol):
+class TrackerBackend(Protocol):
     """One place that shows a run."""
 
     @property
@@ -72,7 +72,7 @@ class TensorBoard:
 
     identity = None
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = opening.after_step + 1 if opening.after_step else None
@@ -93,7 +93,7 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: TrackedRun) -> None:
         import wandb
 
         self.run = wandb.init(
@@ -123,7 +123,7 @@ class Wandb:
 class MLflow:
     """MLflow, through its client: nothing global is set."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: TrackedRun) -> None:
         from mlflow import MlflowClient
 
         folder = opening.folder.resolve()
@@ -133,7 +133,7 @@ class MLflow:
         self.waiting: list[Any] = []
         self.flushed_s = time.monotonic()
 
-    def _begin(self, opening: Opening, folder: Path | None) -> str:
+    def _begin(self, opening: TrackedRun, folder: Path | None) -> str:
         """A new run. `folder`: where its files go, unless a server decides that."""
         found = self.client.get_experiment_by_name(PROJECT)
         place = None if folder is None else (folder / "mlflow").as_uri()
@@ -171,7 +171,7 @@ class MLflow:
         )
 
 
-KINDS: dict[Name, Callable[[Opening], Tracker]] = {
+KINDS: dict[Name, Callable[[TrackedRun], TrackerBackend]] = {
     Name.TENSORBOARD: TensorBoard,
     Name.WANDB: Wandb,
     Name.MLFLOW: MLflow,
@@ -197,10 +197,10 @@ def require(names: tuple[Name, ...]) -> None:
 class Trackers:
     """All trackers of a run. `warn` is told of the first failure of each."""
 
-    def __init__(self, names: tuple[Name, ...], *, opening: Opening, warn: Callable[[str], None]) -> None:
+    def __init__(self, names: tuple[Name, ...], *, opening: TrackedRun, warn: Callable[[str], None]) -> None:
         self.warn = warn
         self.notes: list[str] = []
-        self.open: dict[Name, Tracker] = {}
+        self.open: dict[Name, TrackerBackend] = {}
         known = _identities(opening.folder) if opening.after_step else {}
         for name in names:
             told = replace(opening, identity=known.get(name.value))
@@ -226,7 +226,7 @@ class Trackers:
         """Close all of them."""
         self._each(lambda tracker: tracker.finish(record))
 
-    def _each(self, act: Callable[[Tracker], None]) -> None:
+    def _each(self, act: Callable[[TrackerBackend], None]) -> None:
         for name, tracker in list(self.open.items()):
             self._guarded(name, lambda tracker=tracker: act(tracker))
 

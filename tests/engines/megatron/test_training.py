@@ -253,7 +253,7 @@ def test_a_run_that_is_stopped_and_killed_while_it_saves_goes_on(folder, meshwri
     training.end(128 + signal.SIGTERM)
     (*_, stopped) = checkpoint.checkpoints(folder / "saved")
     assert stopped.step == len(steps(folder / "killed" / "steps.jsonl")) < 12
-    assert checkpoint.damage_of(stopped.path) is None
+    assert checkpoint.verify(stopped.path) is None
 
     training = started(folder, *arguments, "--resume", "--max-restarts=1", plan=plan)
     training.wait_for("saved/.partial-step-00000016")
@@ -301,7 +301,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(folder):
 def test_steps_can_wait_for_a_checkpoint(two, folder):
     _, saved = checkpoint.checkpoints(Path(saves(folder, "shared optimizer", kind="two")))
     assert saved.step == len(two["shared optimizer"])
-    assert checkpoint.damage_of(saved.path) is None
+    assert checkpoint.verify(saved.path) is None
 
 
 def test_without_an_accelerator_it_is_refused_before_anything_starts(folder, meshwright, monkeypatch):

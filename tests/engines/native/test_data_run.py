@@ -17,10 +17,10 @@ from meshwright.runfile import loads
 from meshwright.specs.run import Data, Evaluate, Run, Train
 from meshwright.training.data import Batches, Corpus, open_data, open_tokenizer
 from meshwright.training.data.bpe import SMALLEST_VOCAB
-from meshwright.training.data.documents import Document, Span
+from meshwright.training.data.documents import TextDocument, TextSpan
 from meshwright.training.data.megatron import write_indexed
 from meshwright.training.data.packing import StreamSamples, WholeSamples
-from meshwright.training.data.source import Source, open_source
+from meshwright.training.data.source import DocumentSource, open_source
 from meshwright.training.data.tokenization import _encode, _pieces
 from meshwright.training.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 
@@ -116,7 +116,7 @@ def test_a_start_token_is_used_where_the_tokenizer_adds_one(tmp_path: Path, bpe:
     (tmp_path / "t.json").write_text(inner.to_str())
     tokenizer = open_tokenizer(str(tmp_path / "t.json"), source=None, cache=tmp_path)
     assert tokenizer.start == start
-    (document,) = _encode([Document(text="number")], tokenizer)
+    (document,) = _encode([TextDocument(text="number")], tokenizer)
     assert document.ids_N.tolist() == [start, *tokenizer.encode(["number"])[0].tolist(), tokenizer.end]
 
 
@@ -174,7 +174,7 @@ def test_without_the_library_bytes_still_work(
 
 def test_only_the_answer_and_its_end_are_trained_on() -> None:
     tokenizer = ByteTokenizer()
-    document = Document(text="é?yes", trained=(Span(2, 5),))
+    document = TextDocument(text="é?yes", trained=(TextSpan(2, 5),))
     (tokens,) = _encode([document], tokenizer)
     assert tokens.trained_N is not None
     assert tokens.ids_N[tokens.trained_N].tolist() == [*b"yes", tokenizer.end]
@@ -182,7 +182,9 @@ def test_only_the_answer_and_its_end_are_trained_on() -> None:
 
 def test_an_answer_is_found_among_the_tokens_of_the_whole_text(bpe: Tokenizer) -> None:
     asked, answered = "The number is 7?\n", "The next number is 8, naïve 漢字."
-    document = Document(text=asked + answered, trained=(Span(len(asked), len(asked) + len(answered)),))
+    document = TextDocument(
+        text=asked + answered, trained=(TextSpan(len(asked), len(asked) + len(answered)),)
+    )
     (tokens,) = _encode([document], bpe)
     assert tokens.trained_N is not None
     assert bpe.decode(tokens.ids_N[tokens.trained_N].tolist()) == answered
@@ -304,4 +306,4 @@ def test_the_default_corpus_is_ready_in_seconds(run: Run, tmp_path: Path) -> Non
     )
     assert data.num_tokens is not None
     assert data.num_tokens > 2e6
-    assert isinstance(open_source("python-stdlib"), Source)
+    assert isinstance(open_source("python-stdlib"), DocumentSource)

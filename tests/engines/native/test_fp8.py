@@ -19,7 +19,7 @@ from meshwright import runfile
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine, fp8
 from meshwright.engines.native.check import check, check_plan
-from meshwright.engines.native.rehearsal import compare
+from meshwright.engines.native.rehearsal import rehearse
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
@@ -98,7 +98,7 @@ def test_outputs_and_gradients_are_as_near_as_fp8_is(precision, gradient_error):
 @pytest.fixture(scope="module")
 def alone():
     return {
-        name: compare(run_of(f"precision={name}"), Plan(micro_batch=2)).losses
+        name: rehearse(run_of(f"precision={name}"), Plan(micro_batch=2)).losses
         for name in ("bf16", "fp8", "fp8_rowwise")
     }
 
@@ -110,7 +110,7 @@ def test_training_follows_bf16(alone, precision):
 
 
 def test_recomputation_changes_no_bit(alone):
-    assert compare(run_of(), Plan(micro_batch=2, recompute=Recompute.FULL)).losses == alone["fp8"]
+    assert rehearse(run_of(), Plan(micro_batch=2, recompute=Recompute.FULL)).losses == alone["fp8"]
 
 
 PLANS = {
@@ -131,7 +131,7 @@ def test_a_plan_equals_one_process(name, monkeypatch):
     monkeypatch.setenv("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
     run = run_of(f"precision={name.partition(',')[0]}")
     assert check_plan(PLANS[name], run=run) == []
-    found = compare(run, PLANS[name])
+    found = rehearse(run, PLANS[name])
     assert found.loss_error < 5e-4
     assert found.gradient_error < 0.3, found.gradient_errors
 

@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from meshwright import runfile
 from meshwright.engines.native.assembly import assemble
+from meshwright.engines.native.batch_loader import count_labels, open_batch_loader
 from meshwright.engines.native.check import check
-from meshwright.engines.native.feed import num_labels, open_feed
-from meshwright.engines.native.parallel.mesh import Place, place_process
+from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.training.models import build_model, init_weights
 from meshwright.training.weights import load_adapters, save_weights
@@ -99,20 +99,20 @@ def write_base(folder: Path) -> Path:
     return folder
 
 
-def steps(run, place: Place, base: Path | None, *, num: int = 3):
+def steps(run, coordinates: MeshCoordinates, base: Path | None, *, num: int = 3):
     """Losses, and the adapters afterwards, of a few steps."""
-    parts = assemble(run, place=place, weights=base)
-    feed = open_feed(run, place=place)
+    parts = assemble(run, coordinates=coordinates, weights=base)
+    loader = open_batch_loader(run, coordinates=coordinates)
     losses = []
     for index in range(num):
         parts.before_step(index)
-        batch = feed.batch(index)
-        count = num_labels(batch)
-        if place.num_ranks > 1:
+        batch = loader.batch(index)
+        count = count_labels(batch)
+        if coordinates.num_ranks > 1:
             dist.all_reduce(count)
-        loss = parts.stepper.forward_backward(batch, scale=place.num_copies / count.item())
-        loss = loss / place.plan.tensor
-        if place.num_ranks > 1:
+        loss = parts.stepper.forward_backward(batch, scale=coordinates.num_copies / count.item())
+        loss = loss / coordinates.plan.tensor
+        if coordinates.num_ranks > 1:
             dist.all_reduce(loss)
         losses.append(loss.item())
         parts.optimizer.step(learning_rate=1e-2)
@@ -126,11 +126,11 @@ def check_plans(rank: int, meeting: str) -> None:
     base = Path(meeting) / "base"
     for name, (plan, overrides) in CASES.items():
         run = lora_run(f"weights={base}", *overrides)
-        alone = Place(plan=Plan(micro_batch=plan.micro_batch), device=CPU)
+        alone = MeshCoordinates(plan=Plan(micro_batch=plan.micro_batch), device=CPU)
         folder = None if run.weights is None else base
         expected_losses, expected = steps(run, alone, folder)
-        place = place_process(plan=plan, device=CPU, rank=rank, num_ranks=2)
-        losses, trained = steps(run, place, folder)
+        coordinates = mesh_coordinates(plan=plan, device=CPU, rank=rank, num_ranks=2)
+        losses, trained = steps(run, coordinates, folder)
         is_exact = run.precision.name == "fp32"
         assert losses == pytest.approx(expected_losses, rel=1e-5 if is_exact else 5e-3), name
         assert losses[2] != losses[0]
@@ -152,7 +152,8 @@ def test_a_plan_equals_one_process(tmp_path):
 
 def test_dropout_is_dropped():
     losses = [
-        steps(lora_run(*more), Place(plan=Plan(micro_batch=4), device=CPU), None)[0] for more in ((), DROPOUT)
+        steps(lora_run(*more), MeshCoordinates(plan=Plan(micro_batch=4), device=CPU), None)[0]
+        for more in ((), DROPOUT)
     ]
     assert losses[0][0] == losses[1][0]  # an adapter begins at zero
     assert losses[0][2] != losses[1][2]
@@ -174,8 +175,8 @@ def test_dropout_is_dropped():
 )
 def test_what_runs_again_drops_the_same(plan):
     run = lora_run(*DROPOUT, *EVERYTHING)
-    expected = steps(run, Place(plan=Plan(micro_batch=4), device=CPU), None)[1]
-    found = steps(run, Place(plan=plan, device=CPU), None)[1]
+    expected = steps(run, MeshCoordinates(plan=Plan(micro_batch=4), device=CPU), None)[1]
+    found = steps(run, MeshCoordinates(plan=plan, device=CPU), None)[1]
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-7)
 
@@ -183,9 +184,9 @@ def test_what_runs_again_drops_the_same(plan):
 @pytest.mark.parametrize("base_format", ["full", "int8", "nf4"])
 def test_only_adapters_have_masters_states_and_gradients(base, base_format):
     run = lora_run("precision=bf16", f"weights={base}", f"lora.base_format={base_format}")
-    parts = assemble(run, place=Place(plan=Plan(micro_batch=4), device=CPU), weights=base)
-    feed = open_feed(run, place=Place(plan=Plan(micro_batch=4), device=CPU))
-    parts.stepper.forward_backward(feed.batch(0), scale=1e-2)
+    parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(micro_batch=4), device=CPU), weights=base)
+    loader = open_batch_loader(run, coordinates=MeshCoordinates(plan=Plan(micro_batch=4), device=CPU))
+    parts.stepper.forward_backward(loader.batch(0), scale=1e-2)
     (module,) = parts.modules
     assert all((p.grad is None) for p in module.parameters())  # bf16 gradients move into fp32 sums at once
     assert all(m.local.grad is not None for m in parts.masters)
@@ -315,7 +316,7 @@ def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base):
     assert record["statistics"]["trained_parameters"] == 4 * 3 * (64 + 48 + 64 + 96 + 96)
     tokens = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(3))
     run = lora_run()
-    parts = assemble(run, place=Place(plan=Plan(), device=CPU), weights=base)
+    parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(), device=CPU), weights=base)
     load_adapters(parts.modules[0], "a/out/adapter")
     parts.evaluating()
     expected = parts.modules[0](tokens).detach()

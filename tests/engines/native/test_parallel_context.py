@@ -16,7 +16,7 @@ from meshwright.specs.model import Attention, Model
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.run import Data, Evaluate, Train
 from meshwright.training.models import build_model, init_weights
-from meshwright.training.models.layout import Chunks, see
+from meshwright.training.models.token_layout import Chunks, attention_mask
 
 TEXT = """
 model:
@@ -136,10 +136,10 @@ def test_chunks_cover_a_sequence_and_share_the_work(width):
 
 def test_masks_of_chunks_are_rows_of_the_whole_mask():
     documents_BS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 2, 2, -1]])
-    whole_B1SS = see(documents_BS, window=3)
+    whole_B1SS = attention_mask(documents_BS, window=3)
     order_T = Chunks(rank=1, width=2).order(4)
     assert order_T.tolist() == [2, 3, 4, 5]
-    assert see(documents_BS, window=3, order_T=order_T).equal(whole_B1SS[:, :, order_T])
+    assert attention_mask(documents_BS, window=3, order_T=order_T).equal(whole_B1SS[:, :, order_T])
 
 
 def test_positions_are_those_of_the_sequence():

@@ -16,17 +16,17 @@ from meshwright import runfile
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
 from meshwright.engines.native.assembly import assemble
+from meshwright.engines.native.batch_loader import open_batch_loader
 from meshwright.engines.native.check import check, check_plan
-from meshwright.engines.native.feed import open_feed
 from meshwright.engines.native.parallel.expert import expert_axes
-from meshwright.engines.native.parallel.mesh import Place, place_process
-from meshwright.engines.native.rehearsal import compare_each
+from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
+from meshwright.engines.native.rehearsal import rehearse_each
 from meshwright.specs.model import Attention, AttentionKind, Lora, Router
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Checkpoint, Task
 from meshwright.training import checkpoints as checkpoint
-from meshwright.training.optimizer import MOMENTS
+from meshwright.training.optimizer import STATE_NAMES
 from meshwright.training.processes import run_ranks
 
 TEXT = """
@@ -157,7 +157,7 @@ def test_more_combinations_equal_one(equals_one_process):
 def test_bf16_follows_one_process():
     run = replace(as_deepseek(), precision=PRECISIONS["bf16"])
     plans = [Plan(data_shard=2, expert=2, sharding=FULL, micro_batch=2), Plan(tensor=2, expert=2)]
-    for found in compare_each([(run, plan) for plan in plans]):
+    for found in rehearse_each([(run, plan) for plan in plans]):
         assert found.loss_error < 1e-3, found.plan
         assert found.losses[-1] != found.losses[0]
 
@@ -174,18 +174,18 @@ def is_same(left, right):
 def save_then_load_elsewhere(rank: int, num_ranks: int, folder: Path) -> None:
     run, cpu = as_deepseek(), torch.device("cpu")
     plan = Plan(data_shard=4, expert=2, sharding=FULL)
-    place = place_process(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
-    parts = assemble(run, place=place)
-    parts.stepper.forward_backward(open_feed(run, place=place).batch(0), scale=0.01)
+    coordinates = mesh_coordinates(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
+    parts = assemble(run, coordinates=coordinates)
+    parts.stepper.forward_backward(open_batch_loader(run, coordinates=coordinates).batch(0), scale=0.01)
     parts.optimizer.step(learning_rate=0.01)
-    saver = checkpoint.Saver(Checkpoint(folder=str(folder)), num_ranks=num_ranks)
+    saver = checkpoint.CheckpointSaver(Checkpoint(folder=str(folder)), num_ranks=num_ranks)
     saver.save(parts.state(), step=1, about={})
     saver.wait()
     saved = wholes(parts)
-    assert all(saved[f"{kind}.layers.1.ffn.experts.down"].any() for kind in ("weights", *MOMENTS))
+    assert all(saved[f"{kind}.layers.1.ffn.experts.down"].any() for kind in ("weights", *STATE_NAMES))
     for other in (replace(plan, expert=4), replace(plan, expert_tensor=2), Plan(tensor=2, data_shard=2)):
-        place = place_process(plan=other, device=cpu, rank=rank, num_ranks=num_ranks)
-        parts = assemble(replace(run, train=replace(run.train, seed=9)), place=place)
+        coordinates = mesh_coordinates(plan=other, device=cpu, rank=rank, num_ranks=num_ranks)
+        parts = assemble(replace(run, train=replace(run.train, seed=9)), coordinates=coordinates)
         assert not is_same(wholes(parts), saved)
         checkpoint.load(checkpoint.newest(folder), into=parts.state())
         assert is_same(wholes(parts), saved), other.describe()
@@ -199,7 +199,7 @@ def test_a_checkpoint_loads_under_any_division_and_alone(tmp_path):
     saved = torch.load(tmp_path / "saved.pt")
     run = as_deepseek()
     run = replace(run, train=replace(run.train, seed=9))
-    parts = assemble(run, place=Place(plan=Plan(), device=torch.device("cpu")))
+    parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(), device=torch.device("cpu")))
     checkpoint.load(checkpoint.newest(tmp_path), into=parts.state())
     assert is_same(parts.state(), saved)
 

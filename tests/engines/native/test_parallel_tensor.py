@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.engines.native.check import check_plan
-from meshwright.engines.native.rehearsal import compare_each
+from meshwright.engines.native.rehearsal import rehearse_each
 from meshwright.specs.plan import Plan, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 
@@ -61,7 +61,7 @@ def test_bf16_without_shared_states_follows_one_process(run):
     narrow = replace(run, precision=PRECISIONS["bf16"])
     stages = Plan(pipeline=2, micro_batch=2)
     plans = [PAIR, stages, replace(stages, schedule=Schedule.ZERO_BUBBLE, micro_batch=1)]
-    for found in compare_each([(narrow, plan) for plan in plans]):
+    for found in rehearse_each([(narrow, plan) for plan in plans]):
         assert found.loss_error < 1e-3, found.plan
         assert found.gradient_error < 0.05, (found.plan, found.gradient_errors)
         assert found.losses[-1] != found.losses[0]

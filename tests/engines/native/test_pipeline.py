@@ -8,13 +8,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from meshwright.cost.pipeline.pipeline_runtime import rank_orders, schedule_shortfall, shape_of
+
 from meshwright import runfile
 from meshwright.cost.pipeline.graph import event_graph
-from meshwright.cost.pipeline.schedules import rank_orders, schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.native.check import check_plan
-from meshwright.engines.native.parallel import schedule as schedules
-from meshwright.engines.native.parallel.mesh import Place, last_pipeline_rank
+from meshwright.engines.native.parallel import pipeline_runtime
+from meshwright.engines.native.parallel.mesh import MeshCoordinates, last_pipeline_rank
 from meshwright.engines.native.parallel.pipeline import layers_of_stages, stages_of_rank
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.plan import Plan, Schedule, Sharding
@@ -149,9 +150,9 @@ def test_a_v_ends_where_it_began(run):
     assert [stages_of_rank(plan, rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
     assert last_pipeline_rank(plan) == 0
     assert last_pipeline_rank(replace(plan, schedule=Schedule.ONE_F_ONE_B, virtual_pipeline=1)) == 3
-    place = Place(plan=plan, device="cpu", pipeline_rank=0)
-    assert place.is_first_stage
-    assert place.is_last_stage
+    coordinates = MeshCoordinates(plan=plan, device="cpu", pipeline_rank=0)
+    assert coordinates.is_first_stage
+    assert coordinates.is_last_stage
 
 
 def test_the_order_that_runs_is_the_one_that_is_simulated():
@@ -161,16 +162,16 @@ def test_the_order_that_runs_is_the_one_that_is_simulated():
     for rank, order in enumerate(rank_orders(shape)):
         mine = graph.rank_major[graph.rank_bounds[rank] : graph.rank_bounds[rank + 1]]
         simulated = [
-            f"{s}{schedules.LETTERS[k]}{m}"
+            f"{s}{pipeline_runtime.LETTERS[k]}{m}"
             for s, k, m in zip(graph.stage[mine], graph.kind[mine], graph.micro_batch[mine], strict=True)
         ]
-        assert schedules.words(order) == simulated
+        assert pipeline_runtime.action_names(order) == simulated
 
 
 def test_another_pytorch_is_refused_in_words(monkeypatch):
     monkeypatch.delattr("torch.distributed.pipelining.schedules._PipelineScheduleRuntime")
     with pytest.raises(MissingDependencyError, match="no pipeline runtime that takes a table"):
-        schedules.Passes(shape_of(Plan(pipeline=2)), [], loss=lambda loss, target: loss)
+        pipeline_runtime.PipelineRuntime(shape_of(Plan(pipeline=2)), [], loss=lambda loss, target: loss)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from meshwright.engines.native import progress as module
-from meshwright.engines.native.progress import Progress, reading
-from meshwright.training.data.tokenization import Progress as Tokenised
+from meshwright.engines.native.progress import ProgressDisplay, reading
+from meshwright.training.data.tokenization import TokenizationProgress as Tokenised
 
 
 def entry(step: int) -> dict[str, float]:
@@ -21,7 +21,7 @@ def entry(step: int) -> dict[str, float]:
 @pytest.fixture
 def plain(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
-    return lambda **options: Progress(quiet=False, **options)
+    return lambda **options: ProgressDisplay(quiet=False, **options)
 
 
 def test_a_log_file_gets_the_first_the_last_and_now_and_then_a_step(plain, capsys):
@@ -53,7 +53,7 @@ def test_tokenising_says_how_far_it_is(plain, capsys):
 
 
 def test_quiet_is_quiet(capsys):
-    shown = Progress(quiet=True, num_steps=1)
+    shown = ProgressDisplay(quiet=True, num_steps=1)
     shown.step(entry(1), left_s=0.0)
     shown.say("words")
     with shown.phase("a phase"):
@@ -66,7 +66,7 @@ def test_a_terminal_gets_a_live_line_that_goes_away(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "130")
-    shown = Progress(quiet=False, num_steps=2)
+    shown = ProgressDisplay(quiet=False, num_steps=2)
     shown.step(entry(1), left_s=65.0)
     shown.say("step 1  validation loss 2.5")
     shown.close()

@@ -17,7 +17,7 @@ from meshwright import runfile
 from meshwright.calibration.memory import memory_constants
 from meshwright.cost.memory.activations import layer_bytes
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
-from meshwright.engines.native import output_recomputation as dropping
+from meshwright.engines.native import output_recomputation
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.recompute import recompute
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
@@ -134,11 +134,13 @@ def claimed_bytes(model: str, plan: Plan) -> float:
 @pytest.fixture
 def _fused(monkeypatch):
     """Attention by a kernel that writes no scores, as on a GPU; the CPU's own blocks keep them."""
-    monkeypatch.setattr(blockwise, "suits", lambda *inputs: False)
+    monkeypatch.setattr(blockwise, "is_faster", lambda *inputs: False)
 
 
 def test_scores_that_a_kernel_keeps_are_freed(monkeypatch):
-    monkeypatch.setattr(blockwise, "suits", lambda *inputs: True)  # processors with AMX take PyTorch's kernel
+    monkeypatch.setattr(
+        blockwise, "is_faster", lambda *inputs: True
+    )  # processors with AMX take PyTorch's kernel
     expected, before, _ = one_layer("dense", Plan())
     gradients, after, _ = one_layer("dense", selective("core_attention"))
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
@@ -189,8 +191,8 @@ def test_an_output_is_made_again_once_for_all_its_consumers():
         return x * 2
 
     x, weight = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
-    with dropping.dropping():
-        y = dropping.drop(function, x)
+    with output_recomputation.recomputing_outputs():
+        y = output_recomputation.recomputed(function, x)
         z = y @ weight + (y.T @ weight) * (y @ weight)
     del y
     z.sum().backward()
@@ -200,9 +202,9 @@ def test_an_output_is_made_again_once_for_all_its_consumers():
 
 def test_outside_of_a_layer_nothing_is_dropped():
     x = torch.ones(3, requires_grad=True)
-    with dropping.dropping():
-        y = dropping.drop(torch.exp, x)
-    assert not dropping._dropped
+    with output_recomputation.recomputing_outputs():
+        y = output_recomputation.recomputed(torch.exp, x)
+    assert not output_recomputation._dropped
     (y * y).sum().backward()
     assert torch.allclose(x.grad, 2 * (2 * x).exp())
 

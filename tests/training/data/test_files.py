@@ -21,7 +21,7 @@ from meshwright.files import default_cache
 from meshwright.training.data import cache
 from meshwright.training.data.cache import build_once, find_fault, remembered_digest
 from meshwright.training.data.megatron import open_indexed, write_indexed
-from meshwright.training.data.source import Source, open_source
+from meshwright.training.data.source import DocumentSource, open_source
 from meshwright.training.data.store import open_store
 from meshwright.training.data.tokenization import tokenise
 from meshwright.training.data.tokenizer import ByteTokenizer
@@ -119,12 +119,12 @@ def test_missing_files_tokens_too_large_and_wrong_masks_are_bad_input(tmp_path: 
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> DocumentSource:
     (tmp_path / "text").mkdir()
     for n in range(6):
         (tmp_path / "text" / f"{n}.txt").write_text(f"document {n}\n" * (n + 1))
     found = open_source(str(tmp_path / "text"))
-    assert isinstance(found, Source)
+    assert isinstance(found, DocumentSource)
     return found
 
 
@@ -133,7 +133,7 @@ def token_folder(home: Path) -> Path:
     return folder
 
 
-def test_text_is_tokenised_once_and_shards_change_nothing(tmp_path: Path, source: Source) -> None:
+def test_text_is_tokenised_once_and_shards_change_nothing(tmp_path: Path, source: DocumentSource) -> None:
     seen = []
     store = tokenise(source, ByteTokenizer(), cache=tmp_path / "c", report=seen.append)
     assert store.num_documents == seen[-1].num_documents == 6
@@ -149,13 +149,13 @@ def test_text_is_tokenised_once_and_shards_change_nothing(tmp_path: Path, source
     assert not sharded.is_masked
 
 
-def test_other_text_has_another_key_and_moved_text_the_same(tmp_path: Path, source: Source) -> None:
+def test_other_text_has_another_key_and_moved_text_the_same(tmp_path: Path, source: DocumentSource) -> None:
     before = source.fingerprint
     moved = (tmp_path / "text").rename(tmp_path / "elsewhere")
-    assert isinstance(again := open_source(str(moved)), Source)
+    assert isinstance(again := open_source(str(moved)), DocumentSource)
     assert again.fingerprint == before
     (moved / "3.txt").write_text("changed")
-    assert isinstance(changed := open_source(str(moved)), Source)
+    assert isinstance(changed := open_source(str(moved)), DocumentSource)
     assert changed.fingerprint != before
 
 
@@ -175,7 +175,9 @@ def test_a_large_file_is_read_again_only_when_it_changed(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "altered", "missing", "manifest"])
-def test_a_damaged_cache_is_refused_and_built_again(tmp_path: Path, source: Source, damage: str) -> None:
+def test_a_damaged_cache_is_refused_and_built_again(
+    tmp_path: Path, source: DocumentSource, damage: str
+) -> None:
     store = tokenise(source, ByteTokenizer(), cache=tmp_path / "c")
     expected = store.tokens(0, store.num_tokens)
     folder = token_folder(tmp_path / "c")

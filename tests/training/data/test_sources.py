@@ -15,14 +15,14 @@ pytest.importorskip("torch")
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.training.data.chat import ChatML, JinjaChat
-from meshwright.training.data.documents import Document, document_from_record
+from meshwright.training.data.documents import TextDocument, document_from_record
 from meshwright.training.data.megatron import write_indexed
-from meshwright.training.data.source import Source, TokenFiles, open_source
+from meshwright.training.data.source import DocumentSource, TokenFiles, open_source
 
 
 def texts(name: str | Path) -> list[str]:
     source = open_source(str(name))
-    assert isinstance(source, Source)
+    assert isinstance(source, DocumentSource)
     return [document.text for document in source.documents()]
 
 
@@ -62,9 +62,9 @@ def test_json_lines_hold_text_answers_or_conversations(tmp_path: Path) -> None:
         {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]},
     )
     source = open_source(str(file))
-    assert isinstance(source, Source)
+    assert isinstance(source, DocumentSource)
     plain, pair, question, chat = source.documents()
-    assert plain == Document(text="plain")
+    assert plain == TextDocument(text="plain")
     assert [pair.text[a:b] for a, b in pair.trained or ()] == ["2"]
     assert [question.text[a:b] for a, b in question.trained or ()] == ["so"]
     assert [chat.text[a:b] for a, b in chat.trained or ()] == ["yo<|im_end|>"]
@@ -103,8 +103,8 @@ def test_a_saved_data_set_is_read_by_split(tmp_path: Path, datasets: Any) -> Non
     assert texts(tmp_path / "one") == texts(tmp_path / "both") == ["a", "b"]
     assert texts(f"{tmp_path / 'both'}?split=test&text=text") == ["b"]
     first, second = open_source(str(tmp_path / "one")), open_source(f"{tmp_path / 'both'}?split=test")
-    assert isinstance(first, Source)
-    assert isinstance(second, Source)
+    assert isinstance(first, DocumentSource)
+    assert isinstance(second, DocumentSource)
     assert first.fingerprint != second.fingerprint
     with pytest.raises(InputError, match=r"no such split.*train, test"):
         open_source(f"{tmp_path / 'both'}?split=dev")
@@ -147,7 +147,7 @@ def test_token_files_are_named_with_or_without_suffix(tmp_path: Path, suffix: st
 
 def test_the_standard_library_is_a_corpus_of_megabytes() -> None:
     source = open_source("python-stdlib")
-    assert isinstance(source, Source)
+    assert isinstance(source, DocumentSource)
     assert source.num_bytes is not None
     assert source.num_bytes > 5e6
     assert sum(len(d.text) for d in source.documents()) > 5e6

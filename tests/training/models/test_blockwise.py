@@ -4,7 +4,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional
 
 from meshwright.training.models import blockwise
-from meshwright.training.models.layout import see
+from meshwright.training.models.token_layout import attention_mask
 
 
 def inputs(*, queries=150, keys=150, heads=6, groups=2, value=8, dtype=torch.float64):
@@ -57,7 +57,7 @@ def test_causal_attention_equals_pytorch(queries, keys, groups):
 @pytest.mark.parametrize("window", [0, 20])
 def test_documents_and_windows_equal_pytorch(window):
     documents_BT = torch.tensor([[0] * 90 + [1] * 60, [0] * 10 + [1] * 100 + [-1] * 40])
-    mask = see(documents_BT, window=window)
+    mask = attention_mask(documents_BT, window=window)
     expected = with_gradients(reference(mask), *inputs())
     torch.testing.assert_close(with_gradients(ours(mask), *inputs()), expected)
 
@@ -78,6 +78,6 @@ def test_bf16_rounds_about_as_much_as_pytorch_does():
 
 def test_the_model_uses_it_where_it_is_faster():
     short_BHTK, long_BHTK = torch.empty(1, 1, 64, 16), torch.empty(1, 1, blockwise.LONGEST + 1, 16)
-    assert blockwise.suits(short_BHTK, short_BHTK) is not blockwise.HAS_AMX
-    assert not blockwise.suits(long_BHTK, long_BHTK)
-    assert not blockwise.suits(short_BHTK.to("meta"), short_BHTK.to("meta"))
+    assert blockwise.is_faster(short_BHTK, short_BHTK) is not blockwise.HAS_AMX
+    assert not blockwise.is_faster(long_BHTK, long_BHTK)
+    assert not blockwise.is_faster(short_BHTK.to("meta"), short_BHTK.to("meta"))

@@ -20,17 +20,17 @@ from meshwright.specs.model import (
     Router,
 )
 from meshwright.training.models import (
-    Options,
+    TransformerOptions,
     build_model,
+    collect_expert_load,
+    configure_balance_loss,
+    expert_load_ratio,
     init_weights,
-    load_ratio,
-    set_balance,
-    take_load,
-    update_bias,
+    update_routing_bias,
 )
 from meshwright.training.models.balance import balance_loss
 from meshwright.training.models.experts import MixtureOfExperts
-from meshwright.training.models.layout import see
+from meshwright.training.models.token_layout import attention_mask
 
 DENSE = Model(
     name="tiny",
@@ -192,7 +192,7 @@ def test_windows_are_in_the_last_layers_only():
 
 
 def test_a_windowed_query_sees_its_last_tokens():
-    mask_TS = see(torch.tensor([[0, 0, 0, 0, 1]]), window=2)[0, 0]
+    mask_TS = attention_mask(torch.tensor([[0, 0, 0, 0, 1]]), window=2)[0, 0]
     assert mask_TS.int().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
@@ -231,7 +231,7 @@ def test_no_token_is_dropped_even_when_all_choose_one_expert(model):
         with torch.no_grad():
             layer.ffn.router.weight.zero_()  # equal scores: every token takes the same experts
     built(tokens(), labels_BT=tokens()).backward()
-    load_E = take_load([built])[0]
+    load_E = collect_expert_load([built])[0]
     assert load_E.sum() == 2 * 20 * 3
     assert sorted(load_E.unique().tolist()) == [0, 40]
 
@@ -239,28 +239,28 @@ def test_no_token_is_dropped_even_when_all_choose_one_expert(model):
 def test_loads_are_counted_in_training_and_start_anew():
     built = filled(MIXTURE).eval()
     built(tokens())
-    assert take_load([built])[0].sum() == 0
+    assert collect_expert_load([built])[0].sum() == 0
     built.train()(tokens())
     built(tokens())
-    assert take_load([built])[3].sum() == 2 * 2 * 20 * 3
-    assert take_load([built])[3].sum() == 0
+    assert collect_expert_load([built])[3].sum() == 2 * 2 * 20 * 3
+    assert collect_expert_load([built])[3].sum() == 0
 
 
 def test_the_bias_rises_for_idle_experts_and_only_shifts_the_choice():
     built = filled(SIGMOID).train()
     for _ in range(200):
         built(tokens())
-        load_LE = take_load([built])
-        update_bias([built], load_LE, speed=0.02)
-    assert load_ratio(load_LE) < 1.5
+        load_LE = collect_expert_load([built])
+        update_routing_bias([built], load_LE, speed=0.02)
+    assert expert_load_ratio(load_LE) < 1.5
     idle = filled(SIGMOID).train()
     idle(tokens())
-    before = take_load([idle])
-    assert load_ratio(before) > load_ratio(load_LE)
+    before = collect_expert_load([idle])
+    assert expert_load_ratio(before) > expert_load_ratio(load_LE)
 
 
 def test_the_attached_balance_loss_has_the_gradient_of_one_that_is_added():
-    attached = filled(MIXTURE, options=Options(balance_loss=0.5)).train()
+    attached = filled(MIXTURE, options=TransformerOptions(balance_loss=0.5)).train()
     plain = filled(MIXTURE).train()
     scores = {}
     for name, layer in plain.named_modules():
@@ -275,7 +275,7 @@ def test_the_attached_balance_loss_has_the_gradient_of_one_that_is_added():
             share_E = torch.bincount(experts_TC.flatten(), minlength=8) / experts_TC.numel()
             loss = loss + 0.25 * 0.5 * 20 * 8 * (share_E * scores_TE.mean(dim=0)).sum()
     loss.backward()
-    set_balance([attached], scale=0.25)
+    configure_balance_loss([attached], scale=0.25)
     (attached(tokens(), labels_BT=labels_BT) * 0.25).backward()
     for (name, p), q in zip(plain.named_parameters(), attached.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6, msg=name)

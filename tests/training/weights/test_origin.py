@@ -50,8 +50,8 @@ def train(tmp_path, *overrides):
 
 
 def test_the_first_loss_is_that_of_the_weights(tmp_path, folder):
-    from meshwright.engines.native.feed import open_feed
-    from meshwright.engines.native.parallel.mesh import Place
+    from meshwright.engines.native.batch_loader import open_batch_loader
+    from meshwright.engines.native.parallel.mesh import MeshCoordinates
     from meshwright.specs.plan import Plan
     from meshwright.training.models import IGNORE
     from meshwright.training.weights import load_weights
@@ -59,7 +59,9 @@ def test_the_first_loss_is_that_of_the_weights(tmp_path, folder):
     run = runfile.loads(TEXT)
     built = build_model(run.model, device="cpu")
     load_weights(built, folder)
-    batch = open_feed(run, place=Place(plan=Plan(micro_batch=2), device=torch.device("cpu"))).batch(0)
+    batch = open_batch_loader(
+        run, coordinates=MeshCoordinates(plan=Plan(micro_batch=2), device=torch.device("cpu"))
+    ).batch(0)
     count = (batch["labels_BT"] != IGNORE).sum()
     expected = built(batch.pop("tokens_BT"), **batch).item() / count.item()
 

@@ -14,17 +14,17 @@ torch = pytest.importorskip("torch")
 from meshwright.bench import gemm
 from meshwright.bench.gemm import LEAST_CONFIRMED, _sound_routes, _Work, free_threads, tune
 from meshwright.errors import InputError
-from meshwright.training.gemm_tuning import Choices
-from meshwright.training.gemms import Product
-from meshwright.training.models.gemm import BY_ROUTE, HAS_ONEDNN, Kernel, Route, usual_route
+from meshwright.training.gemm_tuning import GemmChoices
+from meshwright.training.models.linear import BY_ROUTE, HAS_ONEDNN, GemmKind, GemmRoute, default_route
+from meshwright.training.step_gemms import Gemm
 
 CPU = torch.device("cpu")
-FORWARD = Product(format="bf16", m=16, n=24, k=8, kernel=Kernel.FORWARD)
-GRADIENT = Product(format="bf16", m=16, n=24, k=8, kernel=Kernel.WEIGHT_GRADIENT)
+FORWARD = Gemm(format="bf16", m=16, n=24, k=8, kernel=GemmKind.FORWARD)
+GRADIENT = Gemm(format="bf16", m=16, n=24, k=8, kernel=GemmKind.WEIGHT_GRADIENT)
 COUNTS = {FORWARD: 10, GRADIENT: 1}
 LINES = ("Validator,PT_VERSION,2.13.0", "GemmTunableOp_BFloat16_TN,tn_1,Gemm_Rocblas_7,0.01")
 
-Seconds = Callable[[Product, Choices], float]
+Seconds = Callable[[Gemm, GemmChoices], float]
 
 
 @dataclass
@@ -33,14 +33,14 @@ class Machine:
 
     seconds: Seconds
     noise: float = 0.01
-    now: Choices = field(default_factory=Choices)
+    now: GemmChoices = field(default_factory=GemmChoices)
     draw: random.Random = field(default_factory=lambda: random.Random(1))
 
-    def sample_s(self, work: _Work, p: Product) -> float:
+    def sample_s(self, work: _Work, p: Gemm) -> float:
         return self.seconds(p, self.now) * self.draw.lognormvariate(0, self.noise)
 
     @contextmanager
-    def using(self, choices: Choices, device: torch.device) -> Iterator[None]:
+    def using(self, choices: GemmChoices, device: torch.device) -> Iterator[None]:
         before, self.now = self.now, choices
         yield
         self.now = before
@@ -67,13 +67,13 @@ def tuned(monkeypatch):
 
 
 def test_a_route_that_is_faster_is_kept_for_its_product_alone(tuned):
-    def seconds(p: Product, now: Choices) -> float:
-        return 0.5 if p == GRADIENT and now.routes.get(p) is Route.TORCH_ROWS else 1.0
+    def seconds(p: Gemm, now: GemmChoices) -> float:
+        return 0.5 if p == GRADIENT and now.routes.get(p) is GemmRoute.TORCH_ROWS else 1.0
 
     found = tuned(seconds)
-    assert found.choices == Choices(routes={GRADIENT: Route.TORCH_ROWS})
+    assert found.choices == GemmChoices(routes={GRADIENT: GemmRoute.TORCH_ROWS})
     forward, gradient = found.rows
-    assert (forward.route, gradient.route) == (None, Route.TORCH_ROWS)
+    assert (forward.route, gradient.route) == (None, GemmRoute.TORCH_ROWS)
     assert forward.ratio.interval == (1.0, 1.0)
     assert gradient.ratio.median == pytest.approx(0.5, rel=0.02)
     assert found.before_s.median == pytest.approx(11.0, rel=0.02)
@@ -91,7 +91,7 @@ def test_noise_is_not_taken_for_a_finding(tuned, noise):
 def test_a_lucky_first_look_does_not_stand(tuned):
     tries = 0
 
-    def seconds(p: Product, now: Choices) -> float:
+    def seconds(p: Gemm, now: GemmChoices) -> float:
         nonlocal tries
         tries += 1
         return 0.5 if now.routes and tries < 50 else 1.0  # fast while it is tried, not when it is confirmed
@@ -100,12 +100,12 @@ def test_a_lucky_first_look_does_not_stand(tuned):
 
 
 def test_threads_are_chosen_and_routes_under_them(tuned):
-    def seconds(p: Product, now: Choices) -> float:
+    def seconds(p: Gemm, now: GemmChoices) -> float:
         by_threads = {None: 1.0, 1: 2.0, 2: 0.9, 4: 0.6, 6: 0.8}[now.threads]
-        return by_threads * (0.8 if now.routes.get(p) is Route.TORCH_ROWS else 1.0)
+        return by_threads * (0.8 if now.routes.get(p) is GemmRoute.TORCH_ROWS else 1.0)
 
     found = tuned(seconds, most_threads=6)
-    assert found.choices == Choices(threads=4, routes={GRADIENT: Route.TORCH_ROWS})
+    assert found.choices == GemmChoices(threads=4, routes={GRADIENT: GemmRoute.TORCH_ROWS})
     assert found.ratio.median == pytest.approx((10 * 0.6 + 0.48) / 11, rel=0.02)
     assert "4 threads" in found.tried
 
@@ -127,11 +127,11 @@ def test_without_routes_none_is_tried(tuned):
 
 def test_a_route_that_rounds_worse_is_not_tried(monkeypatch):
     rough = lambda x, y: ((x @ y.T) * 1.01).to(x.dtype)  # noqa: E731
-    assert Route.TORCH_ROWS in _sound_routes(GRADIENT)
-    assert Route.TORCH_ROWS not in _sound_routes(FORWARD)  # its factors are in rows already
-    monkeypatch.setitem(BY_ROUTE, Route.TORCH_ROWS, rough)
-    assert Route.TORCH_ROWS not in _sound_routes(GRADIENT)
-    assert usual_route(torch.bfloat16) in _sound_routes(GRADIENT)
+    assert GemmRoute.TORCH_ROWS in _sound_routes(GRADIENT)
+    assert GemmRoute.TORCH_ROWS not in _sound_routes(FORWARD)  # its factors are in rows already
+    monkeypatch.setitem(BY_ROUTE, GemmRoute.TORCH_ROWS, rough)
+    assert GemmRoute.TORCH_ROWS not in _sound_routes(GRADIENT)
+    assert default_route(torch.bfloat16) in _sound_routes(GRADIENT)
 
 
 @pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
@@ -139,7 +139,7 @@ def test_real_products_are_measured():
     counts = {
         FORWARD: 2,
         GRADIENT: 1,
-        Product(format="fp32", m=16, n=24, k=8, kernel=Kernel.INPUT_GRADIENT): 3,
+        Gemm(format="fp32", m=16, n=24, k=8, kernel=GemmKind.INPUT_GRADIENT): 3,
     }
     found = tune(counts, device=CPU, budget_s=0.3)
     assert [row.count for row in found.rows] == [2, 1, 3]
@@ -156,7 +156,7 @@ def test_factors_that_do_not_fit_are_bad_input(monkeypatch):
 
 
 def test_an_interrupt_ends_it(monkeypatch):
-    def interrupted(work: _Work, p: Product) -> float:
+    def interrupted(work: _Work, p: Gemm) -> float:
         raise KeyboardInterrupt
 
     threads = torch.get_num_threads()
@@ -173,7 +173,7 @@ def test_nvidia_chooses_between_libraries(tuned, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
     seconds = {None: 1.0, "cublas": 1.0, "cublaslt": 0.8}
     found = tuned(lambda p, now: seconds[now.library], device=torch.device("cuda"))
-    assert found.choices == Choices(library="cublaslt")
+    assert found.choices == GemmChoices(library="cublaslt")
     assert found.tried == ("cuBLAS", "cuBLASLt")
     assert found.ratio.median == pytest.approx(0.8, rel=0.02)
 
@@ -188,5 +188,5 @@ def test_amd_takes_the_kernels_of_tunable_op_where_they_are_faster(tuned, monkey
     monkeypatch.setattr(gemm, "tuning_kernels", tuning_kernels)
     monkeypatch.setattr(gemm, "tuned_kernels", lambda: lines)
     found = tuned(lambda p, now: faster if now.tunable_op else 1.0, device=torch.device("cuda"))
-    assert found.choices == (Choices(tunable_op=lines) if faster < 1 else Choices())
+    assert found.choices == (GemmChoices(tunable_op=lines) if faster < 1 else GemmChoices())
     assert found.tried == ("TunableOp: kernels of rocBLAS and hipBLASLt",)

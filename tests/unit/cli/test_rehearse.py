@@ -13,7 +13,7 @@ from meshwright import catalog, runfile
 from meshwright.cli import needs
 from meshwright.engines.native import rehearsal
 from meshwright.engines.native.check import check_plan
-from meshwright.engines.native.rehearsal import Comparison, compare, shrink
+from meshwright.engines.native.rehearsal import RehearsalResult, rehearse, shrink
 from meshwright.errors import InfeasibleError
 from meshwright.specs.model import AttentionKind
 from meshwright.specs.plan import Plan, Schedule, Sharding
@@ -28,7 +28,7 @@ cluster: h100-8x32
 parallel: {tensor: 8, pipeline: 4, virtual_pipeline: 5, schedule: interleaved}
 train: {tokens: 1e12}
 """
-EQUAL = Comparison(
+EQUAL = RehearsalResult(
     plan="TP2",
     num_processes=2,
     losses=[2.0],
@@ -161,14 +161,14 @@ def test_processes_that_hang_say_where(run):
     with pytest.raises(
         InfeasibleError, match=r"deadlock: not done after 0.01 s; process 0 in \w+\.py:\d+ "
     ) as caught:
-        compare(toy.run, toy.plan, timeout_s=0.01)
+        rehearse(toy.run, toy.plan, timeout_s=0.01)
     assert caught.value.exit_code == 1
 
 
 @pytest.mark.parametrize("error", [0.5, math.nan])
 def test_a_difference_is_a_no(meshwright, run_file, monkeypatch, error):
     wrong = replace(EQUAL, gradient_errors={"a": 0.0, "head.weight": error})
-    monkeypatch.setattr(rehearsal, "compare", lambda *args, **options: wrong)
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *args, **options: wrong)
     outcome = meshwright("rehearse", run_file)
     assert outcome.exit_code == 1
     assert "Not equal to one process" in outcome.stdout
@@ -176,7 +176,7 @@ def test_a_difference_is_a_no(meshwright, run_file, monkeypatch, error):
 
 
 def test_what_is_scaled_and_left_out_is_printed(meshwright, run_file, monkeypatch):
-    monkeypatch.setattr(rehearsal, "compare", lambda *args, **options: EQUAL)
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *args, **options: EQUAL)
     outcome = meshwright("rehearse", run_file)
     assert outcome.exit_code == 0, outcome.stderr
     assert "Scaled: PP 4 -> 2, TP 8 -> 2, DP 8 -> 1, VPP 5 -> 2." in outcome.stdout
@@ -184,7 +184,7 @@ def test_what_is_scaled_and_left_out_is_printed(meshwright, run_file, monkeypatc
 
 
 def test_an_open_plan_is_the_planners(meshwright, run_file, monkeypatch):
-    monkeypatch.setattr(rehearsal, "compare", lambda *args, **options: EQUAL)
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *args, **options: EQUAL)
     outcome = meshwright(
         "rehearse", run_file, "--set", "model=llama3.1-8b", "--set", "parallel=auto", "--set", "cluster=h100-8x1",
         "--json",

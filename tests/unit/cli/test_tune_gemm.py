@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.bench.gemm import _Work
-from meshwright.training.gemms import Product
-from meshwright.training.models import gemm as products
-from meshwright.training.models.gemm import Kernel, Route
+from meshwright.training.models import linear as linear_module
+from meshwright.training.models.linear import GemmKind, GemmRoute
+from meshwright.training.step_gemms import Gemm
 
 QUICK = ("--budget", "0.2s")
 
@@ -31,10 +31,10 @@ def run_path(tmp_path, monkeypatch, tiny_text) -> Path:
 def faster(monkeypatch):
     """A machine whose gradients of weights take half the time with factors in rows."""
 
-    def sample_s(work: _Work, p: Product) -> float:
+    def sample_s(work: _Work, p: Gemm) -> float:
         layer = (torch.bfloat16, p.m, p.n, p.k)
-        route = products._routes.get(layer, {}).get(p.kernel)
-        return 0.5e-3 if p.kernel is Kernel.WEIGHT_GRADIENT and route is Route.TORCH_ROWS else 1e-3
+        route = linear_module._routes.get(layer, {}).get(p.kernel)
+        return 0.5e-3 if p.kernel is GemmKind.WEIGHT_GRADIENT and route is GemmRoute.TORCH_ROWS else 1e-3
 
     monkeypatch.setattr(_Work, "sample_s", sample_s)
 
@@ -96,7 +96,7 @@ def test_write_leaves_the_file_alone_and_takes_what_set_says(meshwright, run_pat
 
 
 def test_an_interrupt_writes_nothing(meshwright, run_path, monkeypatch):
-    def interrupted(work: _Work, p: Product) -> float:
+    def interrupted(work: _Work, p: Gemm) -> float:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_Work, "sample_s", interrupted)

@@ -31,7 +31,7 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
     from meshwright.training.weights.adapters import WEIGHTS, write_config
     from meshwright.training.weights.config import config_of
     from meshwright.training.weights.folder import new_folder
-    from meshwright.training.weights.tensors import SINGLE
+    from meshwright.training.weights.safetensors_format import SINGLE
 
     if run.plan is None:
         raise InputError(

@@ -109,12 +109,12 @@ def _start(run: Run, output: Path, *, rank: int) -> Path:
         return find_weights(run.weights).folder
     import torch
 
-    from meshwright.training.weights.tensors import SINGLE, Entry, write_file
+    from meshwright.training.weights.safetensors_format import SINGLE, TensorEntry, write_file
 
     folder = output / "drawn"
     if rank == 0 and not (folder / SINGLE).is_file():
         folder.mkdir(exist_ok=True)
-        zero = Entry(name="drawn", shape=(1,), dtype=torch.float32, make=lambda: torch.zeros(1))
+        zero = TensorEntry(name="drawn", shape=(1,), dtype=torch.float32, make=lambda: torch.zeros(1))
         write_file(folder / SINGLE, [zero])
     return folder
 

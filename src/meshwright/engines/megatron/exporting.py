@@ -25,10 +25,10 @@ from meshwright.specs.model import Model
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from meshwright.training.checkpoints import Content, Saved
+    from meshwright.training.checkpoints import Content, SavedCheckpoint
 
 
-def export_saved_weights(saved: Saved, content: Content, folder: Path, *, dtype: str) -> None:
+def export_saved_weights(saved: SavedCheckpoint, content: Content, folder: Path, *, dtype: str) -> None:
     """Write the weights of a checkpoint. Raises InputError where `folder` is not empty or a tensor is missing."""
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader

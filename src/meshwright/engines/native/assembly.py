@@ -18,28 +18,28 @@ from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.native import fp8
 from meshwright.engines.native.compiling import compile_layers
-from meshwright.engines.native.parallel.context import chunks_of, divide_sequences
-from meshwright.engines.native.parallel.expert import ExpertPlace, divide_experts, place_experts
-from meshwright.engines.native.parallel.mesh import TENSOR, Place
+from meshwright.engines.native.parallel.context import chunks_of, shard_sequences
+from meshwright.engines.native.parallel.expert import ExpertMesh, expert_mesh, shard_experts
+from meshwright.engines.native.parallel.fsdp import apply_fsdp, needs_fsdp
+from meshwright.engines.native.parallel.mesh import TENSOR, MeshCoordinates
 from meshwright.engines.native.parallel.pipeline import Pipeline, layers_of_stages, stages_of_rank
-from meshwright.engines.native.parallel.shard import shard, shares_states
-from meshwright.engines.native.parallel.tensor import divide
-from meshwright.engines.native.parallel.tied import tie
+from meshwright.engines.native.parallel.tensor import shard_matrices
+from meshwright.engines.native.parallel.tied_embeddings import tie
 from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.specs.run import Run
 from meshwright.training.models import (
-    Options,
     Transformer,
+    TransformerOptions,
     add_adapters,
     build_model,
+    collect_expert_load,
+    configure_balance_loss,
     init_adapters,
     init_weights,
     materialize,
-    set_balance,
-    stream,
-    take_load,
-    update_bias,
+    named_seed,
+    update_routing_bias,
 )
 from meshwright.training.optimizer import AdamW, Master, masters_of
 from meshwright.training.weights import load_weights
@@ -65,14 +65,14 @@ class Assembly:
     def before_step(self, step: int) -> None:
         """Begin random numbers anew, so that a resumed run drops what one that was never stopped would have."""
         if self.dropout_seed is not None:
-            torch.manual_seed(stream(self.dropout_seed, f"step {step}"))
+            torch.manual_seed(named_seed(self.dropout_seed, f"step {step}"))
 
-    def take_load(self) -> Tensor | None:
+    def collect_expert_load(self) -> Tensor | None:
         """Rows of each expert of the whole model since the last call [L, E], of all processes; None without experts.
 
         Nobody waits for it: its sum over processes is queued behind the passes.
         """
-        load_LE = take_load(self.modules)
+        load_LE = collect_expert_load(self.modules)
         if load_LE is not None and not self.is_alone:
             dist.all_reduce(load_LE)
         return load_LE
@@ -80,7 +80,7 @@ class Assembly:
     def after_step(self, load_LE: Tensor | None) -> None:
         """What changes besides the weights: biases of routers that follow the experts' load."""
         if load_LE is not None:
-            update_bias(self.modules, load_LE, speed=self.bias_rate)
+            update_routing_bias(self.modules, load_LE, speed=self.bias_rate)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor a checkpoint holds; the live ones, to be written or read in place."""
@@ -105,24 +105,30 @@ class Assembly:
             module.eval()
 
 
-def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly:
-    """Build the part of `run`'s model that stands at `place`.
+def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = None) -> Assembly:
+    """Build the part of `run`'s model that stands at `coordinates`.
 
     Its weights are those of the Hugging Face folder `weights`, or first ones of the run's seed.
     """
-    plan, compute = place.plan, COMPUTE[run.precision.name]
+    plan, compute = coordinates.plan, COMPUTE[run.precision.name]
     stages = layers_of_stages(plan, num_layers=run.model.num_layers)
-    experts = place_experts(place) if run.model.experts is not None else None
+    experts = expert_mesh(coordinates) if run.model.experts is not None else None
     modules = [
         _stage(
-            run, stages=stages, index=index, place=place, compute=compute, weights=weights, experts=experts
+            run,
+            stages=stages,
+            index=index,
+            coordinates=coordinates,
+            compute=compute,
+            weights=weights,
+            experts=experts,
         )
-        for index in stages_of_rank(plan, place.pipeline_rank)
+        for index in stages_of_rank(plan, coordinates.pipeline_rank)
     ]
     if run.train.balance_loss:
-        set_balance(modules, scale=1 / run.tokens_per_step, group=place.sequence_group())
+        configure_balance_loss(modules, scale=1 / run.tokens_per_step, group=coordinates.sequence_group())
     masters = masters_of(modules, compute=compute)
-    tied = tie(modules, masters=masters, place=place)
+    tied = tie(modules, masters=masters, coordinates=coordinates)
     if tied is not None and run.lora is not None:
         tied.copy_weight()  # once: neither end is trained
         tied = None
@@ -131,7 +137,7 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
     optimizer = AdamW(
         masters,
         settings=run.optimizer,
-        is_alone=place.num_ranks == 1,
+        is_alone=coordinates.num_ranks == 1,
         follow=None if tied is None else tied.copy_weight,
         seed=run.train.seed,
     )
@@ -139,7 +145,7 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
     if plan.pipeline > 1:
         stepper: Stepper = Pipeline(
             modules,
-            place=place,
+            coordinates=coordinates,
             num_micro_batches=plan.num_micro_batches(run.global_batch),
             sequence_length=run.sequence_length,
             compute=compute,
@@ -156,9 +162,9 @@ def assemble(run: Run, *, place: Place, weights: Path | None = None) -> Assembly
         stepper=stepper,
         num_parameters=num_parameters,
         num_trained=_num_adapted(run) if is_frozen else num_parameters,
-        is_alone=place.num_ranks == 1,
+        is_alone=coordinates.num_ranks == 1,
         bias_rate=0.0 if is_frozen else run.train.balance_bias_rate,
-        dropout_seed=_dropout_seed(run, place),
+        dropout_seed=_dropout_seed(run, coordinates),
     )
 
 
@@ -170,12 +176,12 @@ def _num_adapted(run: Run) -> int:
     return sum(p.numel() for p in whole.parameters() if p.requires_grad)
 
 
-def _dropout_seed(run: Run, place: Place) -> int | None:
+def _dropout_seed(run: Run, coordinates: MeshCoordinates) -> int | None:
     """Processes that see other tokens or layers drop others; those that divide matrices drop the same."""
     if run.lora is None or not run.lora.dropout:
         return None
-    where = f"{place.pipeline_rank} {place.data_rank} {place.context_rank}"
-    return stream(run.train.seed, f"dropout {where}")
+    where = f"{coordinates.pipeline_rank} {coordinates.data_rank} {coordinates.context_rank}"
+    return named_seed(run.train.seed, f"dropout {where}")
 
 
 def _stage(
@@ -183,13 +189,13 @@ def _stage(
     *,
     stages: list[range],
     index: int,
-    place: Place,
+    coordinates: MeshCoordinates,
     compute: torch.dtype,
     weights: Path | None,
-    experts: ExpertPlace | None,
+    experts: ExpertMesh | None,
 ) -> Transformer:
     ends = {"is_first": index == 0, "is_last": index == len(stages) - 1}
-    options = Options(balance_loss=run.train.balance_loss, z_loss=run.train.z_loss)
+    options = TransformerOptions(balance_loss=run.train.balance_loss, z_loss=run.train.z_loss)
     # What is frozen is held as it multiplies; what is trained comes in fp32, from which masters are made.
     dtype = torch.float32 if run.lora is None else compute
     module = build_model(run.model, dtype=dtype, layers=stages[index], options=options, **ends)
@@ -197,20 +203,22 @@ def _stage(
         add_adapters(module, run.lora)
     blocks = list(module.layers.values())
     if run.precision.matmul == "fp8":
-        fp8.convert(blocks, precision=run.precision, device=place.device)
-    if place.plan.tensor > 1:
-        divide(module, mesh=place.axes(TENSOR), sequence_parallel=place.plan.sequence_parallel)
-    if place.context_mesh is not None:
-        divide_sequences(module, chunks=chunks_of(place), mesh=place.context_mesh)
+        fp8.convert(blocks, precision=run.precision, device=coordinates.device)
+    if coordinates.plan.tensor > 1:
+        shard_matrices(
+            module, mesh=coordinates.axes(TENSOR), sequence_parallel=coordinates.plan.sequence_parallel
+        )
+    if coordinates.context_mesh is not None:
+        shard_sequences(module, chunks=chunks_of(coordinates), mesh=coordinates.context_mesh)
     if experts is not None:
-        divide_experts(module, experts=experts)
-    earlier = [stages[i] for i in stages_of_rank(place.plan, place.pipeline_rank) if i < index]
+        shard_experts(module, experts=experts)
+    earlier = [stages[i] for i in stages_of_rank(coordinates.plan, coordinates.pipeline_rank) if i < index]
     if run.train.compile:
-        compile_layers(blocks, plan=place.plan)
-    recompute(blocks, plan=place.plan, num_before=sum(len(layers) for layers in earlier))
-    if shares_states(place.plan) or (experts is not None and place.mesh is not None):
-        shard(module, layers=blocks, place=place, compute=compute, experts=experts)
-    materialize(module, device=place.device)
+        compile_layers(blocks, plan=coordinates.plan)
+    recompute(blocks, plan=coordinates.plan, num_before=sum(len(layers) for layers in earlier))
+    if needs_fsdp(coordinates.plan) or (experts is not None and coordinates.mesh is not None):
+        apply_fsdp(module, layers=blocks, coordinates=coordinates, compute=compute, experts=experts)
+    materialize(module, device=coordinates.device)
     if weights is None:
         init_weights(module, seed=run.train.seed)
     else:

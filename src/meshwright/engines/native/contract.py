@@ -12,7 +12,7 @@ from meshwright.records.training import Record, read_record
 from meshwright.specs.run import Run
 
 if TYPE_CHECKING:
-    from meshwright.engines.native.trainer import Job
+    from meshwright.engines.native.trainer import PreparedRun
 
 __all__ = ["check", "expected", "launch", "lower", "prepare", "read"]
 
@@ -34,14 +34,14 @@ def lower(run: Run, *, folder: Path) -> Launch:
     )
 
 
-def prepare(run: Run, *, options: TrainOptions) -> Job:
+def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     """See `engine.prepare`."""
     from meshwright.engines.native import engine
 
     return engine.prepare(run, options=options)
 
 
-def expected(start: Job) -> StartPrediction:
+def expected(start: PreparedRun) -> StartPrediction:
     """What the planner expects, from a quick measurement of this machine."""
     from meshwright.engines.native import engine
 
@@ -49,7 +49,7 @@ def expected(start: Job) -> StartPrediction:
     return StartPrediction(predicted=found.predicted, notes=found.notes)
 
 
-def launch(start: Job) -> None:
+def launch(start: PreparedRun) -> None:
     """One process a device, here or as torchrun has started them."""
     from meshwright.engines.native import engine
 

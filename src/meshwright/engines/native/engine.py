@@ -17,8 +17,8 @@ from meshwright.engines.base import TrainOptions, refuse
 from meshwright.engines.choice import planned
 from meshwright.engines.native import compiling, fp8
 from meshwright.engines.native.check import check, check_plan
-from meshwright.engines.native.expect import Expectation, expect
-from meshwright.engines.native.trainer import Job, train_rank
+from meshwright.engines.native.expectation import Expectation, measure_expectation
+from meshwright.engines.native.trainer import PreparedRun, train_rank
 from meshwright.errors import InputError
 from meshwright.records.training import Record, read_record
 from meshwright.specs.hardware import HERE
@@ -26,11 +26,11 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import NATIVE, Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training import device as devices
-from meshwright.training import gemm_tuning, hang, telemetry, trackers
-from meshwright.training.gemm_tuning import Choices
-from meshwright.training.gemms import products_of
+from meshwright.training import gemm_tuning, telemetry, trackers, watchdog
+from meshwright.training.gemm_tuning import GemmChoices
 from meshwright.training.processes import WorkerLostError, launched_processes, run_ranks
 from meshwright.training.rendezvous import under_launcher
+from meshwright.training.step_gemms import count_gemms
 from meshwright.training.weights import differences, find_weights
 
 TIMEOUT = timedelta(days=1)
@@ -45,7 +45,7 @@ def train(run: Run, *, options: TrainOptions) -> Record:
     return read_record(options.folder)
 
 
-def launch(job: Job) -> None:
+def launch(job: PreparedRun) -> None:
     """Train until all steps are taken; the record is then in the folder of the results.
 
     Raises InputError where checkpoints are in the way, WorkerLostError when a process was lost.
@@ -64,13 +64,13 @@ def launch(job: Job) -> None:
             again=replace(job, is_restart=True),
         )
     except WorkerLostError as error:
-        if stacks := hang.stacks(options.folder):
+        if stacks := watchdog.stacks(options.folder):
             error.hint = f"where the processes stood is in {stacks}; {error.hint}"
         raise
-    hang.clear(options.folder)
+    watchdog.clear(options.folder)
 
 
-def _train_launched(rank: int, num_ranks: int, job: Job) -> None:
+def _train_launched(rank: int, num_ranks: int, job: PreparedRun) -> None:
     """Under a launcher the processes know only together whether they start again."""
     _open_folder(job)
     train_rank(rank, num_ranks, job)
@@ -81,7 +81,7 @@ def _newest_step(folder: Path) -> int | None:
     return found[-1].step if found else None
 
 
-def _open_folder(job: Job) -> None:
+def _open_folder(job: PreparedRun) -> None:
     """Raise InputError where checkpoints are in the way; else note in the folder what is trained."""
     if not job.is_restart:
         external_workers.refuse_checkpoints(job.run, job.options, newest_step=_newest_step)
@@ -89,7 +89,7 @@ def _open_folder(job: Job) -> None:
     telemetry.save_run(job.options.folder, run=job.run, plan=job.plan)
 
 
-def prepare(run: Run, *, options: TrainOptions) -> Job:
+def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     """Everything that is decided before the first process starts; writes nothing."""
     refuse("native", check(run))
     trackers.require(run.train.trackers)
@@ -110,7 +110,7 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     notes += fp8.notes(run)
     notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=run.cluster)
     products, words = _products(run, plan, device=device)
-    return Job(
+    return PreparedRun(
         run=run,
         plan=plan,
         options=options,
@@ -122,16 +122,16 @@ def prepare(run: Run, *, options: TrainOptions) -> Job:
     )
 
 
-def _products(run: Run, plan: Plan, *, device: torch.device) -> tuple[Choices | None, tuple[str, ...]]:
+def _products(run: Run, plan: Plan, *, device: torch.device) -> tuple[GemmChoices | None, tuple[str, ...]]:
     """How the run's matrix products are made, and a note of it."""
     if run.gemm_tuning is None:
         return None, ()
-    found, own = gemm_tuning.load(run.gemm_tuning), products_of(run, plan)
+    found, own = gemm_tuning.load(run.gemm_tuning), count_gemms(run, plan)
     gemm_tuning.require(found, device=device, plan=plan, products=own, name=run.gemm_tuning)
     return found.choices, (f"matrix products as in {run.gemm_tuning}: {found.choices.describe(own)}",)
 
 
-def expected(job: Job) -> Expectation:
+def expected(job: PreparedRun) -> Expectation:
     """What to expect of `job`, measured in this process alone."""
     with gemm_tuning.using(job.products, devices.find_device()):
         return expected_of(job.run, plan=job.plan)
@@ -144,7 +144,7 @@ def expected_of(run: Run, *, plan: Plan) -> Expectation:
     if device.type == "cpu":
         torch.set_num_threads(max(1, threads // plan.num_devices))
     try:
-        return expect(run, plan=plan, device=device)
+        return measure_expectation(run, plan=plan, device=device)
     finally:
         torch.set_num_threads(threads)
 
@@ -152,7 +152,7 @@ def expected_of(run: Run, *, plan: Plan) -> Expectation:
 def _catalogued(run: Run, device: torch.device) -> str | None:
     """What the catalogue calls the devices of this run."""
     if run.cluster is None:
-        return devices.known_name(device)
+        return devices.catalog_name(device)
     name = run.cluster.accelerator.name
     return name if name in catalog.accelerator_names() else None
 

@@ -5,7 +5,7 @@ up-projection of MLA before attention) has an output that only its consumers kee
 would not free it: it frees what is inside. So here the consumers' saved tensors are looked at: those that are the
 output are replaced by a note of how to make it again, once for all consumers.
 
-    y = drop(f, x)        inside `dropping(...)`
+    y = drop(f, x)        inside `recomputing_outputs(...)`
     z = g(y)              g would keep y for its backward pass; it keeps (f, x) instead
 
 The function itself is differentiated as always; what it keeps are its inputs, which somebody keeps anyway. Nothing is
@@ -66,8 +66,8 @@ _dropped: dict[int, tuple[Any, _Again, int]] = {}
 """Outputs by address while they exist: a weak reference, how to make them again, and which one they are."""
 
 
-def drop(function: Callable[..., Any], *inputs: Any) -> Any:
-    """`function(*inputs)`, a tensor or a tuple of them, which consumers inside `dropping` will not keep."""
+def recomputed(function: Callable[..., Any], *inputs: Any) -> Any:
+    """`function(*inputs)`, a tensor or a tuple of them, which consumers inside `recomputing_outputs` will not keep."""
     outputs = function(*inputs)
     if torch.is_grad_enabled():
         again = _Again(function, inputs)
@@ -78,8 +78,8 @@ def drop(function: Callable[..., Any], *inputs: Any) -> Any:
 
 
 @contextmanager
-def dropping() -> Iterator[None]:
-    """While this is open, saved tensors that `drop` made are replaced by notes."""
+def recomputing_outputs() -> Iterator[None]:
+    """While this is open, saved tensors that `recomputed` made are replaced by notes."""
     before = dict(_dropped)
     try:
         with saved_tensors_hooks(_pack, _unpack):

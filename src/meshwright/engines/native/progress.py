@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from meshwright.training.data.tokenization import Progress as Tokenised
 from meshwright.training.data.tokenization import Report
+from meshwright.training.data.tokenization import TokenizationProgress as Tokenised
 from meshwright.units import format_bytes, format_count, format_duration
 
 PLAIN_EVERY_S = 10.0
@@ -23,7 +23,7 @@ SILENT_S = 1.5
 WIDE_COLUMNS = 110
 
 
-class Progress:
+class ProgressDisplay:
     """Shows what a training does. Nothing is drawn when `quiet`."""
 
     def __init__(self, *, quiet: bool, num_steps: int | None = None) -> None:
@@ -97,7 +97,7 @@ class Progress:
             print(words, file=sys.stderr, flush=True)
 
 
-def reading(progress: Progress) -> Report:
+def reading(progress: ProgressDisplay) -> Report:
     """A report of tokenisation that `progress` shows."""
 
     def report(done: Tokenised) -> None:

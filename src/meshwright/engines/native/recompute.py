@@ -9,7 +9,8 @@
     shared_experts      the block that every token goes through
     alternate_matmuls   all but attention and every second matrix product
 
-Three ways: `checkpoint` around a module frees what is inside it; `dropping` frees an output that others keep; PyTorch's
+Three ways: `checkpoint` around a module frees what is inside it; `recomputing_outputs` frees an output that others
+keep; PyTorch's
 selective checkpoint of a layer decides by operation. What each one frees is what `cost.memory.activations` says, as
 far as tests measure it.
 
@@ -29,12 +30,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from meshwright.engines.native.output_recomputation import drop, dropping
+from meshwright.engines.native.output_recomputation import recomputed, recomputing_outputs
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.training.models import Block
 from meshwright.training.models.attention import LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts
-from meshwright.training.models.gemm import ONEDNN_PRODUCTS
+from meshwright.training.models.linear import ONEDNN_GEMMS
 
 
 def recompute(layers: Sequence[nn.Module], *, plan: Plan, num_before: int = 0) -> None:
@@ -60,22 +61,22 @@ def _selective(layer: Block, names: frozenset[str]) -> None:
     if "core_attention" in names:
         attention.core.forward = _again(attention.core.forward, of=layer)
     if "mla_up_projection" in names and isinstance(attention, LatentAttention):
-        attention.expand = partial(drop, attention.expand)
+        attention.expand = partial(recomputed, attention.expand)
     if "norm" in names:
-        layer.attention_norm.forward = partial(drop, layer.attention_norm.forward)
+        layer.attention_norm.forward = partial(recomputed, layer.attention_norm.forward)
         if block not in names:
-            layer.ffn_norm.forward = partial(drop, layer.ffn_norm.forward)
+            layer.ffn_norm.forward = partial(recomputed, layer.ffn_norm.forward)
     if block in names:
         _again_block(layer, with_norm="norm" in names)
     elif isinstance(layer.ffn, MixtureOfExperts):
         if "shared_experts" in names and layer.ffn.shared is not None:
             layer.ffn.shared.forward = _again(layer.ffn.shared.forward, of=layer)
         elif "activation" in names and layer.ffn.shared is not None:
-            layer.ffn.shared.activation = partial(drop, swiglu)
+            layer.ffn.shared.activation = partial(recomputed, swiglu)
         if "activation" in names:
-            layer.ffn.experts.activation = partial(drop, swiglu)
+            layer.ffn.experts.activation = partial(recomputed, swiglu)
     elif "activation" in names:
-        layer.ffn.activation = partial(drop, swiglu)
+        layer.ffn.activation = partial(recomputed, swiglu)
     if names & {"norm", "activation", "mla_up_projection"}:
         layer.forward = _inside_dropping(layer.forward)
 
@@ -92,7 +93,7 @@ def _again_block(layer: Block, *, with_norm: bool) -> None:
 
 def _inside_dropping(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(*inputs: Any) -> Tensor:
-        with dropping():
+        with recomputing_outputs():
             return forward(*inputs)
 
     return run
@@ -138,7 +139,7 @@ class _SwiGLU(torch.autograd.Function):
 
 # --- every second matrix product ---
 
-PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default} | ONEDNN_PRODUCTS
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default} | ONEDNN_GEMMS
 ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,

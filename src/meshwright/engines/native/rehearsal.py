@@ -1,8 +1,8 @@
 """A plan's parallel structure on local processes, compared with one process that does all of it alone.
 
 `shrink` makes a plan small enough for this machine: fewer processes on every axis, a model of toy width with the same
-kinds of layers. `compare` runs it. Every process takes some steps of the plan and, beside them, the same steps alone on
-the whole batch. Equal are then
+kinds of layers. `rehearse` runs it. Every process takes some steps of the plan and, beside them, the same steps alone
+on the whole batch. Equal are then
 
     losses      of every step: forward, backward and optimizer
     gradients   of the first step, parameter by parameter
@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.feed import Feed, num_labels
-from meshwright.engines.native.parallel.mesh import Place, place_process
+from meshwright.engines.native.batch_loader import BatchLoader, count_labels
+from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.errors import InfeasibleError
 from meshwright.specs.model import Attention, AttentionKind, BaseFormat, Experts, Lora, Model
 from meshwright.specs.plan import Plan, Schedule
@@ -56,7 +56,7 @@ EPSILON = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RehearsalResult:
     """How far a plan is from one process."""
 
     plan: str
@@ -246,18 +246,18 @@ class _Cases:
         return self.answer.with_name(f"stack-{rank}.txt")
 
 
-def compare(run: Run, plan: Plan, *, timeout_s: float = TIMEOUT_S) -> Comparison:
+def rehearse(run: Run, plan: Plan, *, timeout_s: float = TIMEOUT_S) -> RehearsalResult:
     """Take `NUM_STEPS` steps of `run` under `plan` and alone, on local CPU processes.
 
     The plan must be one that `check` passes; the data should be small, `synthetic` best.
 
     Raises InfeasibleError when a process fails, or has not ended after `timeout_s`: then with where each one stood.
     """
-    return compare_each([(run, plan)], timeout_s=timeout_s)[0]
+    return rehearse_each([(run, plan)], timeout_s=timeout_s)[0]
 
 
-def compare_each(runs: Sequence[tuple[Run, Plan]], *, timeout_s: float = TIMEOUT_S) -> list[Comparison]:
-    """As `compare`, for plans of the same number of processes: these are started once for all of them."""
+def rehearse_each(runs: Sequence[tuple[Run, Plan]], *, timeout_s: float = TIMEOUT_S) -> list[RehearsalResult]:
+    """As `rehearse`, for plans of the same number of processes: these are started once for all of them."""
     (num_processes,) = {plan.num_devices for _, plan in runs}
     with TemporaryDirectory() as folder:
         cases = _Cases(
@@ -272,7 +272,7 @@ def compare_each(runs: Sequence[tuple[Run, Plan]], *, timeout_s: float = TIMEOUT
             raise InfeasibleError(
                 _why_lost(cases, num_processes, error), hint=f"compared: {plans}"
             ) from error
-        return [Comparison(**values) for values in json.loads(cases.answer.read_text(encoding="utf-8"))]
+        return [RehearsalResult(**values) for values in json.loads(cases.answer.read_text(encoding="utf-8"))]
 
 
 def _with_epsilon(run: Run) -> Run:
@@ -318,13 +318,13 @@ def _compare_rank(rank: int, num_ranks: int, cases: _Cases) -> None:
         cases.answer.write_text(json.dumps([asdict(c) for c in comparisons]), encoding="utf-8")
 
 
-def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> Comparison:
+def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> RehearsalResult:
     """The same on every process."""
     start_s = time.perf_counter()
     cpu = torch.device("cpu")
-    place = place_process(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
-    alone = Place(plan=Plan(micro_batch=plan.micro_batch), device=cpu)
-    mine = _Rehearsed(run, place)
+    coordinates = mesh_coordinates(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
+    alone = MeshCoordinates(plan=Plan(micro_batch=plan.micro_batch), device=cpu)
+    mine = _Rehearsed(run, coordinates)
     reference = _Rehearsed(replace(run, train=replace(run.train, compile=False)), alone)
     losses = [mine.step(i) for i in range(NUM_STEPS)]
     losses_alone = [reference.step(i) for i in range(NUM_STEPS)]
@@ -337,7 +337,7 @@ def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> Comp
     if num_ranks > 1:
         everywhere = [found] * num_ranks
         dist.all_gather_object(everywhere, found)
-    return Comparison(
+    return RehearsalResult(
         plan=plan.describe(),
         num_processes=num_ranks,
         losses=losses,
@@ -352,21 +352,21 @@ def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> Comp
 class _Rehearsed:
     """A model at a place, with its data."""
 
-    def __init__(self, run: Run, place: Place) -> None:
-        self.run, self.place = run, place
-        self.parts: Assembly = assemble(run, place=place)
-        self.feed = Feed(run, place=place, corpus=open_data(run))
+    def __init__(self, run: Run, coordinates: MeshCoordinates) -> None:
+        self.run, self.coordinates = run, coordinates
+        self.parts: Assembly = assemble(run, coordinates=coordinates)
+        self.loader = BatchLoader(run, coordinates=coordinates, corpus=open_data(run))
         self.first_gradients: dict[str, Tensor] = {}
 
     def step(self, index: int) -> float:
         """One optimizer step; the mean loss of the global batch."""
-        batch = self.feed.batch(index)
-        is_alone = self.place.num_ranks == 1
-        count = num_labels(batch)
+        batch = self.loader.batch(index)
+        is_alone = self.coordinates.num_ranks == 1
+        count = count_labels(batch)
         if not is_alone:
             dist.all_reduce(count)
-        loss = self.parts.stepper.forward_backward(batch, scale=self.place.num_copies / count.item())
-        loss = loss / self.place.plan.tensor
+        loss = self.parts.stepper.forward_backward(batch, scale=self.coordinates.num_copies / count.item())
+        loss = loss / self.coordinates.plan.tensor
         if not is_alone:
             dist.all_reduce(loss)
         if index == 0:
@@ -374,7 +374,7 @@ class _Rehearsed:
         self.parts.optimizer.step(
             learning_rate=learning_rate(self.run.optimizer, step=index, num_steps=NUM_STEPS)
         )
-        self.parts.after_step(self.parts.take_load())
+        self.parts.after_step(self.parts.collect_expert_load())
         return loss.item()
 
     def weights(self) -> dict[str, Tensor]:

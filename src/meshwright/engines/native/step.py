@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from meshwright.engines.native.parallel.shard import reduce_now
+from meshwright.engines.native.parallel.fsdp import set_gradient_sync
 from meshwright.specs.plan import Plan
 
 Batch = dict[str, Tensor]
@@ -45,10 +45,10 @@ class Accumulation:
 
     def forward_backward(self, batch: Batch, *, scale: float) -> Tensor:
         """Add the gradients of all micro-batches; the loss, detached."""
-        micro_batches = divided(batch, size=self.plan.micro_batch)
+        micro_batches = split_micro_batches(batch, size=self.plan.micro_batch)
         total = torch.zeros((), device=batch["tokens_BT"].device)
         for i, micro in enumerate(micro_batches):
-            reduce_now(self.module, is_last=i == len(micro_batches) - 1, sharding=self.plan.sharding)
+            set_gradient_sync(self.module, is_last=i == len(micro_batches) - 1, sharding=self.plan.sharding)
             loss = self._forward(micro) * scale
             loss.backward()
             total += loss.detach()
@@ -57,7 +57,7 @@ class Accumulation:
     @torch.no_grad()
     def loss(self, batch: Batch, *, scale: float) -> Tensor:
         """The loss of all micro-batches."""
-        losses = [self._forward(micro) for micro in divided(batch, size=self.plan.micro_batch)]
+        losses = [self._forward(micro) for micro in split_micro_batches(batch, size=self.plan.micro_batch)]
         return torch.stack(losses).sum() * scale
 
     @torch.no_grad()
@@ -70,7 +70,7 @@ class Accumulation:
         return self.module(given.pop("tokens_BT"), **given)
 
 
-def divided(batch: Batch, *, size: int) -> list[Batch]:
+def split_micro_batches(batch: Batch, *, size: int) -> list[Batch]:
     """`batch` in portions of `size` sequences."""
     parts = {name: tensor.split(size) for name, tensor in batch.items()}
     return [dict(zip(parts, portion, strict=True)) for portion in zip(*parts.values(), strict=True)]

@@ -21,35 +21,35 @@ import torch.distributed as dist
 
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.expect import Expectation, expect
-from meshwright.engines.native.faults import Fault, Guard
-from meshwright.engines.native.feed import Feed, num_labels, open_feed
-from meshwright.engines.native.measured import Measured, ranks_of, statistics_of
-from meshwright.engines.native.parallel.mesh import Place, place_process
+from meshwright.engines.native.batch_loader import BatchLoader, count_labels, open_batch_loader
+from meshwright.engines.native.expectation import Expectation, measure_expectation
+from meshwright.engines.native.fault_detector import Fault, FaultDetector
+from meshwright.engines.native.generation import SAMPLE_TOKENS, generate_sample
+from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.engines.native.profiling.profiler import StepProfiler, open_profiler
-from meshwright.engines.native.progress import Progress, reading
-from meshwright.engines.native.sample import SAMPLE_TOKENS, write_sample
+from meshwright.engines.native.progress import ProgressDisplay, reading
+from meshwright.engines.native.run_statistics import RunMeasurements, gather_rank_statistics, run_statistics
 from meshwright.engines.native.step import Batch
 from meshwright.records.training import Ending, Record
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import FaultAction, Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training import device, telemetry
-from meshwright.training.clock import Clock, Phase
-from meshwright.training.gemm_tuning import Choices, using
-from meshwright.training.hang import Watchdog
+from meshwright.training.clock import Clock, TrainingPhase
+from meshwright.training.gemm_tuning import GemmChoices, using
 from meshwright.training.metrics import WARM_UP_STEPS, spread_of
-from meshwright.training.models import load_ratio
+from meshwright.training.models import expert_load_ratio
 from meshwright.training.optimizer import learning_rate
 from meshwright.training.signals import StopRequest, say_stopping, stop_on_signals
-from meshwright.training.trackers import Opening, Trackers
+from meshwright.training.trackers import TrackedRun, Trackers
+from meshwright.training.watchdog import Watchdog
 from meshwright.training.weights import Origin, save_adapters
 
 ADAPTER = "adapter"  # folder of what LoRA trained, below the results
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class PreparedRun:
     """What every process is given: the run with all that was decided for it. Pickles."""
 
     run: Run
@@ -59,7 +59,7 @@ class Job:
     accelerator: str | None = None  # as the catalogue has it; None: it knows no such device
     notes: tuple[str, ...] = ()
     weights: Origin | None = None  # where training starts; None: random ones
-    products: Choices | None = None  # how matrix products are made; None: as usual
+    products: GemmChoices | None = None  # how matrix products are made; None: as usual
     is_restart: bool = False  # after a process was lost: go on from the newest checkpoint, if there is one
 
     @property
@@ -69,7 +69,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class StepOutcome:
     """What one pass through a step found out; all processes have the same."""
 
     loss: float  # mean of the global batch
@@ -78,37 +78,45 @@ class Taken:
     fault: Fault | None  # not None: the update was not applied
 
 
-def train_rank(rank: int, num_ranks: int, job: Job) -> None:
+def train_rank(rank: int, num_ranks: int, job: PreparedRun) -> None:
     """Train as process `rank` of `num_ranks`. The main process writes the steps and the record."""
     clock = Clock(started_s=job.options.started_s)
-    progress = Progress(quiet=job.options.quiet or rank > 0, num_steps=job.run.num_steps)
+    progress = ProgressDisplay(quiet=job.options.quiet or rank > 0, num_steps=job.run.num_steps)
     watchdog = Watchdog(job.options.folder, rank=rank, timeout_s=job.options.timeout_s)
     try:
         with stop_on_signals(say_stopping if rank == 0 else None) as request, watchdog:
-            place = place_process(
+            coordinates = mesh_coordinates(
                 plan=job.plan, device=device.find_device(local_rank=rank), rank=rank, num_ranks=num_ranks
             )
-            device.keep_freed_memory(place.device)
-            with using(job.products, place.device):
-                _loop(job, place, request=request, clock=clock, progress=progress, watchdog=watchdog).run()
+            device.disable_malloc_trim(coordinates.device)
+            with using(job.products, coordinates.device):
+                _loop(
+                    job, coordinates, request=request, clock=clock, progress=progress, watchdog=watchdog
+                ).run()
     finally:
         progress.close()
 
 
 def _loop(
-    job: Job, place: Place, *, request: StopRequest, clock: Clock, progress: Progress, watchdog: Watchdog
+    job: PreparedRun,
+    coordinates: MeshCoordinates,
+    *,
+    request: StopRequest,
+    clock: Clock,
+    progress: ProgressDisplay,
+    watchdog: Watchdog,
 ) -> _Loop:
     """Measure, build the model, open the data."""
     with progress.phase("measuring this machine"):
-        expected = expect(job.run, plan=job.plan, device=place.device)
+        expected = measure_expectation(job.run, plan=job.plan, device=coordinates.device)
     for words in expected.words():
         progress.say(words)
     with progress.phase("building the model"):
-        parts = assemble(job.run, place=place, weights=job.weights and job.weights.folder)
+        parts = assemble(job.run, coordinates=coordinates, weights=job.weights and job.weights.folder)
     with progress.phase("opening the data"):
-        feed = open_feed(job.run, place=place, report=reading(progress))
+        loader = open_batch_loader(job.run, coordinates=coordinates, report=reading(progress))
     return _Loop(
-        job=job, expected=expected, place=place, parts=parts, feed=feed, request=request, clock=clock,
+        job=job, expected=expected, coordinates=coordinates, parts=parts, loader=loader, request=request, clock=clock,
         progress=progress, watchdog=watchdog,
     )  # fmt: skip
 
@@ -119,37 +127,39 @@ class _Loop:
     def __init__(
         self,
         *,
-        job: Job,
+        job: PreparedRun,
         expected: Expectation,
-        place: Place,
+        coordinates: MeshCoordinates,
         parts: Assembly,
-        feed: Feed,
+        loader: BatchLoader,
         request: StopRequest,
         clock: Clock,
-        progress: Progress,
+        progress: ProgressDisplay,
         watchdog: Watchdog,
     ) -> None:
-        self.job, self.expected, self.place = job, expected, place
-        self.parts, self.feed, self.request = parts, feed, request
+        self.job, self.expected, self.coordinates = job, expected, coordinates
+        self.parts, self.loader, self.request = parts, loader, request
         self.clock, self.progress, self.watchdog = clock, progress, watchdog
         assert job.run.num_steps is not None  # `check` refuses a run without
         self.num_steps = job.run.num_steps
-        self.measured = Measured()
+        self.measured = RunMeasurements()
         self.is_compiling = job.run.train.compile  # in its first step
-        self.guard = Guard(job.run.train.faults)
+        self.guard = FaultDetector(job.run.train.faults)
         self.load_ratio = 0.0  # rows of the busiest expert over the mean, in the step; 0 without experts
         settings = job.run.train.checkpoint
-        self.saver = checkpoint.Saver(settings, num_ranks=place.num_ranks) if settings else None
-        self.log: telemetry.StepLog | None = None
+        self.saver = (
+            checkpoint.CheckpointSaver(settings, num_ranks=coordinates.num_ranks) if settings else None
+        )
+        self.log: telemetry.StepLogFile | None = None
         self.trackers: Trackers | None = None
         self.profiler: StepProfiler | None = None
 
     def run(self) -> None:
         """All steps from the first, or from the checkpoint, to the last; then the record."""
         done = self._resume() if self.job.options.resume or self._has_checkpoint() else 0
-        if self.place.is_main:
-            self.log = telemetry.StepLog(self.job.options.folder, after_step=done)
-            telemetry.save_tokenizer(self.job.options.folder, self.feed.tokenizer)
+        if self.coordinates.is_main:
+            self.log = telemetry.StepLogFile(self.job.options.folder, after_step=done)
+            telemetry.save_tokenizer(self.job.options.folder, self.loader.tokenizer)
             with self.progress.phase("opening the trackers"):
                 self.trackers = self._open_trackers(done)  # the main process alone has any
         self.measured.num_steps = done
@@ -157,16 +167,19 @@ class _Loop:
             self.job.options,
             done=done,
             num_steps=self.num_steps,
-            place=self.place,
+            coordinates=self.coordinates,
             say=self.progress.say,
         )
         try:
             ending = self._steps(done)
             if self.profiler is not None:
                 self.profiler.close()
-            self.clock.enter(Phase.CLOSING)
+            self.clock.enter(TrainingPhase.CLOSING)
             if self.saver is not None:
-                with self.clock.during(Phase.CHECKPOINT), self.progress.phase("finishing the checkpoint"):
+                with (
+                    self.clock.during(TrainingPhase.CHECKPOINT),
+                    self.progress.phase("finishing the checkpoint"),
+                ):
                     self.saver.wait()
             sample = None
             if ending in (Ending.DONE, Ending.REACHED) and not self.job.options.only_steps:
@@ -181,7 +194,7 @@ class _Loop:
         finally:
             if self.log is not None:
                 self.log.close()
-        ranks = ranks_of(self.measured, place=self.place)
+        ranks = gather_rank_statistics(self.measured, coordinates=self.coordinates)
         if self.trackers is not None:
             if sample is not None:
                 self.trackers.text("sample", sample, step=self.measured.num_steps)
@@ -217,12 +230,12 @@ class _Loop:
                 return Ending.STOPPED
         return Ending.DONE
 
-    def _note(self, step: int, taken: Taken, *, step_s: float) -> float | None:
+    def _note(self, step: int, taken: StepOutcome, *, step_s: float) -> float | None:
         """Validate when it is time, and log the step; the validation loss."""
         m = self.measured
         m.num_steps, m.last_loss = step + 1, taken.loss
         m.first_loss = taken.loss if m.first_loss is None else m.first_loss
-        if self.clock.phase is not Phase.PROFILING and not self.is_compiling:
+        if self.clock.phase is not TrainingPhase.PROFILING and not self.is_compiling:
             m.step_s.append(step_s)
         self.is_compiling = False
         validation_loss = self._validate(step + 1, is_last=step + 1 == self.num_steps)
@@ -240,19 +253,19 @@ class _Loop:
         """Seconds of training before a resume, as the log has them."""
         return 0.0 if self.log is None or self.log.last is None else self.log.last["elapsed_s"]
 
-    def _phase(self, step: int, done: int) -> Phase:
+    def _phase(self, step: int, done: int) -> TrainingPhase:
         if self.profiler is not None and self.profiler.covers(step + 1):
-            return Phase.PROFILING
-        return Phase.WARM_UP if step < done + WARM_UP_STEPS else Phase.TRAINING
+            return TrainingPhase.PROFILING
+        return TrainingPhase.WARM_UP if step < done + WARM_UP_STEPS else TrainingPhase.TRAINING
 
-    def _step(self, step: int) -> Taken:
+    def _step(self, step: int) -> StepOutcome:
         self.parts.before_step(step)
-        batch = self.feed.batch(self.guard.batch_of(step))
+        batch = self.loader.batch(self.guard.batch_of(step))
         local_loss = self.parts.stepper.forward_backward(batch, scale=self._scale(batch))
         has_failed = self.saver is not None and self.saver.has_failed
-        load_LE = self.parts.take_load()
+        load_LE = self.parts.collect_expert_load()
         # All processes have the same ratio: their parts add up to it.
-        ratio = 0.0 if load_LE is None else load_ratio(load_LE) / self.place.num_ranks
+        ratio = 0.0 if load_LE is None else expert_load_ratio(load_LE) / self.coordinates.num_ranks
         loss, stop, failed, self.load_ratio = self._agreed(
             local_loss, float(self.request.asked), float(has_failed), ratio
         )
@@ -270,7 +283,7 @@ class _Loop:
         if fault is None:
             self.guard.accept(loss=loss, gradient_norm=norm)
             self.parts.after_step(load_LE)
-        return Taken(loss=loss, norm=norm, is_asked_to_stop=stop > 0, fault=fault)
+        return StepOutcome(loss=loss, norm=norm, is_asked_to_stop=stop > 0, fault=fault)
 
     def _answer(self, fault: Fault, *, step: int) -> int | None:
         """Do what the run says about `fault` and return the step to go on with, or None to end."""
@@ -280,7 +293,7 @@ class _Loop:
             action = FaultAction.STOP if back_to is None else action
         event = self.guard.note(fault, action=action, step=step, batch=batch, back_to=back_to)
         self.progress.say(f"{event['words']}: {event['action'].replace('_', ' ')}")
-        if self.place.is_main:
+        if self.coordinates.is_main:
             telemetry.log_event(self.job.options.folder, event)
         if action is FaultAction.STOP:
             return None
@@ -300,15 +313,15 @@ class _Loop:
 
     def _scale(self, batch: Batch) -> float:
         """One over the labels that count in the global batch."""
-        count = num_labels(batch)
-        if self.place.num_ranks > 1:
+        count = count_labels(batch)
+        if self.coordinates.num_ranks > 1:
             dist.all_reduce(count)
-        return self.place.num_copies / max(1.0, count.item())
+        return self.coordinates.num_copies / max(1.0, count.item())
 
     def _agreed(self, local_loss: torch.Tensor, *others: float | torch.Tensor) -> list[float]:
         """Sums over all processes: of the losses (each counted once) and of `others`."""
         copies = (
-            self.place.plan.tensor
+            self.coordinates.plan.tensor
         )  # tensor ranks compute the same loss; ranks before the last stage none
         local = torch.stack(
             [
@@ -316,7 +329,7 @@ class _Loop:
                 *(torch.as_tensor(x, dtype=torch.float32, device=local_loss.device) for x in others),
             ]
         )
-        if self.place.num_ranks > 1:
+        if self.coordinates.num_ranks > 1:
             dist.all_reduce(local)
         return local.tolist()
 
@@ -326,10 +339,10 @@ class _Loop:
             return None
         self.parts.evaluating()
         losses = []
-        with self.clock.during(Phase.VALIDATION), self.progress.phase("validating"):
+        with self.clock.during(TrainingPhase.VALIDATION), self.progress.phase("validating"):
             for i in range(evaluate.num_batches):
                 self.watchdog.alive()
-                batch = self.feed.validation_batch(i)
+                batch = self.loader.validation_batch(i)
                 losses += self._agreed(self.parts.stepper.loss(batch, scale=self._scale(batch)))
         self.watchdog.rest()
         self.parts.training()
@@ -348,7 +361,7 @@ class _Loop:
             "guard": self.guard.state(),
             **checkpoint.as_manifest(checkpoint.content(run, weights=self.job.weights)),
         }
-        with self.clock.during(Phase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
+        with self.clock.during(TrainingPhase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
             self.saver.save(self.parts.state(), step=taken, about=about)
 
     def _save_adapters(self) -> None:
@@ -356,7 +369,7 @@ class _Loop:
         run, folder = self.job.run, self.job.options.folder / ADAPTER
         if run.lora is None:
             return
-        if self.place.is_main:
+        if self.coordinates.is_main:
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was resumed
         base = self.job.weights and self.job.weights.name
         save_adapters(self.parts.trained(), folder, model=run.model, lora=run.lora, base=base)
@@ -376,13 +389,13 @@ class _Loop:
         assert settings is not None  # the engine refuses to resume without
         saved = checkpoint.newest(Path(settings.folder))
         manifest = checkpoint.read_manifest(saved.path)
-        checkpoint.refuse_others(manifest, self.job.run, weights=self.job.weights)
+        checkpoint.refuse_mismatch(manifest, self.job.run, weights=self.job.weights)
         with self.progress.phase(f"reading {saved.path}"):
             self.guard.load(self._load(saved))
         self.progress.say(f"resumed from {saved.path} after step {saved.step}")
         return saved.step
 
-    def _load(self, saved: checkpoint.Saved) -> dict[str, Any]:
+    def _load(self, saved: checkpoint.SavedCheckpoint) -> dict[str, Any]:
         """Take the states of `saved`; what it says of the guard."""
         state = self.parts.state()
         manifest = checkpoint.load(saved, into=state)
@@ -406,9 +419,9 @@ class _Loop:
             "elapsed_s": self.measured.elapsed_s,
             "tokens_per_s_per_device": yardstick.tokens_per_s_per_device(step_s),
             "mfu": yardstick.mfu(step_s),
-            "memory_bytes": device.peak_memory_bytes(self.place.device),
+            "memory_bytes": device.peak_memory_bytes(self.coordinates.device),
         }
-        if self.clock.phase is Phase.PROFILING:
+        if self.clock.phase is TrainingPhase.PROFILING:
             entry["profiled"] = True
         if validation_loss is not None:
             entry["validation_loss"] = validation_loss
@@ -424,47 +437,47 @@ class _Loop:
 
     def _sample(self) -> str | None:
         """Text that the model writes now."""
-        if self.feed.tokenizer is None:
+        if self.loader.tokenizer is None:
             return None
         self.parts.evaluating()
         with torch.compiler.set_stance("force_eager"):  # a text grows, and compiled layers have one length
-            tokens = write_sample(
+            tokens = generate_sample(
                 self.parts.stepper.logits,
-                place=self.place,
-                prompt=self.feed.prompt(),
+                coordinates=self.coordinates,
+                prompt=self.loader.prompt(),
                 num_tokens=SAMPLE_TOKENS,
                 context=self.job.run.sequence_length,
                 seed=self.job.run.train.seed,
             )
-        return self.feed.tokenizer.decode(tokens)
+        return self.loader.tokenizer.decode(tokens)
 
     def _open_trackers(self, done: int) -> Trackers:
         run, folder = self.job.run, self.job.options.folder
         settings = telemetry.resolved(run, plan=self.job.plan)
-        opening = Opening(name=run.name, folder=folder, settings=settings, after_step=done)
+        opening = TrackedRun(name=run.name, folder=folder, settings=settings, after_step=done)
         return Trackers(run.train.trackers, opening=opening, warn=self.progress.say)
 
     def _record(self, ending: Ending, sample: str | None, ranks: dict[str, Any]) -> Record:
         job = self.job
         return Record(
             run=telemetry.resolved(job.run, plan=job.plan),
-            device=telemetry.device_facts(self.place.device, accelerator=job.accelerator),
+            device=telemetry.device_facts(self.coordinates.device, accelerator=job.accelerator),
             software=telemetry.software_facts(),
             ending=ending,
-            statistics=statistics_of(
+            statistics=run_statistics(
                 self.measured,
                 run=job.run,
                 yardstick=self.expected.yardstick,
                 parts=self.parts,
-                feed=self.feed,
+                loader=self.loader,
                 saver=self.saver,
                 ranks=ranks,
                 ending=ending,
             ),
             time_s=self.clock.seconds(),
             ranks=ranks,
-            started=telemetry.moment(self.clock.started_s),
-            ended=telemetry.moment(time.time()),
+            started=telemetry.utc_timestamp(self.clock.started_s),
+            ended=telemetry.utc_timestamp(time.time()),
             predicted=self.expected.predicted,
             git_commit=telemetry.git_commit(Path.cwd()),
             command=job.options.command,

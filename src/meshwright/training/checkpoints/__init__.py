@@ -15,36 +15,36 @@ saver     saving in the background of a training
 stalls    how long its steps stood still for that
 """
 
-from meshwright.training.checkpoints.content import Content, as_manifest, content, content_of, refuse_others
+from meshwright.training.checkpoints.content import Content, as_manifest, content, content_of, refuse_mismatch
 from meshwright.training.checkpoints.files import (
     MANIFEST,
     NAME,
-    Saved,
+    SavedCheckpoint,
     checkpoints,
-    damage_of,
     newest,
     newest_good,
     read_manifest,
+    verify,
 )
 from meshwright.training.checkpoints.reading import load
-from meshwright.training.checkpoints.saver import Saver
+from meshwright.training.checkpoints.saver import CheckpointSaver
 from meshwright.training.checkpoints.writing import save
 
 __all__ = [
     "MANIFEST",
     "NAME",
+    "CheckpointSaver",
     "Content",
-    "Saved",
-    "Saver",
+    "SavedCheckpoint",
     "as_manifest",
     "checkpoints",
     "content",
     "content_of",
-    "damage_of",
     "load",
     "newest",
     "newest_good",
     "read_manifest",
-    "refuse_others",
+    "refuse_mismatch",
     "save",
+    "verify",
 ]

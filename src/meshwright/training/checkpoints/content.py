@@ -56,7 +56,7 @@ def content_of(manifest: Mapping[str, Any]) -> Content | None:
         ) from error
 
 
-def refuse_others(manifest: Mapping[str, Any], run: Run, *, weights: Origin | None) -> None:
+def refuse_mismatch(manifest: Mapping[str, Any], run: Run, *, weights: Origin | None) -> None:
     """Raise InputError when the checkpoint's adapters are others than those of `run`, or belong to another base."""
     held = content_of(manifest)
     if held is None or (held.lora is None and run.lora is None):

@@ -25,22 +25,24 @@ Digests = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SavedCheckpoint:
     """One checkpoint on the disk."""
 
     path: Path
     step: int  # steps taken when it was written
 
 
-def checkpoints(folder: Path) -> list[Saved]:
+def checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """All whole checkpoints below `folder`, oldest first."""
     if not folder.is_dir():
         return []
     found = [(NAME.fullmatch(path.name), path) for path in folder.iterdir() if (path / MANIFEST).is_file()]
-    return sorted((Saved(path=p, step=int(m[1])) for m, p in found if m), key=lambda saved: saved.step)
+    return sorted(
+        (SavedCheckpoint(path=p, step=int(m[1])) for m, p in found if m), key=lambda saved: saved.step
+    )
 
 
-def newest(folder: Path) -> Saved:
+def newest(folder: Path) -> SavedCheckpoint:
     """The newest checkpoint, checked. Every process calls it.
 
     Raises InputError when there is none, or when its files are not what its manifest says; the message then names
@@ -49,7 +51,7 @@ def newest(folder: Path) -> Saved:
     found = checkpoints(folder)
     if not found:
         raise InputError("there is no checkpoint to resume from", got=str(folder))
-    damage = damage_of(found[-1].path)
+    damage = verify(found[-1].path)
     if not damage:
         return found[-1]
     good = newest_good(folder)
@@ -60,9 +62,9 @@ def newest(folder: Path) -> Saved:
     raise InputError(f"checkpoint {found[-1].path} is damaged: {damage}", hint=hint)
 
 
-def newest_good(folder: Path) -> Saved | None:
+def newest_good(folder: Path) -> SavedCheckpoint | None:
     """The newest checkpoint whose files are what its manifest says. Every process calls it."""
-    return next((saved for saved in reversed(checkpoints(folder)) if not damage_of(saved.path)), None)
+    return next((saved for saved in reversed(checkpoints(folder)) if not verify(saved.path)), None)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise InputError(f"cannot read the manifest of checkpoint {path}: {error}") from error
 
 
-def damage_of(path: Path) -> str | None:
+def verify(path: Path) -> str | None:
     """What is wrong with the files of a checkpoint, or None. Processes divide the files; all get one answer."""
     peers = Peers()
     try:

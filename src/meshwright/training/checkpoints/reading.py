@@ -11,10 +11,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 
 from meshwright.errors import InputError
-from meshwright.training.checkpoints.files import Saved, read_manifest
+from meshwright.training.checkpoints.files import SavedCheckpoint, read_manifest
 
 
-def load(saved: Saved, *, into: dict[str, Tensor]) -> dict[str, Any]:
+def load(saved: SavedCheckpoint, *, into: dict[str, Tensor]) -> dict[str, Any]:
     """Read `saved` into the tensors of `into`, in place, and return the manifest. Every process calls it.
 
     Raises InputError when a tensor is missing or has another shape.

@@ -29,7 +29,7 @@ from meshwright.training.checkpoints.writing import save
 TIMEOUT = timedelta(hours=1)  # processes wait so long for the slowest disk among them
 
 
-class Saver:
+class CheckpointSaver:
     """The checkpoints of one training. Every process makes one and calls the same methods in the same order."""
 
     def __init__(self, settings: Checkpoint, *, num_ranks: int) -> None:

@@ -5,9 +5,9 @@ Batches(samples=corpus.train, global_batch=..., seed=..., data_rank=..., data_wi
 """
 
 from meshwright.training.data.batches import Batch, Batches
-from meshwright.training.data.opening import Corpus, open_data, open_tokenizer
+from meshwright.training.data.corpus import Corpus, open_data, open_tokenizer
 from meshwright.training.data.packing import IGNORED_LABEL, PADDING_DOCUMENT, Samples
-from meshwright.training.data.tokenization import Progress
+from meshwright.training.data.tokenization import TokenizationProgress
 from meshwright.training.data.tokenizer import Tokenizer
 from meshwright.training.data.workers import ReadAhead, WorkerChoice, measure_workers
 
@@ -17,9 +17,9 @@ __all__ = [
     "Batch",
     "Batches",
     "Corpus",
-    "Progress",
     "ReadAhead",
     "Samples",
+    "TokenizationProgress",
     "Tokenizer",
     "WorkerChoice",
     "measure_workers",

@@ -14,7 +14,7 @@ from pathlib import Path
 from meshwright.errors import InputError
 from meshwright.training.data.cache import build_once
 from meshwright.training.data.chat import END_OF_TURN, START_OF_TURN
-from meshwright.training.data.source import Source
+from meshwright.training.data.source import DocumentSource
 from meshwright.training.data.tokenizer import JsonTokenizer, require_tokenizers
 
 END = "<|endoftext|>"
@@ -26,7 +26,7 @@ TRAINED_ON_CHARACTERS = 32 << 20
 _EXCERPT_CHARACTERS = 1 << 16  # of one document, so that one long file does not decide alone
 
 
-def bpe_tokenizer(vocab: int, *, source: Source, cache: Path) -> JsonTokenizer:
+def bpe_tokenizer(vocab: int, *, source: DocumentSource, cache: Path) -> JsonTokenizer:
     """The tokenizer of `vocab` tokens for this corpus: read from the cache, or trained now and put there.
 
     Raises InputError when the size is impossible. A small corpus can yield fewer tokens than asked for.
@@ -52,7 +52,7 @@ def bpe_tokenizer(vocab: int, *, source: Source, cache: Path) -> JsonTokenizer:
     return JsonTokenizer(text, name=f"bpe:{vocab}", config={"eos_token": END})
 
 
-def _train(vocab: int, source: Source) -> str:
+def _train(vocab: int, source: DocumentSource) -> str:
     library = require_tokenizers()
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -67,7 +67,7 @@ def _train(vocab: int, source: Source) -> str:
     return tokenizer.to_str()
 
 
-def _excerpts(source: Source) -> Iterator[str]:
+def _excerpts(source: DocumentSource) -> Iterator[str]:
     left = TRAINED_ON_CHARACTERS
     for document in source.documents():
         excerpt = document.text[: min(left, _EXCERPT_CHARACTERS)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.training.data.documents import Document, Span
+from meshwright.training.data.documents import TextDocument, TextSpan
 
 START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
 ROLES = ("system", "user", "assistant", "tool")
@@ -22,7 +22,7 @@ ROLES = ("system", "user", "assistant", "tool")
 class ChatML:
     """The default template."""
 
-    def render(self, messages: list[Mapping[str, Any]]) -> Document:
+    def render(self, messages: list[Mapping[str, Any]]) -> TextDocument:
         """
         >>> d = ChatML().render([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])
         >>> [d.text[start:stop] for start, stop in d.trained]
@@ -33,9 +33,9 @@ class ChatML:
             text += f"{START_OF_TURN}{role}\n"
             said = f"{content}{END_OF_TURN}"
             if role == "assistant":
-                spans.append(Span(len(text), len(text) + len(said)))
+                spans.append(TextSpan(len(text), len(text) + len(said)))
             text += f"{said}\n"
-        return Document(text=text, trained=tuple(spans), is_rendered=True)
+        return TextDocument(text=text, trained=tuple(spans), is_rendered=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class JinjaChat:
     template: str
     marks: Mapping[str, str]  # bos_token and eos_token, as templates call them
 
-    def render(self, messages: list[Mapping[str, Any]]) -> Document:
+    def render(self, messages: list[Mapping[str, Any]]) -> TextDocument:
         """The conversation in the tokenizer's template. Raises InputError when the template refuses it."""
         roles = [role for role, _ in map(_checked, messages)]
         whole = self._write(messages)
@@ -62,8 +62,8 @@ class JinjaChat:
                     raise InputError(
                         "the chat template rewrites earlier messages: its answers have no fixed place"
                     )
-                spans.append(Span(len(before), len(after)))
-        return Document(text=whole, trained=tuple(spans), is_rendered=True)
+                spans.append(TextSpan(len(before), len(after)))
+        return TextDocument(text=whole, trained=tuple(spans), is_rendered=True)
 
     def _write(self, messages: list[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
         try:

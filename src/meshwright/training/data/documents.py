@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from meshwright.errors import InputError
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """Characters `start` to `stop` (exclusive) of a document's text."""
 
     start: int
@@ -22,18 +22,18 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class TextDocument:
     """One text that belongs together; attention never looks from one document into another."""
 
     text: str
-    trained: tuple[Span, ...] | None = None  # what the loss counts; None: everything
+    trained: tuple[TextSpan, ...] | None = None  # what the loss counts; None: everything
     is_rendered: bool = False  # the text already holds its own start and end of turn marks
 
 
 class Chat(Protocol):
     """How a conversation is written as text."""
 
-    def render(self, messages: list[Mapping[str, Any]]) -> Document:
+    def render(self, messages: list[Mapping[str, Any]]) -> TextDocument:
         """The conversation as one document. Raises InputError when it cannot be written."""
         ...
 
@@ -44,7 +44,7 @@ ANSWER_KEYS = {"prompt": ("completion", "response", "answer"), "question": ("ans
 
 def document_from_record(
     record: Mapping[str, Any], *, where: str, text_key: str | None = None, chat: Chat
-) -> Document:
+) -> TextDocument:
     """The document of one record; `where` begins every error ("corpus.jsonl:12").
 
     >>> from meshwright.training.data.chat import ChatML
@@ -61,9 +61,9 @@ def document_from_record(
     return document
 
 
-def _document(record: Mapping[str, Any], *, where: str, text_key: str | None, chat: Chat) -> Document:
+def _document(record: Mapping[str, Any], *, where: str, text_key: str | None, chat: Chat) -> TextDocument:
     if text_key is not None:
-        return Document(text=_string(record, text_key, where))
+        return TextDocument(text=_string(record, text_key, where))
     if isinstance(record.get("messages"), list):
         try:
             return chat.render(record["messages"])
@@ -73,10 +73,10 @@ def _document(record: Mapping[str, Any], *, where: str, text_key: str | None, ch
         answer = next((key for key in answers if ask in record and key in record), None)
         if answer is not None:
             prompt, completion = _string(record, ask, where), _string(record, answer, where)
-            span = Span(len(prompt), len(prompt) + len(completion))
-            return Document(text=prompt + completion, trained=(span,))
+            span = TextSpan(len(prompt), len(prompt) + len(completion))
+            return TextDocument(text=prompt + completion, trained=(span,))
     if "text" in record:
-        return Document(text=_string(record, "text", where))
+        return TextDocument(text=_string(record, "text", where))
     raise InputError(
         f"{where}: a record without text",
         got=", ".join(map(str, record)) or "no keys",

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.training.data.documents import Chat, Document, document_from_record
+from meshwright.training.data.documents import Chat, TextDocument, document_from_record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class HubDataset:
     """One split of a data set, and the library's own hash of its content and of what was done to it."""
 
     dataset: Any = field(repr=False)
     fingerprint: str
     num_bytes: int | None
 
-    def documents(self, name: str, *, text_key: str | None, chat: Chat) -> Iterator[Document]:
+    def documents(self, name: str, *, text_key: str | None, chat: Chat) -> Iterator[TextDocument]:
         """One document a row."""
         if text_key is not None:
             if text_key not in self.dataset.column_names:
@@ -39,7 +39,7 @@ def is_saved_to_disk(path: Path) -> bool:
     )
 
 
-def rows_from_disk(path: Path, *, split: str | None) -> Rows:
+def dataset_from_disk(path: Path, *, split: str | None) -> HubDataset:
     """A folder of `datasets.save_to_disk`. Raises InputError when it cannot be read or lacks the split."""
     datasets = _require_datasets(str(path))
     try:
@@ -56,7 +56,7 @@ def rows_from_disk(path: Path, *, split: str | None) -> Rows:
     return _rows(loaded)
 
 
-def rows_from_hub(name: str, *, config: str | None, split: str) -> Rows:
+def dataset_from_hub(name: str, *, config: str | None, split: str) -> HubDataset:
     """A data set by name, downloaded once by the library. Raises InputError when it cannot be had."""
     datasets = _require_datasets(name)
     try:
@@ -65,8 +65,8 @@ def rows_from_hub(name: str, *, config: str | None, split: str) -> Rows:
         raise _failed(name, error) from error
 
 
-def _rows(dataset: Any) -> Rows:
-    return Rows(dataset=dataset, fingerprint=dataset._fingerprint, num_bytes=dataset.dataset_size)
+def _rows(dataset: Any) -> HubDataset:
+    return HubDataset(dataset=dataset, fingerprint=dataset._fingerprint, num_bytes=dataset.dataset_size)
 
 
 def _require_datasets(name: str) -> Any:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.training.data.documents import Chat, Document, document_from_record
+from meshwright.training.data.documents import Chat, TextDocument, document_from_record
 
-Reader = Callable[..., Iterator[Document]]
+Reader = Callable[..., Iterator[TextDocument]]
 """`reader(file, text_key=..., chat=...)`."""
 
 
-def read_text(file: Path, *, text_key: str | None, chat: Chat) -> Iterator[Document]:
+def read_text(file: Path, *, text_key: str | None, chat: Chat) -> Iterator[TextDocument]:
     """The whole file is one document."""
     if text_key is not None:
         raise InputError(
@@ -24,12 +24,12 @@ def read_text(file: Path, *, text_key: str | None, chat: Chat) -> Iterator[Docum
         )
     try:
         with _open_text(file) as stream:
-            yield Document(text=stream.read())
+            yield TextDocument(text=stream.read())
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise _unreadable(file, error) from error
 
 
-def read_json_lines(file: Path, *, text_key: str | None, chat: Chat) -> Iterator[Document]:
+def read_json_lines(file: Path, *, text_key: str | None, chat: Chat) -> Iterator[TextDocument]:
     """One JSON object a line; empty lines are skipped."""
     try:
         with _open_text(file) as stream:
@@ -48,7 +48,7 @@ def read_json_lines(file: Path, *, text_key: str | None, chat: Chat) -> Iterator
         raise _unreadable(file, error) from error
 
 
-def read_parquet(file: Path, *, text_key: str | None, chat: Chat) -> Iterator[Document]:
+def read_parquet(file: Path, *, text_key: str | None, chat: Chat) -> Iterator[TextDocument]:
     """One record a row, in batches; only the column `text_key` is read where it is given."""
     try:
         import pyarrow

@@ -24,8 +24,8 @@ from meshwright.errors import InputError, nearest
 from meshwright.files import default_cache
 from meshwright.training.data.cache import remembered_digest
 from meshwright.training.data.chat import ChatML
-from meshwright.training.data.documents import Chat, Document
-from meshwright.training.data.hub import Rows, is_saved_to_disk, rows_from_disk, rows_from_hub
+from meshwright.training.data.documents import Chat, TextDocument
+from meshwright.training.data.hub import HubDataset, dataset_from_disk, dataset_from_hub, is_saved_to_disk
 from meshwright.training.data.readers import READERS, reader_of
 
 PYTHON_STDLIB = "python-stdlib"
@@ -37,15 +37,15 @@ _FILE_OPTIONS, _HUB_OPTIONS = ("text",), ("config", "split", "text")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class DocumentSource:
     """Documents of one corpus, in an order that never changes."""
 
     name: str
     num_bytes: int | None  # size of its files, for progress; None: not known
-    read: Callable[[Chat], Iterator[Document]] = field(repr=False)
+    read: Callable[[Chat], Iterator[TextDocument]] = field(repr=False)
     identify: Callable[[], str] = field(repr=False)
 
-    def documents(self, *, chat: Chat | None = None) -> Iterator[Document]:
+    def documents(self, *, chat: Chat | None = None) -> Iterator[TextDocument]:
         """Every document; conversations are written with `chat`. Raises InputError at the first unreadable one."""
         return self.read(chat if chat is not None else ChatML())
 
@@ -63,7 +63,7 @@ class TokenFiles:
     prefixes: tuple[Path, ...]
 
 
-def open_source(name: str, *, cache: Path | None = None) -> Source | TokenFiles:
+def open_source(name: str, *, cache: Path | None = None) -> DocumentSource | TokenFiles:
     """The corpus of that name. In `cache` the digests of large files are kept.
 
     Raises InputError when there is none, a folder holds nothing readable, or an option is unknown.
@@ -78,7 +78,7 @@ def open_source(name: str, *, cache: Path | None = None) -> Source | TokenFiles:
         raise InputError(f"cannot open the data: {reason}", got=name[:200]) from error
 
 
-def _open(name: str, cache: Path) -> Source | TokenFiles:
+def _open(name: str, cache: Path) -> DocumentSource | TokenFiles:
     place, options = _split(name)
     if place == PYTHON_STDLIB:
         _refuse_unknown(options, (), name)
@@ -89,7 +89,7 @@ def _open(name: str, cache: Path) -> Source | TokenFiles:
         return TokenFiles(name=name, prefixes=(prefix,))
     if is_saved_to_disk(path):
         _refuse_unknown(options, ("split", "text"), name)
-        return _from_rows(name, rows_from_disk(path, split=options.get("split")), options.get("text"))
+        return _from_rows(name, dataset_from_disk(path, split=options.get("split")), options.get("text"))
     if files := _files(path):
         _refuse_unknown(options, _FILE_OPTIONS, name)
         return _from_files(name, files, options.get("text"), cache)
@@ -99,7 +99,7 @@ def _open(name: str, cache: Path) -> Source | TokenFiles:
             hint=f"a file, folder or glob of {' '.join(READERS)}, NAME.bin with NAME.idx, or {PYTHON_STDLIB}",
         )  # fmt: skip
     _refuse_unknown(options, _HUB_OPTIONS, name)
-    rows = rows_from_hub(place, config=options.get("config"), split=options.get("split", "train"))
+    rows = dataset_from_hub(place, config=options.get("config"), split=options.get("split", "train"))
     return _from_rows(name, rows, options.get("text"))
 
 
@@ -152,14 +152,14 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _from_files(name: str, files: list[Path], text_key: str | None, cache: Path) -> Source:
+def _from_files(name: str, files: list[Path], text_key: str | None, cache: Path) -> DocumentSource:
     for file in files:
         if reader_of(file) is None:
             raise InputError(
                 "a file of unknown kind", got=str(file), allowed=f"{', '.join(READERS)}; also .gz"
             )
 
-    def read(chat: Chat) -> Iterator[Document]:
+    def read(chat: Chat) -> Iterator[TextDocument]:
         for file in files:
             reader = reader_of(file)
             assert reader is not None
@@ -175,10 +175,10 @@ def _from_files(name: str, files: list[Path], text_key: str | None, cache: Path)
         return _digest(facts)
 
     num_bytes = sum(file.stat().st_size for file in files)
-    return Source(name=name, num_bytes=num_bytes, read=read, identify=identify)
+    return DocumentSource(name=name, num_bytes=num_bytes, read=read, identify=identify)
 
 
-def _python_library(cache: Path) -> Source:
+def _python_library(cache: Path) -> DocumentSource:
     """Code that people wrote to be read: without tests, tables that programs wrote, and what varies by machine."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(f for f in root.rglob("*.py") if not _LEFT_OUT & set(f.relative_to(root).parts))
@@ -191,11 +191,11 @@ def _python_library(cache: Path) -> Source:
     return _from_files(PYTHON_STDLIB, files, None, cache)
 
 
-def _from_rows(name: str, rows: Rows, text_key: str | None) -> Source:
-    def read(chat: Chat) -> Iterator[Document]:
+def _from_rows(name: str, rows: HubDataset, text_key: str | None) -> DocumentSource:
+    def read(chat: Chat) -> Iterator[TextDocument]:
         return rows.documents(name, text_key=text_key, chat=chat)
 
-    return Source(
+    return DocumentSource(
         name=name,
         num_bytes=rows.num_bytes,
         read=read,

@@ -19,9 +19,9 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.training.data.cache import build_once
-from meshwright.training.data.documents import Document
+from meshwright.training.data.documents import TextDocument
 from meshwright.training.data.megatron import IndexedWriter, token_type
-from meshwright.training.data.source import Source
+from meshwright.training.data.source import DocumentSource
 from meshwright.training.data.store import TRAINED_SUFFIX, TokenStore, open_store
 from meshwright.training.data.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ _LINE_START = re.compile(r"(?<=\n)(?=\S)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class TokenizationProgress:
     """How far tokenisation has come."""
 
     num_documents: int
@@ -44,11 +44,11 @@ class Progress:
     )  # of the files, which is more than their text for JSONL and less for .gz and Parquet
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[TokenizationProgress], None]
 
 
 def tokenise(
-    source: Source,
+    source: DocumentSource,
     tokenizer: Tokenizer,
     *,
     cache: Path,
@@ -82,7 +82,7 @@ class _Tokens:
 
 
 def _write(
-    source: Source, tokenizer: Tokenizer, folder: Path, *, report: Report | None, shard_tokens: int
+    source: DocumentSource, tokenizer: Tokenizer, folder: Path, *, report: Report | None, shard_tokens: int
 ) -> None:
     num_documents = num_tokens = done_bytes = 0
     with _ShardWriter(folder, vocab=tokenizer.vocab, shard_tokens=shard_tokens) as shards:
@@ -94,7 +94,7 @@ def _write(
             done_bytes += sum(len(document.text.encode()) for document in batch)
             if report is not None:
                 report(
-                    Progress(
+                    TokenizationProgress(
                         num_documents=num_documents, num_tokens=num_tokens, done_bytes=done_bytes,
                         total_bytes=source.num_bytes,
                     )
@@ -145,7 +145,7 @@ class _ShardWriter:
         self._close(is_whole=error is None)
 
 
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+def _batches(documents: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
     """Documents that are not empty, in batches of about `_BATCH_CHARACTERS`."""
     batch, num_characters = [], 0
     for document in documents:
@@ -160,7 +160,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _encode(documents: Sequence[Document], tokenizer: Tokenizer) -> Iterator[_Tokens]:
+def _encode(documents: Sequence[TextDocument], tokenizer: Tokenizer) -> Iterator[_Tokens]:
     """Documents as tokens with their start and end; those without a mask are encoded together."""
     pieces = [_pieces(d.text) if d.trained is None else [] for d in documents]
     encoded = iter(tokenizer.encode([piece for of_document in pieces for piece in of_document]))
@@ -173,7 +173,7 @@ def _encode(documents: Sequence[Document], tokenizer: Tokenizer) -> Iterator[_To
             yield _framed(ids_N, _trained(stops_N, document), document, tokenizer)
 
 
-def _trained(stops_N: np.ndarray, document: Document) -> np.ndarray:
+def _trained(stops_N: np.ndarray, document: TextDocument) -> np.ndarray:
     """Tokens whose last character is trained on: one that runs over the border belongs to what follows it."""
     assert document.trained is not None
     is_trained = np.zeros(len(document.text) + 1, dtype=bool)
@@ -183,7 +183,7 @@ def _trained(stops_N: np.ndarray, document: Document) -> np.ndarray:
 
 
 def _framed(
-    ids_N: np.ndarray, trained_N: np.ndarray | None, document: Document, tokenizer: Tokenizer
+    ids_N: np.ndarray, trained_N: np.ndarray | None, document: TextDocument, tokenizer: Tokenizer
 ) -> _Tokens:
     """The document between its start and end tokens. An answer's end is trained on where the answer ends the text."""
     before = [] if tokenizer.start is None or document.is_rendered else [tokenizer.start]

@@ -12,33 +12,38 @@ To read it: `transformer`, then `attention`, `feed_forward`, `experts`; the rest
 from __future__ import annotations
 
 from meshwright.training.models.build import build_model, materialize
+from meshwright.training.models.expert_load import (
+    collect_expert_load,
+    configure_balance_loss,
+    expert_load_ratio,
+    update_routing_bias,
+)
 from meshwright.training.models.families import FAMILIES, check_model
-from meshwright.training.models.initialize import init_adapters, init_weights, reset_buffers, stream
-from meshwright.training.models.load import load_ratio, set_balance, take_load, update_bias
+from meshwright.training.models.initialize import init_adapters, init_weights, named_seed, reset_buffers
 from meshwright.training.models.lora import LoraLinear, adapted, add_adapters, merge_adapters
 from meshwright.training.models.loss import IGNORE, linear_cross_entropy
-from meshwright.training.models.transformer import Block, Options, Transformer
+from meshwright.training.models.transformer import Block, Transformer, TransformerOptions
 
 __all__ = [
     "FAMILIES",
     "IGNORE",
     "Block",
     "LoraLinear",
-    "Options",
     "Transformer",
+    "TransformerOptions",
     "adapted",
     "add_adapters",
     "build_model",
     "check_model",
+    "collect_expert_load",
+    "configure_balance_loss",
+    "expert_load_ratio",
     "init_adapters",
     "init_weights",
     "linear_cross_entropy",
-    "load_ratio",
     "materialize",
     "merge_adapters",
+    "named_seed",
     "reset_buffers",
-    "set_balance",
-    "stream",
-    "take_load",
-    "update_bias",
+    "update_routing_bias",
 ]

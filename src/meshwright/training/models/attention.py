@@ -14,9 +14,9 @@ from torch.nn.attention.bias import causal_lower_right
 
 from meshwright.specs.model import Model
 from meshwright.training.models import blockwise
-from meshwright.training.models.gemm import Linear
-from meshwright.training.models.layout import Layout
+from meshwright.training.models.linear import Linear
 from meshwright.training.models.rope import rotate_halves, rotate_interleaved, score_scale
+from meshwright.training.models.token_layout import TokenLayout
 
 
 class CoreAttention(nn.Module):
@@ -27,18 +27,18 @@ class CoreAttention(nn.Module):
         self.scale = scale
         self.windowed = windowed
 
-    def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: Layout) -> Tensor:
+    def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: TokenLayout) -> Tensor:
         """[B, T, H, V]."""
         return self.attend(q_BTHK, k_BTGK, v_BTGV, mask_B1TS=self.mask(layout))
 
-    def mask(self, layout: Layout) -> Tensor | None:
+    def mask(self, layout: TokenLayout) -> Tensor | None:
         """Which keys each query may see; None: plainly causal."""
         return layout.windowed_mask_B1TS if self.windowed else layout.mask_B1TS
 
     def attend(self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, mask_B1TS: Tensor | None) -> Tensor:
         """[B, T, H, V]. Without a mask the last query sees all keys, the one before all but one."""
         q_BHTK, k_BGSK, v_BGSV = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGV))
-        if blockwise.suits(q_BHTK, k_BGSK):
+        if blockwise.is_faster(q_BHTK, k_BGSK):
             out_BHTV = blockwise.attend(q_BHTK, k_BGSK, v_BGSV, mask_B1TS=mask_B1TS, scale=self.scale)
             return out_BHTV.transpose(1, 2)
         repeats = q_BHTK.shape[1] // k_BGSK.shape[1]
@@ -77,7 +77,7 @@ class GroupedAttention(nn.Module):
         self.core = CoreAttention(scale=a.head_dim**-0.5, windowed=windowed)
         self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
 
-    def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x_BTD: Tensor, layout: TokenLayout) -> Tensor:
         """[B, T, D]."""
         q_BTHK = self.query_norm(self.query(x_BTD).unflatten(-1, (-1, self.head_dim)))
         k_BTGK = self.key_norm(self.key(x_BTD).unflatten(-1, (-1, self.head_dim)))
@@ -115,7 +115,7 @@ class LatentAttention(nn.Module):
         self.core = CoreAttention(scale=scale, windowed=windowed)
         self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
 
-    def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x_BTD: Tensor, layout: TokenLayout) -> Tensor:
         """[B, T, D]."""
         q_source_BTX = self.query_down(x_BTD) if hasattr(self, "query_down") else x_BTD
         latent_BTL, k_rotary_BTR = self.kv_down(x_BTD).split([self.latent_dim, self.rotary_dim], dim=-1)

@@ -30,7 +30,7 @@ LONGEST = 2048
 HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_tile"))
 
 
-def suits(q_BHTK: Tensor, k_BGSK: Tensor) -> bool:
+def is_faster(q_BHTK: Tensor, k_BGSK: Tensor) -> bool:
     """Whether `attend` is the faster way. PyTorch's kernel uses AMX where there is any, and is left to it."""
     return q_BHTK.device.type == "cpu" and k_BGSK.shape[2] <= LONGEST and not HAS_AMX
 

@@ -8,7 +8,7 @@ from meshwright.errors import InputError
 from meshwright.specs.model import Model
 from meshwright.training.models.families import check_model
 from meshwright.training.models.initialize import reset_buffers
-from meshwright.training.models.transformer import Options, Transformer
+from meshwright.training.models.transformer import Transformer, TransformerOptions
 
 
 def build_model(
@@ -19,7 +19,7 @@ def build_model(
     layers: range | None = None,
     is_first: bool | None = None,
     is_last: bool | None = None,
-    options: Options | None = None,
+    options: TransformerOptions | None = None,
 ) -> Transformer:
     """The decoder of `model`, or its pipeline stage with `layers`.
 
@@ -45,7 +45,7 @@ def build_model(
                 layers=layers,
                 is_first=layers.start == 0 if is_first is None else is_first,
                 is_last=layers.stop == model.num_layers if is_last is None else is_last,
-                options=options or Options(),
+                options=options or TransformerOptions(),
             )
     finally:
         torch.set_default_dtype(usual)

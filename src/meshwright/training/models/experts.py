@@ -24,7 +24,7 @@ from meshwright.training.models.balance import attach_loss, balance_loss
 from meshwright.training.models.feed_forward import FeedForward, swiglu
 
 
-class Choice(NamedTuple):
+class Routing(NamedTuple):
     """What the router decided."""
 
     weights_NC: Tensor  # fp32
@@ -35,8 +35,8 @@ class Choice(NamedTuple):
 class TopKRouter(nn.Module):
     """Scores in fp32 whatever the weights are: a flipped choice costs more than a slow product this small.
 
-    With sigmoid scores `bias_E` shifts the choice but not the weight; `load.update_bias` moves it.
-    `load_E` counts the rows each expert got in training since `load.take_load`.
+    With sigmoid scores `bias_E` shifts the choice but not the weight; `expert_load.update_routing_bias` moves it.
+    `load_E` counts the rows each expert got in training since `load.collect_expert_load`.
     """
 
     bias_E: Tensor | None
@@ -51,7 +51,7 @@ class TopKRouter(nn.Module):
         self.register_buffer("bias_E", bias_E)
         self.register_buffer("load_E", torch.zeros(spec.num_experts, dtype=torch.long), persistent=False)
 
-    def forward(self, x_ND: Tensor) -> Choice:
+    def forward(self, x_ND: Tensor) -> Routing:
         """The chosen experts of every token."""
         logits_NE = functional.linear(x_ND.float(), self.plain_weight().float())
         sigmoid = self.spec.router is Router.SIGMOID
@@ -62,7 +62,7 @@ class TopKRouter(nn.Module):
         weights_NC = scores_NE.gather(1, experts_NC)
         if self.spec.normalize_top_k:
             weights_NC = weights_NC / (weights_NC.sum(dim=-1, keepdim=True) + 1e-20)
-        return Choice(weights_NC * self.spec.routed_scale, experts_NC, scores_NE)
+        return Routing(weights_NC * self.spec.routed_scale, experts_NC, scores_NE)
 
     def plain_weight(self) -> Tensor:
         """The weight as a plain tensor. Tensor parallelism puts its own in this place."""
@@ -80,7 +80,7 @@ class TopKRouter(nn.Module):
         return grouped_NGX.masked_fill(~kept_NG.unsqueeze(-1), float("-inf")).flatten(-2)
 
 
-class Experts(nn.Module):
+class RoutedExperts(nn.Module):
     """All experts of a layer. Expert parallelism (`parallel.expert`) leaves each rank some of them."""
 
     def __init__(self, hidden: int, spec: ExpertsSpec) -> None:
@@ -139,7 +139,7 @@ class MixtureOfExperts(nn.Module):
         spec = model.experts
         assert spec is not None
         self.router = TopKRouter(model.hidden, spec)
-        self.experts = Experts(model.hidden, spec)
+        self.experts = RoutedExperts(model.hidden, spec)
         self.shared = FeedForward(model.hidden, spec.shared_hidden) if spec.shared_hidden else None
         self.balance_loss = balance_loss
         self.loss_scale = 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.training.models.gemm import Linear
+from meshwright.training.models.linear import Linear
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from meshwright.specs.model import Model
-from meshwright.training.models.experts import Experts
+from meshwright.training.models.experts import RoutedExperts
 from meshwright.training.models.lora import adapted
 from meshwright.training.models.transformer import Transformer
 
@@ -36,7 +36,7 @@ def init_weights(model: Transformer, *, seed: int, std: float = STD) -> None:
     """Fills all parameters and buffers of a model that is not on the meta device (see `materialize`)."""
     assert not any(p.is_meta for p in model.parameters()), "materialize comes first"
     init_adapters(model, seed=seed)
-    stacked = {f"{name}." for name, module in model.named_modules() if isinstance(module, Experts)}
+    stacked = {f"{name}." for name, module in model.named_modules() if isinstance(module, RoutedExperts)}
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
@@ -50,7 +50,7 @@ def init_weights(model: Transformer, *, seed: int, std: float = STD) -> None:
     reset_buffers(model)
 
 
-def first_weight(
+def initial_weight(
     model: Model, name: str, *, shape: tuple[int, ...], expert: int | None, seed: int, device: torch.device
 ) -> Tensor:
     """What `init_weights` puts into the whole tensor `name`, or into one expert of that stack: fp32 of `shape`."""
@@ -100,7 +100,7 @@ def _fill(parameter: Tensor, name: str, draw: Callable[..., Tensor], *, seed: in
 def _fill_stack(stack: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int) -> None:
     """Draws the experts of this rank one by one: no second stack is ever held where the part is one slice."""
     local = stack.to_local() if isinstance(stack, DTensor) else stack
-    where = local_part(stack)
+    where = local_slices(stack)
     if where is None:
         whole = torch.empty(stack.shape, dtype=torch.float32, device=local.device)
         for index, expert in enumerate(whole):
@@ -121,7 +121,7 @@ def _keep(whole: Tensor, parameter: Tensor) -> None:
     parameter.to_local().copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local())
 
 
-def local_part(tensor: Tensor) -> tuple[slice, ...] | None:
+def local_slices(tensor: Tensor) -> tuple[slice, ...] | None:
     """The slice of the whole that this rank holds; None where it is not one slice."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
@@ -133,10 +133,10 @@ def local_part(tensor: Tensor) -> tuple[slice, ...] | None:
 
 
 def _generator(seed: int, key: str, device: torch.device) -> torch.Generator:
-    return torch.Generator(device=device).manual_seed(stream(seed, key))
+    return torch.Generator(device=device).manual_seed(named_seed(seed, key))
 
 
-def stream(seed: int, key: str) -> int:
+def named_seed(seed: int, key: str) -> int:
     """Where the random numbers called `key` begin, 63 bits; Python's own `hash` differs between processes."""
     digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

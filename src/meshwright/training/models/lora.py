@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, BaseFormat, Lora
-from meshwright.training.models.gemm import linear
+from meshwright.training.models.linear import linear
 from meshwright.training.models.quantized import QuantizedWeight
 from meshwright.training.models.transformer import Transformer
 

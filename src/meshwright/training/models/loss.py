@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.training.models.gemm import product
+from meshwright.training.models.linear import matmul_nt
 
 IGNORE = -100
 """The label of a token without a loss."""
@@ -66,13 +66,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=h_ND.device)
         for start in range(0, len(h_ND), num_rows):
             rows = slice(start, start + num_rows)
-            grad_CV = product(h_ND[rows], weight_VD)  # logits, until `_losses` overwrites them
+            grad_CV = matmul_nt(h_ND[rows], weight_VD)  # logits, until `_losses` overwrites them
             total += _losses(grad_CV, labels_N[rows], weights_N[rows], z_loss=z_loss, with_grad=with_grad)
             if grad_h_ND is not None:
-                grad_h_ND[rows] = product(grad_CV, weight_VD.T)
+                grad_h_ND[rows] = matmul_nt(grad_CV, weight_VD.T)
             if not wants_weight:
                 continue
-            part_VD = product(grad_CV.T, h_ND[rows].T)
+            part_VD = matmul_nt(grad_CV.T, h_ND[rows].T)
             if grad_weight_VD is not None:
                 grad_weight_VD += part_VD
             else:  # fp32: many chunks of bf16 would round their sum away

@@ -23,12 +23,12 @@ from meshwright.training.models.attention import GroupedAttention, LatentAttenti
 from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.models.families import is_dense, is_windowed
 from meshwright.training.models.feed_forward import FeedForward
-from meshwright.training.models.layout import Chunks, Layout, make_layout
 from meshwright.training.models.loss import CHUNK_LOGITS, linear_cross_entropy
+from meshwright.training.models.token_layout import Chunks, TokenLayout, make_layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TransformerOptions:
     """What training adds to a model's shapes."""
 
     balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss
@@ -39,7 +39,7 @@ class Options:
 class Block(nn.Module):
     """One layer."""
 
-    def __init__(self, model: Model, index: int, *, options: Options) -> None:
+    def __init__(self, model: Model, index: int, *, options: TransformerOptions) -> None:
         super().__init__()
         latent = model.attention.kind is AttentionKind.MLA
         windowed = is_windowed(model, index)
@@ -52,7 +52,7 @@ class Block(nn.Module):
             else MixtureOfExperts(model, balance_loss=options.balance_loss)
         )
 
-    def forward(self, x_BTD: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x_BTD: Tensor, layout: TokenLayout) -> Tensor:
         """[B, T, D]."""
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), layout)
         return x_BTD + self.ffn(self.ffn_norm(x_BTD))
@@ -64,7 +64,7 @@ class Head(nn.Linear):
     The loss is made here and not in the trainer so that a sharded weight is whole while it is used.
     """
 
-    def __init__(self, model: Model, *, options: Options) -> None:
+    def __init__(self, model: Model, *, options: TransformerOptions) -> None:
         super().__init__(model.hidden, model.vocab, bias=False)
         self.options = options
 
@@ -92,7 +92,7 @@ class Transformer(nn.Module):
     """
 
     def __init__(
-        self, model: Model, *, layers: range, is_first: bool, is_last: bool, options: Options
+        self, model: Model, *, layers: range, is_first: bool, is_last: bool, options: TransformerOptions
     ) -> None:
         super().__init__()
         self.model = model
@@ -135,7 +135,7 @@ class Transformer(nn.Module):
             return x_BTD
         return self.head(self.norm(x_BTD), labels_BT, weights_BT)
 
-    def layout(self, positions_BT: Tensor, documents_BT: Tensor | None) -> Layout:
+    def layout(self, positions_BT: Tensor, documents_BT: Tensor | None) -> TokenLayout:
         """Rotations and masks of all layers."""
         a = self.model.attention
         return make_layout(

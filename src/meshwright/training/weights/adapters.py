@@ -24,7 +24,7 @@ from meshwright.training.models.lora import GROUPED_TARGETS, LATENT_TARGETS
 from meshwright.training.weights.folder import is_writer, new_folder
 from meshwright.training.weights.names import family_of, file_names
 from meshwright.training.weights.reading import fill
-from meshwright.training.weights.tensors import Entry, Folder, write_file
+from meshwright.training.weights.safetensors_format import Folder, TensorEntry, write_file
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -58,7 +58,7 @@ def save_adapters(
     if not is_writer():
         return
     entries = [
-        Entry(name=_peft_name(model, name), shape=tuple(t.shape), dtype=t.dtype, make=partial(_same, t))
+        TensorEntry(name=_peft_name(model, name), shape=tuple(t.shape), dtype=t.dtype, make=partial(_same, t))
         for name, t in whole.items()
     ]
     with new_folder(Path(folder)) as partial_folder:

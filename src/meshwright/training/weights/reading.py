@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
 from meshwright.training.models import Transformer, build_model
-from meshwright.training.models.initialize import local_part
+from meshwright.training.models.initialize import local_slices
 from meshwright.training.models.lora import quantized_weights
 from meshwright.training.weights.names import family_of, file_names, without_ignored
-from meshwright.training.weights.tensors import Folder
+from meshwright.training.weights.safetensors_format import Folder
 
 _SHOWN = 5
 
@@ -114,7 +114,7 @@ def fill(tensor: Tensor, files: Folder, name: str) -> None:
     if not isinstance(tensor, DTensor):
         tensor.copy_(files.read(name))
         return
-    where = local_part(tensor)
+    where = local_slices(tensor)
     if where is None:
         _distribute(tensor, files.read(name))
     elif tensor.to_local().numel():
@@ -127,7 +127,7 @@ def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
         for target, name in zip(tensor, names, strict=True):
             target.copy_(files.read(name))
         return
-    where = local_part(tensor)
+    where = local_slices(tensor)
     if where is None:
         _distribute(tensor, torch.stack([files.read(name) for name in names]))
     elif tensor.to_local().numel():

@@ -20,7 +20,7 @@ from meshwright.training.weights.config import config_of
 from meshwright.training.weights.folder import is_writer, new_folder
 from meshwright.training.weights.names import Family, family_of, file_names
 from meshwright.training.weights.reading import tensors_of
-from meshwright.training.weights.tensors import INDEX, SINGLE, Entry, write_file
+from meshwright.training.weights.safetensors_format import INDEX, SINGLE, TensorEntry, write_file
 
 FILE_BYTES = 5 * 10**9
 """Bytes of a file at most, as Hugging Face cuts them."""
@@ -51,7 +51,7 @@ def save_weights(
 
 
 def write_folder(
-    folder: Path, entries: Sequence[Entry], *, config: dict[str, Any], file_bytes: int = FILE_BYTES
+    folder: Path, entries: Sequence[TensorEntry], *, config: dict[str, Any], file_bytes: int = FILE_BYTES
 ) -> None:
     """Write tensors under their names in the files, and the config.json. Raises InputError when it is not empty."""
     with new_folder(folder) as unfinished:
@@ -59,7 +59,7 @@ def write_folder(
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_files(folder: Path, portions: Sequence[Sequence[Entry]]) -> None:
+def _write_files(folder: Path, portions: Sequence[Sequence[TensorEntry]]) -> None:
     if len(portions) == 1:
         write_file(folder / SINGLE, portions[0])
         return
@@ -73,16 +73,18 @@ def _write_files(folder: Path, portions: Sequence[Sequence[Entry]]) -> None:
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _entries(built: Transformer, family: Family, *, dtype: torch.dtype) -> Iterator[Entry]:
+def _entries(built: Transformer, family: Family, *, dtype: torch.dtype) -> Iterator[TensorEntry]:
     """One entry a tensor of the files, in the order of the model."""
     for name, tensor in tensors_of(built).items():
         names = file_names(built.model, name, family=family)
         kept = torch.float32 if name.endswith("bias_E") else dtype
         if ".experts." not in name:
-            yield Entry(name=names[0], shape=tuple(tensor.shape), dtype=kept, make=partial(_whole, tensor))
+            yield TensorEntry(
+                name=names[0], shape=tuple(tensor.shape), dtype=kept, make=partial(_whole, tensor)
+            )
             continue
         for index, file_name in enumerate(names):
-            yield Entry(
+            yield TensorEntry(
                 name=file_name,
                 shape=tuple(tensor.shape[1:]),
                 dtype=kept,
@@ -99,9 +101,9 @@ def _expert(stack: Tensor, index: int) -> Tensor:
     return _whole(stack[index])
 
 
-def _portions(entries: Sequence[Entry], *, file_bytes: int) -> list[list[Entry]]:
+def _portions(entries: Sequence[TensorEntry], *, file_bytes: int) -> list[list[TensorEntry]]:
     """Entries in order, cut where a file would grow beyond `file_bytes`."""
-    portions: list[list[Entry]] = [[]]
+    portions: list[list[TensorEntry]] = [[]]
     size = 0
     for entry in entries:
         if portions[-1] and size + entry.num_bytes > file_bytes:

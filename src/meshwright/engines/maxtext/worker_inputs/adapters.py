@@ -18,10 +18,10 @@ FIRST, FILE, BASE = "adapters", "adapter_model.safetensors", "base.json"
 
 def write_first(run: Run, output: Path) -> None:
     """Write what training begins with, where it is not there yet."""
-    from meshwright.training.conversion import export_first_adapters
+    from meshwright.training.conversion import export_initial_adapters
 
     if not (output / FIRST).is_dir():
-        export_first_adapters(run, output / FIRST)
+        export_initial_adapters(run, output / FIRST)
 
 
 def note_base(run: Run) -> None:

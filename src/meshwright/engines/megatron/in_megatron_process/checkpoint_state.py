@@ -26,7 +26,7 @@ from meshwright.runfile.pinned import section_from_plan
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints as checkpoint
-from meshwright.training.checkpoints import Saved
+from meshwright.training.checkpoints import SavedCheckpoint
 from meshwright.training.weights import Origin
 
 SHARDING = {"distrib_optim_sharding_type": "dp_reshardable"}
@@ -63,7 +63,7 @@ def _weights_of(parts: Parts) -> dict[str, Any]:
     }  # Megatron adds to what it is given
 
 
-def load(parts: Parts, saved: Saved, *, plan: Plan) -> None:
+def load(parts: Parts, saved: SavedCheckpoint, *, plan: Plan) -> None:
     """Go on from `saved`. Every process calls it. Raises InputError for another engine's states."""
     manifest = checkpoint.read_manifest(saved.path)
     is_same = manifest.get("parallel") == _parallel(plan)

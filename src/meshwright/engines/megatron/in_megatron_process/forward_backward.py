@@ -25,7 +25,7 @@ from meshwright.engines.megatron.in_megatron_process.model import Parts
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.data import Batch
-from meshwright.training.models.layout import see
+from meshwright.training.models.token_layout import attention_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,4 +102,4 @@ def mask_of(batch: Batch) -> Tensor | None:
     documents = batch.documents_BT
     if bool((documents == documents[:, :1]).all()):
         return None
-    return ~see(documents, window=0)
+    return ~attention_mask(documents, window=0)

@@ -25,7 +25,7 @@ from meshwright.engines.megatron.megatron_core.tensor_names import (
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
 from meshwright.training.models import build_model
-from meshwright.training.models.initialize import first_weight
+from meshwright.training.models.initialize import initial_weight
 from meshwright.training.weights import family_of, file_names
 from meshwright.training.weights.reading import check_weights, tensors_of
 
@@ -46,7 +46,7 @@ def first_weights(model: Model, *, seed: int, device: torch.device) -> Read:
     shapes = shapes_of(model)
 
     def read(place: TensorName) -> Tensor:
-        return first_weight(
+        return initial_weight(
             model, place.name, shape=shapes[place], expert=place.expert, seed=seed, device=device
         )
 

@@ -48,7 +48,7 @@ from meshwright.training.weights import find_weights
 def train(path: Path) -> Ending:
     """Train the run at `path` with the processes that are there; how it ended."""
     device = torch.empty(0, device="cuda").device
-    devices.keep_freed_memory(device)
+    devices.disable_malloc_trim(device)
     run = runfile.load(path)
     assert run.plan is not None
     settings = json.loads((path.parent / SETTINGS).read_text(encoding="utf-8"))
@@ -190,7 +190,7 @@ class Log:
         folder.mkdir(parents=True, exist_ok=True)
         if self.rank == 0:
             facts = {
-                "device": telemetry.device_facts(device, accelerator=devices.known_name(device)),
+                "device": telemetry.device_facts(device, accelerator=devices.catalog_name(device)),
                 "software": telemetry.software_facts(),
             }
             (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")

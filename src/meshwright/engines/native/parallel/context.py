@@ -22,18 +22,18 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from meshwright.engines.native.parallel.mesh import Place
+from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.training.models import Transformer
 from meshwright.training.models.attention import CoreAttention
-from meshwright.training.models.layout import Chunks, Layout
+from meshwright.training.models.token_layout import Chunks, TokenLayout
 
 
-def chunks_of(place: Place) -> Chunks:
-    """The tokens of every sequence that the process at `place` has."""
-    return Chunks(rank=place.context_rank, width=place.plan.context)
+def chunks_of(coordinates: MeshCoordinates) -> Chunks:
+    """The tokens of every sequence that the process at `coordinates` has."""
+    return Chunks(rank=coordinates.context_rank, width=coordinates.plan.context)
 
 
-def divide_sequences(model: Transformer, *, chunks: Chunks, mesh: DeviceMesh) -> None:
+def shard_sequences(model: Transformer, *, chunks: Chunks, mesh: DeviceMesh) -> None:
     """Let `model` (or a stage of one) work on `chunks` of every sequence, in place; `mesh` is the context axis."""
     model.chunks = chunks
     for layer in model.layers.values():
@@ -51,7 +51,7 @@ class ContextAttention(CoreAttention):
         super().__init__(scale=core.scale, windowed=core.windowed)
         self.window, self.chunks, self.mesh = window, chunks, mesh
 
-    def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: Layout) -> Tensor:
+    def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: TokenLayout) -> Tensor:
         """[B, T, H, V]."""
         kv_BSGX = _gathered(torch.cat([k_BTGK, v_BTGV], dim=-1), mesh=self.mesh)
         k_BSGK, v_BSGV = kv_BSGX.split([k_BTGK.shape[-1], v_BTGV.shape[-1]], dim=-1)

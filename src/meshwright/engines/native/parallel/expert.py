@@ -37,9 +37,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from meshwright.engines.native.parallel.mesh import PIPELINE, Place, state_axes
+from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates, state_axes
 from meshwright.specs.plan import Plan, Sharding
-from meshwright.training.models.experts import Experts, run_experts, unsort
+from meshwright.training.models.experts import RoutedExperts, run_experts, unsort
 
 REPLICATE, SHARD, EXPERT, TENSOR = "expert_replicate", "expert_shard", "expert", "expert_tensor"
 WIDTH = {"gate": Shard(1), "up": Shard(1), "down": Shard(2)}
@@ -49,7 +49,7 @@ Way = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ExpertPlace:
+class ExpertMesh:
     """The ranks as experts see them: their mesh, and the group that shares out the experts of this process."""
 
     mesh: DeviceMesh
@@ -87,20 +87,20 @@ def expert_axes(plan: Plan) -> tuple[int, int]:
     return (1, plan.expert_data) if in_replica % width else (replicas, in_replica // width)
 
 
-def place_experts(place: Place) -> ExpertPlace | None:
+def expert_mesh(coordinates: MeshCoordinates) -> ExpertMesh | None:
     """How experts see the ranks; None where they are divided like all other layers. All processes call it."""
-    plan = place.plan
-    if place.mesh is None or plan.expert * plan.expert_tensor * plan.tensor == 1:
+    plan = coordinates.plan
+    if coordinates.mesh is None or plan.expert * plan.expert_tensor * plan.tensor == 1:
         return None
     mesh = init_device_mesh(
-        place.device.type,
+        coordinates.device.type,
         (plan.pipeline, *expert_axes(plan), plan.expert, plan.expert_tensor),
         mesh_dim_names=(PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR),
     )
-    return ExpertPlace(mesh=mesh, group=place.expert_group(), num_copies=plan.expert_tensor)
+    return ExpertMesh(mesh=mesh, group=coordinates.expert_group(), num_copies=plan.expert_tensor)
 
 
-def divide_experts(model: nn.Module, *, experts: ExpertPlace) -> None:
+def shard_experts(model: nn.Module, *, experts: ExpertMesh) -> None:
     """Leave this rank its experts of every layer of `model`, in place, and send rows to where their experts are."""
     if experts.group is None:
         return
@@ -113,16 +113,16 @@ def divide_experts(model: nn.Module, *, experts: ExpertPlace) -> None:
         module.forward = partial(_forward, module, group=experts.group, num_copies=experts.num_copies)
 
 
-def experts_of(module: nn.Module) -> Iterator[Experts]:
+def experts_of(module: nn.Module) -> Iterator[RoutedExperts]:
     """The stacks of experts in `module`."""
-    return (part for part in module.modules() if isinstance(part, Experts))
+    return (part for part in module.modules() if isinstance(part, RoutedExperts))
 
 
 def _forward(
-    module: Experts, rows_MD: Tensor, counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int
+    module: RoutedExperts, rows_MD: Tensor, counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int
 ) -> Tensor:
-    """What `Experts.forward` gives, with the experts of all ranks of the group."""
-    route, counts_L = make_route(counts_E, group=group, num_copies=num_copies)
+    """What `RoutedExperts.forward` gives, with the experts of all ranks of the group."""
+    route, counts_L = plan_dispatch(counts_E, group=group, num_copies=num_copies)
     rows_RD = _Travel.apply(rows_MD, route.there, route.back)
     stacks = {name: _local(stack) for name, stack in module.named_parameters()}
     rows_RD = run_experts(rows_RD, counts_L, **stacks, activation=module.activation)
@@ -134,7 +134,7 @@ def _local(stack: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Route:
+class TokenDispatch:
     """Which rows go where."""
 
     group: dist.ProcessGroup
@@ -167,7 +167,9 @@ class Route:
 
 
 @torch.no_grad()
-def make_route(counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int) -> tuple[Route, Tensor]:
+def plan_dispatch(
+    counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int
+) -> tuple[TokenDispatch, Tensor]:
     """The route of rows sorted by expert, `counts_E[e]` of them for expert e; and the rows of each local expert [L]."""
     num_ranks = group.size()
     sent_GL = counts_E.view(num_ranks // num_copies, -1).repeat_interleave(num_copies, dim=0)
@@ -180,7 +182,7 @@ def make_route(counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int) -
     experts_R = experts_L.repeat(num_ranks).repeat_interleave(
         received_GL.flatten(), output_size=sum(received)
     )
-    route = Route(
+    route = TokenDispatch(
         group=group,
         num_copies=num_copies,
         sent=sent,

@@ -24,7 +24,7 @@ PIPELINE, REPLICATE, SHARD, TENSOR = "pipeline", "replicate", "shard", "tensor"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class MeshCoordinates:
     """Where this process stands. `mesh` is None when it is alone: then nothing is wrapped and nothing is sent."""
 
     plan: Plan
@@ -114,11 +114,11 @@ def state_axes(plan: Plan) -> tuple[int, int]:
     return plan.data_replicate, plan.data_shard * plan.context
 
 
-def place_process(*, plan: Plan, device: torch.device, rank: int, num_ranks: int) -> Place:
+def mesh_coordinates(*, plan: Plan, device: torch.device, rank: int, num_ranks: int) -> MeshCoordinates:
     """Where process `rank` of `num_ranks` stands. The process group exists when there is more than one."""
     assert num_ranks == plan.num_devices, f"{num_ranks} processes for a plan of {plan.num_devices}"
     if num_ranks == 1:
-        return Place(plan=plan, device=device)
+        return MeshCoordinates(plan=plan, device=device)
     replicas, shards = state_axes(plan)
     mesh = init_device_mesh(
         device.type,
@@ -126,7 +126,7 @@ def place_process(*, plan: Plan, device: torch.device, rank: int, num_ranks: int
         mesh_dim_names=(PIPELINE, REPLICATE, SHARD, TENSOR),
     )
     tokens_rank = mesh.get_local_rank(REPLICATE) * shards + mesh.get_local_rank(SHARD)
-    return Place(
+    return MeshCoordinates(
         plan=plan,
         device=device,
         rank=rank,

@@ -18,9 +18,9 @@ from torch.distributed.pipelining import PipelineStage
 
 from meshwright.cost.pipeline.schedules import shape_of
 from meshwright.cost.stages import layers_per_stage
-from meshwright.engines.native.parallel.mesh import PIPELINE, Place
-from meshwright.engines.native.parallel.schedule import Passes
-from meshwright.engines.native.parallel.tied import TiedHead
+from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates
+from meshwright.engines.native.parallel.pipeline_runtime import PipelineRuntime
+from meshwright.engines.native.parallel.tied_embeddings import TiedHead
 from meshwright.specs.plan import Plan
 from meshwright.training.models import Transformer
 
@@ -48,14 +48,14 @@ class Pipeline:
         self,
         modules: Sequence[Transformer],
         *,
-        place: Place,
+        coordinates: MeshCoordinates,
         num_micro_batches: int,
         sequence_length: int,
         compute: torch.dtype,
         tied: TiedHead | None = None,
     ) -> None:
-        plan = place.plan
-        self.group = group = place.axes(PIPELINE).get_group()
+        plan = coordinates.plan
+        self.group = group = coordinates.axes(PIPELINE).get_group()
         num_tokens = sequence_length // plan.context
         tokens = torch.empty(plan.micro_batch, num_tokens, dtype=torch.int64, device="meta")
         num_tokens //= plan.tensor if plan.sequence_parallel else 1
@@ -75,18 +75,20 @@ class Pipeline:
                 module,
                 index,
                 last + 1,
-                place.device,
+                coordinates.device,
                 input_args=tokens if index == 0 else between,
                 output_args=loss if index == last else between,
                 group=group,
             )
-            for index, module in zip(stages_of_rank(plan, place.pipeline_rank), modules, strict=True)
+            for index, module in zip(stages_of_rank(plan, coordinates.pipeline_rank), modules, strict=True)
         ]
-        self.place, self.model, self.compute = place, modules[0].model, compute
+        self.coordinates, self.model, self.compute = coordinates, modules[0].model, compute
         self.tied = tied
-        self.modules = dict(zip(stages_of_rank(plan, place.pipeline_rank), modules, strict=True))
+        self.modules = dict(zip(stages_of_rank(plan, coordinates.pipeline_rank), modules, strict=True))
         self.scale = 1.0
-        self.passes = Passes(shape_of(plan, num_micro_batches=num_micro_batches), stages, loss=self._scaled)
+        self.passes = PipelineRuntime(
+            shape_of(plan, num_micro_batches=num_micro_batches), stages, loss=self._scaled
+        )
 
     def forward_backward(self, batch: dict[str, Tensor], *, scale: float) -> Tensor:
         """Add the gradients of all micro-batches; the loss, 0 on ranks that do not hold the last stage."""
@@ -103,7 +105,7 @@ class Pipeline:
     @torch.no_grad()
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """Logits [B, T, V] of the whole model for any B and T, on every rank: stage after stage, nothing overlaps."""
-        plan, x = self.place.plan, tokens_BT
+        plan, x = self.coordinates.plan, tokens_BT
         ranks = {index: rank for rank in range(plan.pipeline) for index in stages_of_rank(plan, rank)}
         batch, num_tokens = tokens_BT.shape
         between = (batch, num_tokens // (plan.tensor if plan.sequence_parallel else 1), self.model.hidden)
@@ -122,9 +124,9 @@ class Pipeline:
         self.scale = scale
         given = dict(batch)
         tokens_BT = given.pop("tokens_BT")
-        inputs = (tokens_BT,) if self.place.is_first_stage else ()
+        inputs = (tokens_BT,) if self.coordinates.is_first_stage else ()
         losses: list[Tensor] = []
-        is_last = self.place.is_last_stage
+        is_last = self.coordinates.is_last_stage
         function(
             *inputs,
             target=batch["labels_BT"] if is_last else None,

@@ -46,17 +46,17 @@ from torch.distributed.tensor.parallel import (
 )
 
 from meshwright.engines.native.parallel.adapters import AdaptedColumns, AdaptedRows
-from meshwright.engines.native.parallel.vocabulary import divide_vocabulary
+from meshwright.engines.native.parallel.vocabulary import shard_vocabulary
 from meshwright.training.models import Block, LoraLinear, Transformer
 from meshwright.training.models.attention import LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts, TopKRouter
-from meshwright.training.models.gemm import Linear, linear
+from meshwright.training.models.linear import Linear, linear
 
 TOKENS = Shard(1)  # T of B T D
 HEADS = 2  # dimension H of B T H K
 
 
-def divide(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Divide the matrices of `model` (or a stage of one) over `mesh`, in place, all but those of routed experts."""
     residual = TOKENS if sequence_parallel else Replicate()
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -76,7 +76,7 @@ def divide(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> 
     if model.norm is not None:
         parallelize_module(model.norm, mesh, _norm(residual))
     if model.head is not None:
-        divide_vocabulary(model.head, mesh=mesh, residual=residual)
+        shard_vocabulary(model.head, mesh=mesh, residual=residual)
     model.tie()
     for name, parameter in model.named_parameters():  # PyTorch's styles take some for trained
         parameter.requires_grad_(name in trained)

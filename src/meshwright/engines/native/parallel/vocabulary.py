@@ -22,11 +22,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from meshwright.training.models import IGNORE
-from meshwright.training.models.gemm import product
+from meshwright.training.models.linear import matmul_nt
 from meshwright.training.models.transformer import Head
 
 
-def divide_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicate) -> None:
+def shard_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicate) -> None:
     """Divide `head` by rows of its weight, in place; its input arrives as `residual` says."""
     weight = distribute_tensor(head.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
     head.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
@@ -39,7 +39,7 @@ def divide_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replica
         if labels_BT is None:
             local_BTV = whole_BTD @ weight_VD.T
             return DTensor.from_local(local_BTV, mesh, [Shard(2)], run_check=False).full_tensor()
-        return divided_cross_entropy(
+        return vocab_parallel_cross_entropy(
             whole_BTD.flatten(0, 1),
             weight_VD,
             labels_BT.flatten(),
@@ -52,7 +52,7 @@ def divide_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replica
     head.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def divided_cross_entropy(
+def vocab_parallel_cross_entropy(
     h_ND: Tensor,
     weight_VD: Tensor,
     labels_N: Tensor,
@@ -90,15 +90,15 @@ class _DividedCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=h_ND.device)
         for start in range(0, len(h_ND), num_rows):
             rows = slice(start, start + num_rows)
-            logits_CV = product(h_ND[rows], weight_VD).float()
+            logits_CV = matmul_nt(h_ND[rows], weight_VD).float()
             loss, grad_CV = _chunk(
                 logits_CV, labels_N[rows], weights_N[rows], first_row=first_row, group=group, z_loss=z_loss
             )
             total += loss
             grad_CV = grad_CV.to(h_ND.dtype)
-            grad_h_ND[rows] = product(grad_CV, weight_VD.T)
+            grad_h_ND[rows] = matmul_nt(grad_CV, weight_VD.T)
             if grad_weight_VD is not None:
-                grad_weight_VD += product(grad_CV.T, h_ND[rows].T)
+                grad_weight_VD += matmul_nt(grad_CV.T, h_ND[rows].T)
         grad_weight_VD = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
         ctx.save_for_backward(grad_h_ND, grad_weight_VD)
         return total

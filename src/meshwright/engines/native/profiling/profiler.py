@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from meshwright.engines.base import ProfileSteps, TrainOptions
-from meshwright.engines.native.parallel.mesh import Place
+from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.engines.native.profiling.shares import STEP, summarize
 from meshwright.files import write_atomically
 from meshwright.training import device as devices
@@ -42,7 +42,12 @@ def steps_to_profile(asked: ProfileSteps | None, *, done: int, num_steps: int) -
 
 
 def open_profiler(
-    options: TrainOptions, *, done: int, num_steps: int, place: Place, say: Callable[[str], None]
+    options: TrainOptions,
+    *,
+    done: int,
+    num_steps: int,
+    coordinates: MeshCoordinates,
+    say: Callable[[str], None],
 ) -> StepProfiler | None:
     """The profiler that `options` ask for, of a run that has `done` steps behind it; None where nothing is profiled."""
     if not options.profile and options.profile_steps is None:
@@ -51,7 +56,7 @@ def open_profiler(
     if steps is None:
         say("the steps to profile were taken before: nothing is profiled")
         return None
-    return StepProfiler(steps, folder=options.folder, device=place.device, is_main=place.is_main)
+    return StepProfiler(steps, folder=options.folder, device=coordinates.device, is_main=coordinates.is_main)
 
 
 class StepProfiler:

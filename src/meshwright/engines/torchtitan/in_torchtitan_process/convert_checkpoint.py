@@ -23,7 +23,7 @@ from meshwright.engines.torchtitan.config_trees.evaluate import load
 from meshwright.engines.torchtitan.lower import FUNCTION, MODULE, RUN_FILE
 from meshwright.training.conversion import FORMATS
 from meshwright.training.weights.config import config_of
-from meshwright.training.weights.tensors import Entry
+from meshwright.training.weights.safetensors_format import TensorEntry
 from meshwright.training.weights.writing import write_folder
 
 NOT_WEIGHTS = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
@@ -36,7 +36,7 @@ def main(folder: Path, checkpoint: Path, out: Path, dtype: torch.dtype) -> None:
     adapter = spec.state_dict_adapter(spec.model, None)
     tensors: dict[str, Tensor] = adapter.to_hf(stored(checkpoint))
     entries = [
-        Entry(
+        TensorEntry(
             name=name,
             shape=tuple(tensor.shape),
             dtype=torch.float32 if name.endswith("e_score_correction_bias") else dtype,

@@ -144,7 +144,7 @@ class StepLogMetrics(MetricsProcessor):
         self.writes = self.rank == _metrics_rank(self.parallel_dims, pp_schedule)
         if self.writes:
             facts = {
-                "device": telemetry.device_facts(self.device, accelerator=devices.known_name(self.device)),
+                "device": telemetry.device_facts(self.device, accelerator=devices.catalog_name(self.device)),
                 "software": telemetry.software_facts(),
             }
             (self.folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")

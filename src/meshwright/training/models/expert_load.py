@@ -16,7 +16,7 @@ from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.models.transformer import Transformer
 
 
-def set_balance(
+def configure_balance_loss(
     modules: Iterable[Transformer], *, scale: float, group: distributed.ProcessGroup | None = None
 ) -> None:
     """What the auxiliary loss, a sum over tokens, is multiplied by: one over the tokens of a step.
@@ -28,7 +28,7 @@ def set_balance(
 
 
 @torch.no_grad()
-def take_load(modules: Sequence[Transformer]) -> Tensor | None:
+def collect_expert_load(modules: Sequence[Transformer]) -> Tensor | None:
     """Rows of each expert since the last call [L, E], 0 for layers that are dense or not here; starts the count anew.
 
     None for a model without experts. With recomputation a layer counts twice; shares and signs are the same.
@@ -45,7 +45,7 @@ def take_load(modules: Sequence[Transformer]) -> Tensor | None:
 
 
 @torch.no_grad()
-def update_bias(modules: Iterable[Transformer], load_LE: Tensor, *, speed: float) -> None:
+def update_routing_bias(modules: Iterable[Transformer], load_LE: Tensor, *, speed: float) -> None:
     """Moves every router's bias by `speed` towards balance, once an optimizer step. `load_LE` is of all tokens."""
     for index, layer in _mixtures(modules):
         if layer.router.bias_E is not None:
@@ -53,10 +53,10 @@ def update_bias(modules: Iterable[Transformer], load_LE: Tensor, *, speed: float
             layer.router.bias_E += speed * torch.sign(load_E.double().mean() - load_E)
 
 
-def load_ratio(load_LE: Tensor) -> Tensor:
+def expert_load_ratio(load_LE: Tensor) -> Tensor:
     """Rows of the busiest expert over the mean, of the layer where that is worst; 1 is balance.
 
-    >>> load_ratio(torch.tensor([[0, 0], [3, 1]]))
+    >>> expert_load_ratio(torch.tensor([[0, 0], [3, 1]]))
     tensor(1.5000)
     """
     ratio_L = load_LE.amax(dim=1) / load_LE.float().mean(dim=1)

@@ -43,7 +43,7 @@ class Chunks:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layout:
+class TokenLayout:
     """Made once per forward pass and shared by all layers.
 
     A mask is True where a query may see a key; None is plainly causal, which fused kernels know how to skip.
@@ -63,7 +63,7 @@ def make_layout(
     rope: Rope,
     rotary_width: int,
     window: int,
-) -> Layout:
+) -> TokenLayout:
     """`positions_BT` count tokens in rotary angles; `documents_BS` are any integers, equal within a document.
 
     `window` is in tokens, 0 where no layer has one.
@@ -72,21 +72,23 @@ def make_layout(
     num_tokens, device = positions_BT.shape[1], positions_BT.device
     length = num_tokens * chunks.width
     order_T = chunks.order(num_tokens, device=device)
-    mask_B1TS = None if documents_BS is None else see(documents_BS, window=0, order_T=order_T)
+    mask_B1TS = None if documents_BS is None else attention_mask(documents_BS, window=0, order_T=order_T)
     windowed_B1TS = mask_B1TS
     if 0 < window < length:
         if documents_BS is None:
             documents_BS = torch.zeros(1, length, dtype=torch.long, device=device)
-        windowed_B1TS = see(documents_BS, window=window, order_T=order_T)
-    return Layout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=mask_B1TS, windowed_mask_B1TS=windowed_B1TS)
+        windowed_B1TS = attention_mask(documents_BS, window=window, order_T=order_T)
+    return TokenLayout(
+        cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=mask_B1TS, windowed_mask_B1TS=windowed_B1TS
+    )
 
 
-def see(documents_BS: Tensor, *, window: int, order_T: Tensor | None = None) -> Tensor:
+def attention_mask(documents_BS: Tensor, *, window: int, order_T: Tensor | None = None) -> Tensor:
     """Which keys each query may see [B, 1, T, S]: earlier ones of its document, the last `window` of them.
 
     Queries stand at `order_T` of the sequence; all of them are meant unless it is given.
 
-    >>> see(torch.tensor([[0, 0, 1, 1]]), window=0)[0, 0].int()
+    >>> attention_mask(torch.tensor([[0, 0, 1, 1]]), window=0)[0, 0].int()
     tensor([[1, 0, 0, 0],
             [1, 1, 0, 0],
             [0, 0, 1, 0],

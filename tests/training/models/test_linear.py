@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.nn import functional
 
-from meshwright.training.models import gemm as products
+from meshwright.training.models import linear as linear_module
 
 
 def with_gradients(linear, x, weight, bias, grad):
@@ -26,7 +26,7 @@ def test_a_linear_layer_is_exact_to_fp32(frozen):
     given = inputs(frozen=frozen)
     exact = [t.detach().double().requires_grad_(t.requires_grad) for t in given]
     expected = with_gradients(functional.linear, *exact)
-    for got, right in zip(with_gradients(products.linear, *given), expected, strict=True):
+    for got, right in zip(with_gradients(linear_module.linear, *given), expected, strict=True):
         assert got.shape == right.shape
         assert (got - right).norm() < 1e-6 * right.norm()
 
@@ -35,14 +35,14 @@ def test_a_linear_layer_is_exact_to_fp32(frozen):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what PyTorch's own compiler imports
 def test_a_compiled_layer_is_one_graph_of_the_same_products():
     given = inputs()
-    expected = with_gradients(products.linear, *given)
-    found = with_gradients(torch.compile(products.linear, fullgraph=True), *given)
+    expected = with_gradients(linear_module.linear, *given)
+    found = with_gradients(torch.compile(linear_module.linear, fullgraph=True), *given)
     for got, right in zip(found, expected, strict=True):
         torch.testing.assert_close(got, right)
 
 
 def test_the_layer_takes_one_vector_and_other_formats():
-    layer = products.Linear(40, 24)
+    layer = linear_module.Linear(40, 24)
     x = torch.randn(40)
     torch.testing.assert_close(layer(x), functional.linear(x, layer.weight, layer.bias))
     for dtype in (torch.bfloat16, torch.float64):
@@ -52,14 +52,14 @@ def test_the_layer_takes_one_vector_and_other_formats():
 
 def test_only_plain_fp32_tensors_of_a_cpu_suit():
     x = torch.randn(3, 4)
-    assert products.suits(x, x) == products.IS_BETTER_WITH_ONEDNN
-    assert not products.suits(x, x.bfloat16())
-    assert not products.suits(x, x.to("meta"))
+    assert linear_module.has_own_route(x, x) == linear_module.IS_BETTER_WITH_ONEDNN
+    assert not linear_module.has_own_route(x, x.bfloat16())
+    assert not linear_module.has_own_route(x, x.to("meta"))
 
 
-@pytest.mark.skipif(not products.IS_BETTER_WITH_ONEDNN, reason="MKL serves this processor")
+@pytest.mark.skipif(not linear_module.IS_BETTER_WITH_ONEDNN, reason="MKL serves this processor")
 def test_onednn_multiplies_where_it_suits():
     x = torch.randn(4, 8)
     with torch.profiler.profile() as profile:
-        products.product(x, torch.randn(5, 8))
+        linear_module.matmul_nt(x, torch.randn(5, 8))
     assert any("mkldnn" in event.key for event in profile.key_averages())

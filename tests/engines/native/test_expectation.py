@@ -15,8 +15,8 @@ import torch
 from meshwright import runfile
 from meshwright.calibration.device import Check
 from meshwright.engines.base import TrainOptions
-from meshwright.engines.native import engine, probe, speed
-from meshwright.engines.native.expect import _at_speed, _words, expect
+from meshwright.engines.native import engine, layer_timing, slowdown
+from meshwright.engines.native.expectation import _at_speed, _words, measure_expectation
 from meshwright.specs.plan import Plan
 from meshwright.training.processes import run_ranks
 
@@ -41,13 +41,13 @@ def run(tmp_path: Path, *, experts: str = "", precision: str = "fp32"):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_is_predicted_from_what_was_measured(tmp_path, monkeypatch, precision):
     times = []
-    monkeypatch.setattr(probe, "BUDGET_S", 0.5)
-    measure = probe.measure_kernels
+    monkeypatch.setattr(layer_timing, "BUDGET_S", 0.5)
+    measure = layer_timing.measure_kernels
     monkeypatch.setattr(
-        "meshwright.engines.native.expect.measure_kernels",
+        "meshwright.engines.native.expectation.measure_kernels",
         lambda *a, **k: times.append(measure(*a, **k)) or times[-1],
     )
-    found = expect(run(tmp_path, precision=precision), plan=Plan(micro_batch=2), device=CPU)
+    found = measure_expectation(run(tmp_path, precision=precision), plan=Plan(micro_batch=2), device=CPU)
     assert found.predicted is not None
     (t,) = times
     components = found.predicted["components_s"]
@@ -57,33 +57,33 @@ def test_a_step_is_predicted_from_what_was_measured(tmp_path, monkeypatch, preci
 
 
 def test_experts_are_measured_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "BUDGET_S", 0.5)
+    monkeypatch.setattr(layer_timing, "BUDGET_S", 0.5)
     experts = ", experts: {num_experts: 4, top_k: 2, ffn_hidden: 64}"
-    found = expect(run(tmp_path, experts=experts), plan=Plan(micro_batch=2), device=CPU)
+    found = measure_expectation(run(tmp_path, experts=experts), plan=Plan(micro_batch=2), device=CPU)
     assert found.predicted is not None
     assert found.predicted["components_s"]["experts"] > 0
 
 
 def test_a_named_cluster_is_looked_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("meshwright.engines.native.expect.measure_kernels", None)
+    monkeypatch.setattr("meshwright.engines.native.expectation.measure_kernels", None)
     text = TEXT.replace("EXPERTS", "").replace("PRECISION", "bf16").replace("here", "h100-1x1")
     (tmp_path / "run.yaml").write_text(text)
-    found = expect(runfile.load(tmp_path / "run.yaml"), plan=Plan(micro_batch=2), device=CPU)
+    found = measure_expectation(runfile.load(tmp_path / "run.yaml"), plan=Plan(micro_batch=2), device=CPU)
     assert found.predicted is not None
     assert "h100" in found.yardstick.convention
 
 
 def test_measuring_does_not_move_the_random_numbers_of_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "BUDGET_S", 0.1)
+    monkeypatch.setattr(layer_timing, "BUDGET_S", 0.1)
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    expect(run(tmp_path), plan=Plan(micro_batch=2), device=CPU)
+    measure_expectation(run(tmp_path), plan=Plan(micro_batch=2), device=CPU)
     assert torch.equal(torch.rand(3), expected)
 
 
 def _expect_rank(rank: int, num_ranks: int, payload) -> None:
-    found = expect(payload[0], plan=payload[1], device=CPU)
+    found = measure_expectation(payload[0], plan=payload[1], device=CPU)
     payload[2].with_name(f"{rank}.json").write_text(json.dumps(found.predicted))
 
 
@@ -118,16 +118,16 @@ def test_a_machine_that_is_slower_now_is_expected_to_be_and_the_interval_holds_b
 
 
 def test_steps_of_a_calibration_are_timed_again(monkeypatch):
-    monkeypatch.setattr(speed, "BUDGET_S", 0.05)
+    monkeypatch.setattr(slowdown, "BUDGET_S", 0.05)
     text = TEXT.replace("EXPERTS", "").replace("PRECISION", "bf16")
     check = Check(run=text, num_processes=1, seconds=1.0, spread=1.0)
-    one_s = speed.slowness((check,), num_processes=1, device=CPU)
+    one_s = slowdown.measure_slowdown((check,), num_processes=1, device=CPU)
     assert one_s is not None
     assert 0 < one_s < 0.9  # a step of a tiny model does not take a second
-    slower = speed.slowness((replace(check, seconds=1e-6),), num_processes=1, device=CPU)
+    slower = slowdown.measure_slowdown((replace(check, seconds=1e-6),), num_processes=1, device=CPU)
     assert slower is not None
     assert slower > 100
-    assert speed.slowness((check,), num_processes=2, device=CPU) is None
+    assert slowdown.measure_slowdown((check,), num_processes=2, device=CPU) is None
 
 
 def test_an_open_plan_is_the_planners(tmp_path):

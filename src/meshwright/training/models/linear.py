@@ -10,7 +10,7 @@ A linear layer of M rows, N outputs and K inputs makes three products, told apar
     input_gradient    y [M, N]     by w' [K, N]     the second is a transposed view
     weight_gradient   y' [N, M]    by x' [K, M]     both are
 
-`meshwright tune gemm` measures routes for each of them; `routed` has them taken.
+`meshwright tune gemm` measures routes for each of them; `using_routes` has them taken.
 
 M rows, K columns that are summed over, N columns of the product.
 """
@@ -40,11 +40,11 @@ def _is_better_with_onednn() -> bool:
 
 IS_BETTER_WITH_ONEDNN = _is_better_with_onednn()
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
-ONEDNN_PRODUCTS = {torch.ops.mkldnn._linear_pointwise.default} if HAS_ONEDNN else set()
-"""The operations that `product` calls beside PyTorch's usual ones."""
+ONEDNN_GEMMS = {torch.ops.mkldnn._linear_pointwise.default} if HAS_ONEDNN else set()
+"""The operations that `matmul_nt` calls beside PyTorch's usual ones."""
 
 
-class Kernel(StrEnum):
+class GemmKind(StrEnum):
     """Which of a linear layer's products."""
 
     FORWARD = "forward"
@@ -52,7 +52,7 @@ class Kernel(StrEnum):
     WEIGHT_GRADIENT = "weight_gradient"
 
 
-class Route(StrEnum):
+class GemmRoute(StrEnum):
     """How a product is made. In rows: a factor that is a transposed view is copied first."""
 
     TORCH = "torch"  # PyTorch's own choice: MKL in fp32, oneDNN in bf16
@@ -61,14 +61,14 @@ class Route(StrEnum):
     ONEDNN_ROWS = "onednn, rows"
 
 
-Layer = tuple[torch.dtype, int, int, int]
+LinearShape = tuple[torch.dtype, int, int, int]
 """Format, M, N, K of a linear layer."""
 
-_routes: Mapping[Layer, Mapping[Kernel, Route]] = {}
+_routes: Mapping[LinearShape, Mapping[GemmKind, GemmRoute]] = {}
 
 
 @contextmanager
-def routed(routes: Mapping[Layer, Mapping[Kernel, Route]]) -> Iterator[None]:
+def using_routes(routes: Mapping[LinearShape, Mapping[GemmKind, GemmRoute]]) -> Iterator[None]:
     """Products of these layers are made so while the context is open, and all others as usual."""
     global _routes
     before, _routes = _routes, routes
@@ -78,25 +78,25 @@ def routed(routes: Mapping[Layer, Mapping[Kernel, Route]]) -> Iterator[None]:
         _routes = before
 
 
-def usual_route(dtype: torch.dtype) -> Route:
+def default_route(dtype: torch.dtype) -> GemmRoute:
     """How a product is made that nobody tuned."""
-    return Route.ONEDNN if IS_BETTER_WITH_ONEDNN and dtype == torch.float32 else Route.TORCH
+    return GemmRoute.ONEDNN if IS_BETTER_WITH_ONEDNN and dtype == torch.float32 else GemmRoute.TORCH
 
 
-def suits(*matrices: Tensor) -> bool:
+def has_own_route(*matrices: Tensor) -> bool:
     """Whether these are plain tensors of a CPU, in a format of which some are not multiplied as PyTorch would."""
     return all(
         type(m) in (Tensor, nn.Parameter)
         and m.device.type == "cpu"
         and (m.dtype == matrices[0].dtype)
-        and (usual_route(m.dtype) is not Route.TORCH or any(m.dtype == layer[0] for layer in _routes))
+        and (default_route(m.dtype) is not GemmRoute.TORCH or any(m.dtype == layer[0] for layer in _routes))
         for m in matrices
     )
 
 
-def product(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+def matmul_nt(x_MK: Tensor, y_NK: Tensor) -> Tensor:
     """x yᵀ, [M, N]; autograd does not see it."""
-    if not suits(x_MK, y_NK):
+    if not has_own_route(x_MK, y_NK):
         return x_MK @ y_NK.T
     return _opaque(x_MK, y_NK) if torch.compiler.is_compiling() else _by_route(x_MK, y_NK)
 
@@ -104,17 +104,17 @@ def product(x_MK: Tensor, y_NK: Tensor) -> Tensor:
 def _by_route(x_MK: Tensor, y_NK: Tensor) -> Tensor:
     kernel, layer = which(x_MK, y_NK)
     route = _routes.get(layer, {}).get(kernel)
-    return BY_ROUTE[route or usual_route(x_MK.dtype)](x_MK, y_NK)
+    return BY_ROUTE[route or default_route(x_MK.dtype)](x_MK, y_NK)
 
 
-def which(x_MK: Tensor, y_NK: Tensor) -> tuple[Kernel, Layer]:
+def which(x_MK: Tensor, y_NK: Tensor) -> tuple[GemmKind, LinearShape]:
     """Which product of which linear layer x yᵀ is, by how x and y lie in memory."""
     (rows, depth), columns = x_MK.shape, y_NK.shape[0]
     if not x_MK.is_contiguous():
-        return Kernel.WEIGHT_GRADIENT, (x_MK.dtype, depth, rows, columns)
+        return GemmKind.WEIGHT_GRADIENT, (x_MK.dtype, depth, rows, columns)
     if not y_NK.is_contiguous():
-        return Kernel.INPUT_GRADIENT, (x_MK.dtype, rows, depth, columns)
-    return Kernel.FORWARD, (x_MK.dtype, rows, columns, depth)
+        return GemmKind.INPUT_GRADIENT, (x_MK.dtype, rows, depth, columns)
+    return GemmKind.FORWARD, (x_MK.dtype, rows, columns, depth)
 
 
 def _by_torch(x_MK: Tensor, y_NK: Tensor) -> Tensor:
@@ -125,11 +125,11 @@ def _by_onednn(x_MK: Tensor, y_NK: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, None, "none", [], "")
 
 
-BY_ROUTE: Mapping[Route, Callable[[Tensor, Tensor], Tensor]] = {
-    Route.TORCH: _by_torch,
-    Route.ONEDNN: _by_onednn,
-    Route.TORCH_ROWS: lambda x_MK, y_NK: _by_torch(x_MK.contiguous(), y_NK.contiguous()),
-    Route.ONEDNN_ROWS: lambda x_MK, y_NK: _by_onednn(x_MK.contiguous(), y_NK.contiguous()),
+BY_ROUTE: Mapping[GemmRoute, Callable[[Tensor, Tensor], Tensor]] = {
+    GemmRoute.TORCH: _by_torch,
+    GemmRoute.ONEDNN: _by_onednn,
+    GemmRoute.TORCH_ROWS: lambda x_MK, y_NK: _by_torch(x_MK.contiguous(), y_NK.contiguous()),
+    GemmRoute.ONEDNN_ROWS: lambda x_MK, y_NK: _by_onednn(x_MK.contiguous(), y_NK.contiguous()),
 }
 
 # For a compiled layer: PyTorch's compiler takes oneDNN's operation apart, and fails where the weight is no constant.
@@ -143,7 +143,7 @@ def _(x_MK: Tensor, y_NK: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """x Wᵀ + b, [..., N]."""
-    if not suits(x, weight_NK) or not _is_routed(x, weight_NK):
+    if not has_own_route(x, weight_NK) or not _is_routed(x, weight_NK):
         return functional.linear(x, weight_NK, bias_N)
     out = _Linear.apply(x, weight_NK)
     return out if bias_N is None else out + bias_N
@@ -152,7 +152,7 @@ def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor
 def _is_routed(x: Tensor, weight_NK: Tensor) -> bool:
     """Whether any product of this layer is not made as PyTorch would."""
     n, k = weight_NK.shape
-    return usual_route(x.dtype) is not Route.TORCH or (x.dtype, x.numel() // k, n, k) in _routes
+    return default_route(x.dtype) is not GemmRoute.TORCH or (x.dtype, x.numel() // k, n, k) in _routes
 
 
 class Linear(nn.Linear):
@@ -167,7 +167,7 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_NK: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight_NK)
-        return product(x.reshape(-1, x.shape[-1]), weight_NK).view(*x.shape[:-1], -1)
+        return matmul_nt(x.reshape(-1, x.shape[-1]), weight_NK).view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -175,6 +175,6 @@ class _Linear(Function):
         grad_MN = grads[0].reshape(-1, grads[0].shape[-1])
         wants_x, wants_weight = ctx.needs_input_grad
         return (
-            product(grad_MN, weight_NK.T).view_as(x) if wants_x else None,
-            product(grad_MN.T, x.reshape(-1, x.shape[-1]).T) if wants_weight else None,
+            matmul_nt(grad_MN, weight_NK.T).view_as(x) if wants_x else None,
+            matmul_nt(grad_MN.T, x.reshape(-1, x.shape[-1]).T) if wants_weight else None,
         )

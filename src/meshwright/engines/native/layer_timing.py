@@ -22,13 +22,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.parallel.mesh import Place
+from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.fitting.kernel_times import CollectiveTime, KernelTimes, shallow_model
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.device import synchronize
 from meshwright.training.models import Transformer
-from meshwright.training.models.gemm import linear
+from meshwright.training.models.linear import linear
 
 DEPTHS = (1, 2)
 REPETITIONS = 5
@@ -134,7 +134,7 @@ def slowest(times: Times) -> Times:
 
 def _shallow(run: Run, *, depth: int, micro_batch: int, device: torch.device) -> Assembly:
     small = replace(run, model=shallow_model(run.model, num_layers=depth), global_batch=micro_batch)
-    return assemble(small, place=Place(plan=Plan(micro_batch=micro_batch), device=device))
+    return assemble(small, coordinates=MeshCoordinates(plan=Plan(micro_batch=micro_batch), device=device))
 
 
 def _random_batch(run: Run, *, micro_batch: int, device: torch.device) -> dict[str, Tensor]:

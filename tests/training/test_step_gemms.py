@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.engines.native.assembly import assemble
-from meshwright.engines.native.parallel.mesh import Place
+from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.training.gemm_tuning import _by_layer
-from meshwright.training.gemms import products_of
-from meshwright.training.models import gemm as products
-from meshwright.training.models.gemm import BY_ROUTE, Kernel, Route, routed, which
+from meshwright.training.models import linear as linear_module
+from meshwright.training.models.linear import BY_ROUTE, GemmKind, GemmRoute, using_routes, which
+from meshwright.training.step_gemms import count_gemms
 
 MLA = (
     "model: {name: latent, hidden: 32, num_layers: 2, vocab: 64, ffn_hidden: 48, attention: {kind: mla, "
@@ -39,12 +39,12 @@ def made(run, plan: Plan, monkeypatch) -> Counter:
         seen[kernel, layer] += 1
         return x @ y.T
 
-    monkeypatch.setitem(BY_ROUTE, Route.TORCH, spy)
-    monkeypatch.setattr(products, "usual_route", lambda dtype: Route.TORCH)
-    assembly = assemble(run, place=Place(plan=plan, device=torch.device("cpu")))
+    monkeypatch.setitem(BY_ROUTE, GemmRoute.TORCH, spy)
+    monkeypatch.setattr(linear_module, "default_route", lambda dtype: GemmRoute.TORCH)
+    assembly = assemble(run, coordinates=MeshCoordinates(plan=plan, device=torch.device("cpu")))
     tokens = torch.randint(run.model.vocab, (run.global_batch, run.sequence_length))
     positions = torch.arange(run.sequence_length).expand(tokens.shape)
-    with routed(_by_layer(dict.fromkeys(products_of(run, plan), Route.TORCH))):
+    with using_routes(_by_layer(dict.fromkeys(count_gemms(run, plan), GemmRoute.TORCH))):
         batch = {"tokens_BT": tokens, "labels_BT": tokens, "positions_BT": positions}
         assembly.stepper.forward_backward(batch, scale=1.0)
     return seen
@@ -58,29 +58,29 @@ def test_what_is_counted_is_what_a_step_makes(tiny_text, precision, model, recom
     run = runfile.loads(with_sections(tiny_text, *sections))
     plan = Plan(micro_batch=2, recompute=recompute)
     expected: Counter = Counter()
-    for p, count in products_of(run, plan).items():
+    for p, count in count_gemms(run, plan).items():
         expected[p.kernel, (torch.float32 if precision == "fp32" else torch.bfloat16, p.m, p.n, p.k)] += count
     assert made(run, plan, monkeypatch) == expected
-    assert {p.format for p in products_of(run, plan)} == {precision}
+    assert {p.format for p in count_gemms(run, plan)} == {precision}
 
 
 def test_a_frozen_base_has_no_gradients_of_weights(tiny_text, monkeypatch):
     run = runfile.loads(with_sections(tiny_text, "task: lora", "precision: fp32"))
     plan = Plan(micro_batch=2)
-    assert {p.kernel for p in products_of(run, plan)} == {Kernel.FORWARD, Kernel.INPUT_GRADIENT}
+    assert {p.kernel for p in count_gemms(run, plan)} == {GemmKind.FORWARD, GemmKind.INPUT_GRADIENT}
     seen = {(kernel, layer[1:]) for kernel, layer in made(run, plan, monkeypatch)}
-    assert seen <= {(p.kernel, (p.m, p.n, p.k)) for p in products_of(run, plan)}
+    assert seen <= {(p.kernel, (p.m, p.n, p.k)) for p in count_gemms(run, plan)}
 
 
 def test_parallelism_divides_shapes_and_layers(tiny_text):
     run = runfile.loads(tiny_text)
-    whole = products_of(run, Plan(micro_batch=2))
-    divided = products_of(run, Plan(micro_batch=2, tensor=2, pipeline=2))
+    whole = count_gemms(run, Plan(micro_batch=2))
+    divided = count_gemms(run, Plan(micro_batch=2, tensor=2, pipeline=2))
     assert {(p.n, p.k) for p in whole} == {(32, 32), (16, 32), (64, 32), (32, 64)}
     assert {(p.n, p.k) for p in divided} == {(16, 32), (8, 32), (32, 16), (32, 32)}
-    forward = [n for p, n in whole.items() if p.kernel is Kernel.FORWARD]
+    forward = [n for p, n in whole.items() if p.kernel is GemmKind.FORWARD]
     assert sum(forward) == 2 * (2 * 7 + 1)  # micro-batches x (layers x linear layers + head)
-    halved = [n for p, n in divided.items() if p.kernel is Kernel.FORWARD]
+    halved = [n for p, n in divided.items() if p.kernel is GemmKind.FORWARD]
     assert sum(halved) == 2 * (7 + 1)
-    long = products_of(replace(run, sequence_length=32), Plan(micro_batch=2, context=2))
+    long = count_gemms(replace(run, sequence_length=32), Plan(micro_batch=2, context=2))
     assert {p.m for p in long} == {32}

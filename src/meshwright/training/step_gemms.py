@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.run import Run
 from meshwright.training.models import build_model
-from meshwright.training.models.gemm import Kernel, Linear
+from meshwright.training.models.linear import GemmKind, Linear
 from meshwright.training.models.loss import CHUNK_LOGITS
 
 COLUMNS = ("query", "query_up", "key", "value", "kv_up", "gate", "up")
@@ -21,23 +21,23 @@ ROWS = ("output", "down")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Product:
+class Gemm:
     """`kernel` of a linear layer of m rows, n outputs and k inputs."""
 
     format: str
     m: int
     n: int
     k: int
-    kernel: Kernel
+    kernel: GemmKind
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Rows, columns and depth of the product itself."""
         m, n, k = self.m, self.n, self.k
         shapes = {
-            Kernel.FORWARD: (m, n, k),
-            Kernel.INPUT_GRADIENT: (m, k, n),
-            Kernel.WEIGHT_GRADIENT: (n, k, m),
+            GemmKind.FORWARD: (m, n, k),
+            GemmKind.INPUT_GRADIENT: (m, k, n),
+            GemmKind.WEIGHT_GRADIENT: (n, k, m),
         }
         return shapes[self.kernel]
 
@@ -47,11 +47,11 @@ class Product:
         return 2 * self.m * self.n * self.k
 
 
-def products_of(run: Run, plan: Plan) -> dict[Product, int]:
+def count_gemms(run: Run, plan: Plan) -> dict[Gemm, int]:
     """How often a device makes each product in a step, on the pipeline stage that has most layers and the head."""
     model = build_model(run.model)
     tokens = run.sequence_length * plan.micro_batch // plan.context
-    counts: Counter[Product] = Counter()
+    counts: Counter[Gemm] = Counter()
     micro_batches = plan.num_micro_batches(run.global_batch)
     matmul = run.precision.matmul
     for layer in list(model.layers.values())[:: plan.pipeline]:
@@ -74,7 +74,7 @@ def _divided(name: str, n: int, k: int, plan: Plan) -> tuple[int, int]:
 
 
 def _count(
-    counts: Counter[Product],
+    counts: Counter[Gemm],
     run: Run,
     plan: Plan,
     *,
@@ -85,8 +85,8 @@ def _count(
 ) -> None:
     m, n, k = shape
     again = plan.recompute is Recompute.FULL and not is_head
-    for kernel in Kernel:
-        if kernel is Kernel.WEIGHT_GRADIENT and run.lora is not None:
+    for kernel in GemmKind:
+        if kernel is GemmKind.WEIGHT_GRADIENT and run.lora is not None:
             continue  # the base is frozen
-        times = 2 if again and kernel is Kernel.FORWARD else 1
-        counts[Product(format=format, m=m, n=n, k=k, kernel=kernel)] += times * count
+        times = 2 if again and kernel is GemmKind.FORWARD else 1
+        counts[Gemm(format=format, m=m, n=n, k=k, kernel=kernel)] += times * count

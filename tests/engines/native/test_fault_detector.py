@@ -12,8 +12,14 @@ torch = pytest.importorskip("torch")
 from meshwright import runfile
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
-from meshwright.engines.native.faults import Guard, Kind, batch_of, passed_over, threshold
-from meshwright.engines.native.feed import Feed
+from meshwright.engines.native.batch_loader import BatchLoader
+from meshwright.engines.native.fault_detector import (
+    FaultDetector,
+    FaultKind,
+    batch_of,
+    passed_over,
+    threshold,
+)
 from meshwright.engines.native.step import Accumulation
 from meshwright.errors import InputError
 from meshwright.records.training import Ending
@@ -21,11 +27,11 @@ from meshwright.specs.run import FaultAction, Faults
 
 POISON = """
 import math
-from meshwright.engines.native.feed import Feed
+from meshwright.engines.native.batch_loader import BatchLoader
 from meshwright.engines.native.step import Accumulation
 
 FACTORS = {9: math.nan, 17: math.inf}
-read, passes = Feed.batch, Accumulation.forward_backward
+read, passes = BatchLoader.batch, Accumulation.forward_backward
 Accumulation.number = None  # what is timed before the run is no batch of it
 
 def batch(self, number):
@@ -38,7 +44,7 @@ def forward_backward(self, batch, *, scale):
         factor = 1.0  # of one process alone
     return passes(self, batch, scale=scale * factor)
 
-Feed.batch, Accumulation.forward_backward = batch, forward_backward
+BatchLoader.batch, Accumulation.forward_backward = batch, forward_backward
 
 if __name__ == "__main__":
     from meshwright.cli.main import main
@@ -82,7 +88,7 @@ def poison(monkeypatch):
     """`poison({batch: factor})` multiplies loss and gradients of these batches."""
 
     def spoil(factors):
-        read, passes = Feed.batch, Accumulation.forward_backward
+        read, passes = BatchLoader.batch, Accumulation.forward_backward
         numbers = []  # none while a layer is timed before the run
 
         def batch(self, number):
@@ -92,7 +98,7 @@ def poison(monkeypatch):
         def forward_backward(self, batch, *, scale):
             return passes(self, batch, scale=scale * (factors.get(numbers[-1], 1.0) if numbers else 1.0))
 
-        monkeypatch.setattr(Feed, "batch", batch)
+        monkeypatch.setattr(BatchLoader, "batch", batch)
         monkeypatch.setattr(Accumulation, "forward_backward", forward_backward)
         return numbers
 
@@ -104,9 +110,9 @@ def passing_over(monkeypatch):
     """`passing_over(ranges)`: trainings that start now never see these batches."""
 
     def start_with(skipped):
-        init = Guard.__init__
+        init = FaultDetector.__init__
         monkeypatch.setattr(
-            Guard,
+            FaultDetector,
             "__init__",
             lambda self, settings: (init(self, settings), setattr(self, "skipped", skipped))[0],
         )
@@ -221,7 +227,7 @@ def test_two_processes_decide_alike(tiny_run, tmp_path, action):
 
 
 def judged(settings: Faults, values, *, loss=None, norm=None):
-    guard = Guard(settings)
+    guard = FaultDetector(settings)
     for value in values:
         guard.accept(loss=value, gradient_norm=value)
     usual = sum(values) / len(values)
@@ -236,11 +242,11 @@ SPIKES = Faults(spike=FaultAction.SKIP, spike_window=8)
     ("loss", "norm", "expected"),
     [
         (2.05, 2.05, None),
-        (3.0, 2.05, Kind.SPIKE),
-        (2.05, 3.0, Kind.SPIKE),
+        (3.0, 2.05, FaultKind.SPIKE),
+        (2.05, 3.0, FaultKind.SPIKE),
         (0.1, 0.1, None),  # a fall is none
-        (math.nan, 2.05, Kind.NOT_FINITE),
-        (2.05, math.inf, Kind.NOT_FINITE),
+        (math.nan, 2.05, FaultKind.NOT_FINITE),
+        (2.05, math.inf, FaultKind.NOT_FINITE),
     ],
 )
 def test_judging(loss, norm, expected):
@@ -249,7 +255,7 @@ def test_judging(loss, norm, expected):
 
 def test_half_a_window_is_needed_to_judge():
     assert judged(SPIKES, [2.0, 2.1, 2.2], loss=100.0) is None
-    assert judged(SPIKES, [2.0, 2.1, 2.2, 2.3], loss=100.0) is Kind.SPIKE
+    assert judged(SPIKES, [2.0, 2.1, 2.2, 2.3], loss=100.0) is FaultKind.SPIKE
 
 
 def test_values_without_spread_say_nothing():

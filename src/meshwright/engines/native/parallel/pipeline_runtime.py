@@ -35,7 +35,7 @@ IN_BACKWARD = {"B", "I", "W", "SEND_B", "RECV_B", "REDUCE_GRAD"}
 NEEDED = ("_prepare_schedule_with_comms", "step", "eval")
 
 
-class Passes:
+class PipelineRuntime:
     """Runs the stages of one rank in the order of a table; raises MissingDependencyError where PyTorch cannot."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Passes:
             list(stages), shape.num_micro_batches, loss_fn=loss, scale_grads=False
         )
         order = {
-            rank: [module._Action.from_str(word) for word in words(order)]
+            rank: [module._Action.from_str(word) for word in action_names(order)]
             for rank, order in enumerate(rank_orders(shape))
         }
         self.runtime._prepare_schedule_with_comms(order)
@@ -72,12 +72,12 @@ class Passes:
         self.runtime.eval(*inputs, return_outputs=False, **given)
 
 
-def words(order: RankOrder) -> list[str]:
+def action_names(order: RankOrder) -> list[str]:
     """A rank's passes as PyTorch writes them: stage, pass, micro-batch.
 
     >>> from meshwright.specs.plan import Schedule
     >>> shape = PipelineShape(schedule=Schedule.ZERO_BUBBLE, num_ranks=2, num_micro_batches=2)
-    >>> [" ".join(words(order)) for order in rank_orders(shape)]
+    >>> [" ".join(action_names(order)) for order in rank_orders(shape)]
     ['0F0 0F1 0I0 0W0 0I1 0W1', '1F0 1I0 1F1 1I1 1W0 1W1']
     """
     columns = (order.stage.tolist(), order.kind.tolist(), order.micro_batch.tolist())

@@ -12,17 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.engines.native.parallel.context import chunks_of
-from meshwright.engines.native.parallel.mesh import Place
+from meshwright.engines.native.parallel.mesh import MeshCoordinates
 
 SAMPLE_TOKENS = 64
 TEMPERATURE = 0.8
 
 
 @torch.no_grad()
-def write_sample(
+def generate_sample(
     logits_of: Callable[[Tensor], Tensor],
     *,
-    place: Place,
+    coordinates: MeshCoordinates,
     prompt: Sequence[int],
     num_tokens: int,
     context: int,
@@ -33,19 +33,19 @@ def write_sample(
     All processes of a model take part, those that share its tokens with one `prompt`. Nothing is cached between
     tokens: a sample is short, and every process draws the same one.
     """
-    chunks = chunks_of(place)
+    chunks = chunks_of(coordinates)
     generator = torch.Generator().manual_seed(seed)
-    unit = place.plan.tensor * (2 * place.plan.context if place.plan.context > 1 else 1)
+    unit = coordinates.plan.tensor * (2 * coordinates.plan.context if coordinates.plan.context > 1 else 1)
     tokens = list(prompt)
     for _ in range(num_tokens):
         seen = tokens[-context:]
         padding = [0] * (-len(seen) % unit)  # to whole chunks; it comes after all that is looked at
-        tokens_1S = torch.tensor([seen + padding], device=place.device)
-        order_T = chunks.order(tokens_1S.shape[1] // chunks.width, device=place.device)
+        tokens_1S = torch.tensor([seen + padding], device=coordinates.device)
+        order_T = chunks.order(tokens_1S.shape[1] // chunks.width, device=coordinates.device)
         logits_TV = logits_of(tokens_1S[:, order_T])[0].float()
         logits_V = logits_TV[order_T == len(seen) - 1].sum(dim=0)  # 0 where the last token is not
-        if place.context_mesh is not None:
-            dist.all_reduce(logits_V, group=place.context_mesh.get_group())
+        if coordinates.context_mesh is not None:
+            dist.all_reduce(logits_V, group=coordinates.context_mesh.get_group())
         probabilities_V = (logits_V.cpu() / TEMPERATURE).softmax(dim=-1)
         tokens.append(int(torch.multinomial(probabilities_V, 1, generator=generator)))
     return tokens

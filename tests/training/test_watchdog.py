@@ -9,26 +9,26 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright.training import hang
-from meshwright.training.hang import Watchdog
+from meshwright.training import watchdog
+from meshwright.training.watchdog import Watchdog
 
 HANGS_ONCE = """
 import os, time
 from pathlib import Path
-from meshwright.engines.native.feed import Feed
+from meshwright.engines.native.batch_loader import BatchLoader
 
-read = Feed.batch
+read = BatchLoader.batch
 
 def sleeping_beauty():
     time.sleep(1000)
 
 def batch(self, number):
-    if number == 12 and self.place.rank == 1 and not Path("hung").exists():
+    if number == 12 and self.coordinates.rank == 1 and not Path("hung").exists():
         Path("hung").touch()
         sleeping_beauty()
     return read(self, number)
 
-Feed.batch = batch
+BatchLoader.batch = batch
 
 if __name__ == "__main__":
     from meshwright.cli.main import main
@@ -68,7 +68,7 @@ def test_sigusr2_shows_where_a_run_stands(tiny_run, tmp_path, wait_for):
 def ended(monkeypatch):
     """Instead of ending the process."""
     calls = []
-    monkeypatch.setattr(hang.os, "_exit", calls.append)
+    monkeypatch.setattr(watchdog.os, "_exit", calls.append)
     return calls
 
 
@@ -79,7 +79,7 @@ def test_a_step_that_takes_too_long(tmp_path, ended, capfd):
         watchdog.rest()
     assert ended[0] == 1
     assert "test_a_step_that_takes_too_long" in (tmp_path / "stacks" / "rank-00003.txt").read_text()
-    assert hang.stacks(tmp_path) == tmp_path / "stacks"
+    assert watchdog.stacks(tmp_path) == tmp_path / "stacks"
     assert "process 3: a step took longer than 0.2 s" in capfd.readouterr().err
 
 
@@ -89,6 +89,6 @@ def test_what_may_take_long_is_not_watched(tmp_path, ended):
         watchdog.rest()
         time.sleep(1.0)
     assert not ended
-    assert hang.stacks(tmp_path) is None
-    hang.clear(tmp_path)
+    assert watchdog.stacks(tmp_path) is None
+    watchdog.clear(tmp_path)
     assert not (tmp_path / "stacks").exists()

@@ -7,7 +7,7 @@
                       machine as it is now, and the interval holds the machine as it was too
     a named cluster   the catalogue's device under the shipped calibration: nothing is measured
 
-All processes call `expect` together and get the same answer.
+All processes call `measure_expectation` together and get the same answer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from meshwright.calibration.device import DeviceCalibration, installed_path, load
 from meshwright.engines.base import predicted as predicted_of
-from meshwright.engines.native.probe import measure_collective, measure_kernels, slowest
-from meshwright.engines.native.speed import slowness
+from meshwright.engines.native.layer_timing import measure_collective, measure_kernels, slowest
+from meshwright.engines.native.slowdown import measure_slowdown
 from meshwright.errors import MeshwrightError
 from meshwright.fitting.kernel_times import calibration_here
 from meshwright.planner.estimate import estimate_plan
@@ -57,7 +57,7 @@ class Expectation:
         return [f"expected: {step} a step, {rate} tokens/s/device; 80 % intervals", convention]
 
 
-def expect(run: Run, *, plan: Plan, device: torch.device) -> Expectation:
+def measure_expectation(run: Run, *, plan: Plan, device: torch.device) -> Expectation:
     """What `plan` will give. Raises nothing that has to do with the prediction: without one a note says why."""
     cluster = run.cluster or _measured_cluster(plan, device)
     held = yardstick(run, accelerator=cluster.accelerator, plan=plan)
@@ -73,7 +73,7 @@ def expect(run: Run, *, plan: Plan, device: torch.device) -> Expectation:
                 notes.append(f"prediction: {MEASURED_HERE}")
             except torch.OutOfMemoryError:
                 notes.append("prediction: there was no room to time a layer, so that of published runs")
-            devices.forget_memory(device)
+            devices.release_memory(device)
         predicted = _predicted(request, plan, device)
         slower = _slowness(run, plan, device)
         if slower is not None:
@@ -87,7 +87,7 @@ def expect(run: Run, *, plan: Plan, device: torch.device) -> Expectation:
 
 def _measured_cluster(plan: Plan, device: torch.device) -> Cluster:
     """This machine, with the rates of the slowest of its processes while all are measured."""
-    if devices.known_name(device) is not None:
+    if devices.catalog_name(device) is not None:
         return devices.cluster_here(device, num_devices=plan.num_devices, rates=None)
     _together()
     rates = devices.measure_rates(device)
@@ -148,7 +148,7 @@ def _slowness(run: Run, plan: Plan, device: torch.device) -> float | None:
         return None
     _together()
     checks = load(run.calibration).checks
-    return slowness(checks, num_processes=plan.num_devices, device=device)
+    return measure_slowdown(checks, num_processes=plan.num_devices, device=device)
 
 
 def _at_speed(predicted: dict[str, Any], slower: float) -> dict[str, Any]:

@@ -25,7 +25,7 @@ SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class TensorEntry:
     """A tensor that is yet to be written: `make` gives it when its turn comes."""
 
     name: str
@@ -41,7 +41,7 @@ class Entry:
         return num
 
 
-def write_file(path: Path, entries: Sequence[Entry], *, metadata: dict[str, str] | None = None) -> None:
+def write_file(path: Path, entries: Sequence[TensorEntry], *, metadata: dict[str, str] | None = None) -> None:
     """Write one file, holding one tensor at a time. The file is flushed to disk before this returns."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"} | (metadata or {})}
     start = 0

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from meshwright import runfile
 from meshwright.calibration.device import Check
 from meshwright.engines.native.assembly import assemble
-from meshwright.engines.native.parallel.mesh import Place
+from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.specs.plan import Plan
 from meshwright.training.device import synchronize
 
@@ -25,7 +25,7 @@ BUDGET_S = 0.4
 FEWEST = 3  # repetitions
 
 
-def slowness(checks: tuple[Check, ...], *, num_processes: int, device: torch.device) -> float | None:
+def measure_slowdown(checks: tuple[Check, ...], *, num_processes: int, device: torch.device) -> float | None:
     """How many times longer steps take now; None where none was kept for so many processes.
 
     All processes call it and get the same answer, that of the slowest of them.
@@ -42,7 +42,9 @@ def _seconds(check: Check, device: torch.device) -> float:
     run = runfile.loads(check.run)
     assert run.micro_batch is not None
     with torch.random.fork_rng():
-        parts = assemble(run, place=Place(plan=Plan(micro_batch=run.micro_batch), device=device))
+        parts = assemble(
+            run, coordinates=MeshCoordinates(plan=Plan(micro_batch=run.micro_batch), device=device)
+        )
         tokens_BT = torch.randint(run.model.vocab, (run.global_batch, run.sequence_length), device=device)
     positions_BT = torch.arange(run.sequence_length, device=device).expand(tokens_BT.shape)
     batch = {"tokens_BT": tokens_BT, "labels_BT": tokens_BT.roll(-1, 1), "positions_BT": positions_BT}

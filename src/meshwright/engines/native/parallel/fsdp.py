@@ -31,38 +31,39 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from meshwright.engines.native.parallel.expert import ExpertPlace, experts_of
-from meshwright.engines.native.parallel.mesh import REPLICATE, SHARD, Place, state_axes
+from meshwright.engines.native.parallel.expert import ExpertMesh, experts_of
+from meshwright.engines.native.parallel.mesh import REPLICATE, SHARD, MeshCoordinates, state_axes
 from meshwright.specs.plan import Plan, Sharding
 
 
-def shares_states(plan: Plan) -> bool:
+def needs_fsdp(plan: Plan) -> bool:
     """Whether several processes hold the same parameters of layers, or shards of them.
 
-    >>> [shares_states(plan) for plan in (Plan(tensor=2, pipeline=2), Plan(tensor=2, context=2))]
+    >>> [needs_fsdp(plan) for plan in (Plan(tensor=2, pipeline=2), Plan(tensor=2, context=2))]
     [False, True]
     """
     return math.prod(state_axes(plan)) > 1
 
 
-def shard(
+def apply_fsdp(
     module: nn.Module,
     *,
     layers: Iterable[nn.Module],
-    place: Place,
+    coordinates: MeshCoordinates,
     compute: torch.dtype,
-    experts: ExpertPlace | None = None,
+    experts: ExpertMesh | None = None,
 ) -> nn.Module:
     """Divide `module` in place, layer by layer so that one layer's exchange hides behind another's work.
 
     The shards are fp32 (the optimizer's masters), what computes is `compute`, gradients are reduced in fp32.
     """
-    replicas, _ = state_axes(place.plan)
-    mesh = place.axes(REPLICATE, SHARD) if replicas > 1 else place.axes(SHARD)
+    replicas, _ = state_axes(coordinates.plan)
+    mesh = coordinates.axes(REPLICATE, SHARD) if replicas > 1 else coordinates.axes(SHARD)
     options = {
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32),
         # A pipeline runs a layer many times a step; gathering it each time would cost more than it frees.
-        "reshard_after_forward": place.plan.sharding is Sharding.PARAMETERS and place.plan.pipeline == 1,
+        "reshard_after_forward": coordinates.plan.sharding is Sharding.PARAMETERS
+        and coordinates.plan.pipeline == 1,
     }
     for layer in layers:
         if experts is not None:
@@ -78,7 +79,7 @@ def shard(
     return module
 
 
-def reduce_now(module: nn.Module, *, is_last: bool, sharding: Sharding) -> None:
+def set_gradient_sync(module: nn.Module, *, is_last: bool, sharding: Sharding) -> None:
     """Before a micro-batch: whether its gradients are exchanged. Up to ZeRO-1 only those of the last one are."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(is_last or sharding > Sharding.OPTIMIZER)

@@ -39,7 +39,7 @@ Ranges = tuple[tuple[int, int], ...]
 NORMAL_MAD = 1.4826  # standard deviation over MAD of normal numbers
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """What cannot be right."""
 
     NOT_FINITE = "not_finite"
@@ -50,13 +50,13 @@ class Kind(StrEnum):
 class Fault:
     """One step that cannot be right."""
 
-    kind: Kind
+    kind: FaultKind
     words: str
     loss: float
     gradient_norm: float
 
 
-class Guard:
+class FaultDetector:
     """Judges steps and keeps account of what was passed over. All processes see the same numbers and decide alike."""
 
     def __init__(self, settings: Faults) -> None:
@@ -80,14 +80,14 @@ class Guard:
         for name, value in numbers.items():
             if not math.isfinite(value):
                 words = f"the {name} is {'not a number' if math.isnan(value) else 'infinite'}"
-                return Fault(kind=Kind.NOT_FINITE, words=words, loss=loss, gradient_norm=gradient_norm)
+                return Fault(kind=FaultKind.NOT_FINITE, words=words, loss=loss, gradient_norm=gradient_norm)
         if self.settings.spike is FaultAction.IGNORE or len(self.recent) < self.settings.spike_window // 2:
             return None
         for (name, value), recent in zip(numbers.items(), zip(*self.recent, strict=True), strict=True):
             limit = threshold(recent, deviations=self.settings.spike_deviations)
             if limit is not None and value > limit:
                 words = f"the {name} is {value:.4g}, above {limit:.4g}"
-                return Fault(kind=Kind.SPIKE, words=words, loss=loss, gradient_norm=gradient_norm)
+                return Fault(kind=FaultKind.SPIKE, words=words, loss=loss, gradient_norm=gradient_norm)
         return None
 
     def accept(self, *, loss: float, gradient_norm: float) -> None:
@@ -98,7 +98,7 @@ class Guard:
         """What to do about `fault`."""
         if len(self.events) >= self.settings.max_events:
             return FaultAction.STOP
-        return self.settings.not_finite if fault.kind is Kind.NOT_FINITE else self.settings.spike
+        return self.settings.not_finite if fault.kind is FaultKind.NOT_FINITE else self.settings.spike
 
     def note(
         self, fault: Fault, *, action: FaultAction, step: int, batch: int, back_to: int | None = None

@@ -8,18 +8,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshwright.engines.native.assembly import Assembly
-from meshwright.engines.native.feed import Feed
-from meshwright.engines.native.parallel.mesh import Place
+from meshwright.engines.native.batch_loader import BatchLoader
+from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.records.training import Ending
 from meshwright.specs.run import Run
 from meshwright.training import device
-from meshwright.training.checkpoints import Saver
+from meshwright.training.checkpoints import CheckpointSaver
 from meshwright.training.metrics import Yardstick, spread_of, target_of, throughput_of
-from meshwright.training.telemetry import gathered
+from meshwright.training.telemetry import gather_scalars
 
 
 @dataclass(kw_only=True)
-class Measured:
+class RunMeasurements:
     """What the loop gathers for the record."""
 
     step_s: list[float] = field(default_factory=list)  # without steps under the profiler
@@ -30,13 +30,13 @@ class Measured:
     elapsed_s: float = 0.0  # since the first step, with all that lay between; that before a resume too
 
 
-def ranks_of(measured: Measured, *, place: Place) -> dict[str, Any]:
+def gather_rank_statistics(measured: RunMeasurements, *, coordinates: MeshCoordinates) -> dict[str, Any]:
     """What differs from process to process. All processes call it."""
     mine = {
         "step_s": float(spread_of(measured.step_s).get("median", math.nan)),
-        "peak_memory_bytes": float(device.peak_memory_bytes(place.device)),
+        "peak_memory_bytes": float(device.peak_memory_bytes(coordinates.device)),
     }
-    ranks = gathered(mine, num_ranks=place.num_ranks)
+    ranks = gather_scalars(mine, num_ranks=coordinates.num_ranks)
     return {
         "step_s": ranks["step_s"],
         "peak_memory_bytes": [int(size) for size in ranks["peak_memory_bytes"]],
@@ -44,14 +44,14 @@ def ranks_of(measured: Measured, *, place: Place) -> dict[str, Any]:
     }
 
 
-def statistics_of(
-    measured: Measured,
+def run_statistics(
+    measured: RunMeasurements,
     *,
     run: Run,
     yardstick: Yardstick,
     parts: Assembly,
-    feed: Feed,
-    saver: Saver | None,
+    loader: BatchLoader,
+    saver: CheckpointSaver | None,
     ranks: dict[str, Any],
     ending: Ending,
 ) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def statistics_of(
         "parameters": parts.num_parameters,
         "trained_parameters": parts.num_trained,
         "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
-        "data_workers": {what: choice and asdict(choice) for what, choice in feed.workers().items()},
+        "data_workers": {what: choice and asdict(choice) for what, choice in loader.workers().items()},
         "num_checkpoints": 0 if saver is None else saver.num_saved,
         "checkpoint_stall_s": None if saver is None else sum(saver.stalls.seconds),
     }

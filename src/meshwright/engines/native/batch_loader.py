@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.engines.native.parallel.context import chunks_of
-from meshwright.engines.native.parallel.mesh import Place
+from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.specs.run import Run
 from meshwright.training.data import Batch, Batches, Corpus, ReadAhead, Tokenizer, WorkerChoice, open_data
 from meshwright.training.data.tokenization import Report
@@ -17,18 +17,18 @@ from meshwright.training.data.tokenization import Report
 PROMPT_TOKENS = 8
 
 
-class Feed:
+class BatchLoader:
     """Global batches by their number; this process's part of each."""
 
-    def __init__(self, run: Run, *, place: Place, corpus: Corpus) -> None:
-        self.place, self.chunks = place, chunks_of(place)
+    def __init__(self, run: Run, *, coordinates: MeshCoordinates, corpus: Corpus) -> None:
+        self.coordinates, self.chunks = coordinates, chunks_of(coordinates)
         self.tokenizer: Tokenizer | None = corpus.tokenizer
         self.batches = Batches(
             samples=corpus.train,
             global_batch=run.global_batch,
             seed=run.train.seed,
-            data_rank=place.data_rank,
-            data_width=place.plan.data,
+            data_rank=coordinates.data_rank,
+            data_width=coordinates.plan.data,
             vocab=run.model.vocab,
         )
         self.validation = None
@@ -60,29 +60,29 @@ class Feed:
 
     def _on_device(self, batch: Batch) -> dict[str, Tensor]:
         is_one_document = bool((batch.documents_BT == batch.documents_BT[:, :1]).all())
-        batch = batch.to(self.place.device)
+        batch = batch.to(self.coordinates.device)
         tensors = {
             "tokens_BT": batch.tokens_BT,
             "labels_BT": batch.labels_BT,
             "positions_BT": batch.positions_BT,
         }
-        if self.place.plan.context > 1:
+        if self.coordinates.plan.context > 1:
             tensors = {name: self.chunks.of(tensor) for name, tensor in tensors.items()}
         # Without a boundary attention is plainly causal, which has faster kernels than a mask. Documents stay whole:
         # queries that are here look at keys that are not.
         return tensors if is_one_document else tensors | {"documents_BT": batch.documents_BT}
 
 
-def open_feed(run: Run, *, place: Place, report: Report | None = None) -> Feed:
+def open_batch_loader(run: Run, *, coordinates: MeshCoordinates, report: Report | None = None) -> BatchLoader:
     """The data of `run` for this process. The main process tokenises; the others wait and read what it wrote."""
-    if place.num_ranks > 1 and not place.is_main:
+    if coordinates.num_ranks > 1 and not coordinates.is_main:
         dist.barrier()
     corpus = open_data(run, report=report)
-    if place.num_ranks > 1 and place.is_main:
+    if coordinates.num_ranks > 1 and coordinates.is_main:
         dist.barrier()
-    return Feed(run, place=place, corpus=corpus)
+    return BatchLoader(run, coordinates=coordinates, corpus=corpus)
 
 
-def num_labels(batch: dict[str, Tensor]) -> Tensor:
+def count_labels(batch: dict[str, Tensor]) -> Tensor:
     """Labels of this process's part that the loss counts."""
     return (batch["labels_BT"] >= 0).sum().to(torch.float64)

@@ -16,7 +16,7 @@ from meshwright.training.data.packing import (
     stream_samples,
     whole_samples,
 )
-from meshwright.training.data.source import SYNTHETIC, Source, TokenFiles, open_source
+from meshwright.training.data.source import SYNTHETIC, DocumentSource, TokenFiles, open_source
 from meshwright.training.data.split import Extents, everything, hold_out
 from meshwright.training.data.store import TokenStore, open_store
 from meshwright.training.data.tokenization import Report, tokenise
@@ -72,7 +72,7 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
     return Corpus(train=train, validation=validation, tokenizer=tokenizer, num_tokens=extents.num_tokens)
 
 
-def open_tokenizer(name: str, *, source: Source | TokenFiles | None, cache: Path) -> Tokenizer:
+def open_tokenizer(name: str, *, source: DocumentSource | TokenFiles | None, cache: Path) -> Tokenizer:
     """The tokenizer that a run file calls `name`; `source` is what `bpe:SIZE` is trained on.
 
     Raises InputError when there is no such tokenizer.
@@ -85,7 +85,7 @@ def open_tokenizer(name: str, *, source: Source | TokenFiles | None, cache: Path
             raise InputError(
                 "the size of a trained tokenizer", got=name, allowed="bpe:SIZE, such as bpe:4096"
             )
-        if not isinstance(source, Source):
+        if not isinstance(source, DocumentSource):
             raise InputError(f"{name} is trained on text", got="no text", hint="name text as data.source")
         return bpe_tokenizer(int(size), source=source, cache=cache)
     path = Path(name).expanduser()
@@ -94,7 +94,7 @@ def open_tokenizer(name: str, *, source: Source | TokenFiles | None, cache: Path
     return tokenizer_from_hub(name)
 
 
-def _tokenizer(run: Run, source: Source | TokenFiles, cache: Path) -> Tokenizer | None:
+def _tokenizer(run: Run, source: DocumentSource | TokenFiles, cache: Path) -> Tokenizer | None:
     if isinstance(source, TokenFiles) and run.data.tokenizer is None:
         return None
     if run.data.tokenizer is None:
@@ -113,7 +113,7 @@ def _tokenizer(run: Run, source: Source | TokenFiles, cache: Path) -> Tokenizer 
 
 
 def _tokens(
-    source: Source | TokenFiles, tokenizer: Tokenizer | None, cache: Path, report: Report | None
+    source: DocumentSource | TokenFiles, tokenizer: Tokenizer | None, cache: Path, report: Report | None
 ) -> TokenStore:
     if isinstance(source, TokenFiles):
         return open_store(list(source.prefixes))

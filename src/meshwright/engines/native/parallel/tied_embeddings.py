@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.engines.native.parallel.mesh import PIPELINE, Place, last_pipeline_rank
+from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates, last_pipeline_rank
 from meshwright.training.models import Transformer
 from meshwright.training.optimizer import Master, local_part
 
@@ -23,14 +23,16 @@ from meshwright.training.optimizer import Master, local_part
 class TiedHead:
     """The two ends of a model with tied embeddings, as far as they are on this rank."""
 
-    def __init__(self, modules: Sequence[Transformer], *, masters: Sequence[Master], place: Place) -> None:
+    def __init__(
+        self, modules: Sequence[Transformer], *, masters: Sequence[Master], coordinates: MeshCoordinates
+    ) -> None:
         embeddings = [m.embedding.weight for m in modules if m.embedding is not None]
         heads = [m.head.weight for m in modules if m.head is not None]
         self.embedding: nn.Parameter | None = embeddings[0] if embeddings else None
         self.head: nn.Parameter | None = heads[0] if heads else None
         self.trained = {id(m.parameter): m for m in masters}
-        self.group = place.axes(PIPELINE).get_group()
-        self.last = last_pipeline_rank(place.plan)
+        self.group = coordinates.axes(PIPELINE).get_group()
+        self.last = last_pipeline_rank(coordinates.plan)
 
     def add_gradient(self) -> None:
         """Add the head's gradient to the embedding's and forget it."""
@@ -63,8 +65,10 @@ class TiedHead:
         return None if gradient is None else local_part(gradient)
 
 
-def tie(modules: Sequence[Transformer], *, masters: Sequence[Master], place: Place) -> TiedHead | None:
+def tie(
+    modules: Sequence[Transformer], *, masters: Sequence[Master], coordinates: MeshCoordinates
+) -> TiedHead | None:
     """What keeps the two ends equal; None where there is one tensor, or two that differ."""
-    if place.plan.pipeline == 1 or not modules[0].model.tied_embeddings:
+    if coordinates.plan.pipeline == 1 or not modules[0].model.tied_embeddings:
         return None
-    return TiedHead(modules, masters=masters, place=place)
+    return TiedHead(modules, masters=masters, coordinates=coordinates)
