@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright.cost.pipeline.pipeline_runtime import rank_orders, schedule_shortfall, shape_of
+from meshwright.cost.pipeline.schedules import rank_orders, schedule_shortfall, shape_of
 
 from meshwright import runfile
 from meshwright.cost.pipeline.graph import event_graph
