@@ -8,10 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright.cost.pipeline.schedules import rank_orders, schedule_shortfall, shape_of
-
 from meshwright import runfile
 from meshwright.cost.pipeline.graph import event_graph
+from meshwright.cost.pipeline.schedules import rank_orders, schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.parallel import pipeline_runtime
