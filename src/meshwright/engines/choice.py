@@ -1,4 +1,4 @@
-"""The plan that a run gets from the planner, among those that its engine runs."""
+"""Choice of a plan: the planner's best one that the run's engine supports."""
 
 from __future__ import annotations
 
@@ -11,36 +11,41 @@ from meshwright.specs.model import BaseFormat
 from meshwright.specs.run import Run
 
 CANDIDATES = 50, 5000
-"""Plans that the planner ranks; the first that the engine runs is taken. More are estimated only where it runs none."""
+"""Numbers of ranked plans to try: the second one only if the engine supports none of the first."""
 
 
-OF_A_TRAINING = ("data", "train", "parallel")
-"""Keys that a question about plans need not say."""
+TRAINING_KEYS = ("data", "train", "parallel")
+"""Keys that do not matter to the choice of a plan."""
 
 
 def not_run(run: Run) -> list[Unsupported]:
-    """Why no program of the engine that `run` names runs it under any plan, as far as model and numerics say."""
+    """Reasons of model and numerics for which no program of the run's engine runs it under any plan."""
     problems = check_export(replace(run, plan=None))
-    return [problem for problem in problems if problem.key.partition(".")[0] not in OF_A_TRAINING]
+    return [problem for problem in problems if problem.key.partition(".")[0] not in TRAINING_KEYS]
 
 
 def planned(run: Run) -> Run:
-    """`run`, with the planner's best plan that its engine runs where it names none.
+    """Return `run` with a plan: its own, or the planner's best one that its engine supports.
 
-    What the engine has against the run under every plan is not asked here. The best plan of all where the engine runs
-    none of them: what it has against it is then for the engine to say.
-    Raises InputError when the cluster is not known to plan for, InfeasibleError when no plan fits.
+    Problems that the engine reports under every plan are ignored here. If the engine supports none of the plans, the
+    best one is returned, and the engine's `check` reports the reasons.
+    Raises InputError when the cluster is unknown to the planner, InfeasibleError when no plan fits.
     """
     if run.plan is not None:
         return run
-    # The planner knows no quantised base. One of 16 bits needs more memory, so what fits it fits.
-    asked = replace(run, lora=run.lora and replace(run.lora, base_format=BaseFormat.FULL))
-    request, goal, engine = request_for(asked), goal_of(asked), find_engine(run.engine)
+    # The planner has no quantised base. A base of 16 bits needs more memory, so a plan that fits it fits both.
+    unquantised = replace(run, lora=run.lora and replace(run.lora, base_format=BaseFormat.FULL))
+    request, goal, engine = request_for(unquantised), goal_of(unquantised), find_engine(run.engine)
     always = set(engine.check(run))
+    best: Run | None = None
     for top in CANDIDATES:
         ranked = best_plans(request, goal=goal, top=top).plans
         pinned = [replace(run, plan=found.plan, micro_batch=found.plan.micro_batch) for found in ranked]
-        taken = next((one for one in pinned if always.issuperset(engine.check(one))), None)
-        if taken is not None or len(ranked) < top:
+        best = best or pinned[0]
+        supported = next((one for one in pinned if always.issuperset(engine.check(one))), None)
+        if supported is not None:
+            return supported
+        if len(ranked) < top:
             break
-    return taken or pinned[0]
+    assert best is not None  # `best_plans` raises an error where no plan fits
+    return best

@@ -1,13 +1,13 @@
-"""The record of a training whose steps another program took, from what its processes wrote. Imports no torch.
+"""The record of a training by another program, composed from the files of its processes. Imports no torch.
 
-FOLDER/OUTPUT/start.json        what was decided and expected before
-FOLDER/OUTPUT/facts.json        the device and the software, as a process of the training found them
-FOLDER/OUTPUT/steps.jsonl       a line a step; steps that a restart took again stand twice, the last one counts
-FOLDER/OUTPUT/validation.jsonl  a line an evaluation
-FOLDER/OUTPUT/ending.json       how the training ended, where its last process says so
+FOLDER/OUTPUT/start.json        decisions and prediction from before the training
+FOLDER/OUTPUT/facts.json        device and software, as a process of the training detected them
+FOLDER/OUTPUT/steps.jsonl       one line per step; of a step that a restart repeated, the last line counts
+FOLDER/OUTPUT/validation.jsonl  one line per evaluation
+FOLDER/OUTPUT/ending.json       reason for the end of the training, if a process wrote one
 FOLDER/OUTPUT/rank-N.json       step times and memory of every process
 
-Metrics follow `training.metrics`, so that every engine's record means the same.
+Metrics follow `training.metrics`, so that records of all engines have the same meaning.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ ENDING = "ending.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Where an engine's processes write."""
+class OutputLayout:
+    """Names of the files that an engine's processes write."""
 
-    output: str  # folder of what they measure, below that of the results
-    run_file: str  # the run with its plan, beside it
-    checkpoints: Callable[[Path], list[Path]]  # those in a folder, oldest first; names end in their step
+    output: str  # folder of the measurements, in the folder of the results
+    run_file: str  # the run with its plan, in the folder of the results
+    checkpoints: Callable[[Path], list[Path]]  # paths in a folder, oldest first; names end in their step
 
     def newest_step(self, folder: Path) -> int | None:
-        """After which step the newest checkpoint in `folder` was written; None: there is none."""
+        """Return the step of the newest checkpoint in `folder`; None: there is none."""
         found = self.checkpoints(folder)
         return int(found[-1].name.rpartition("-")[2]) if found else None
 
 
-def read(folder: Path, layout: Layout) -> Record:
-    """The record of a training that has ended, made of what its processes wrote where nobody has made it yet."""
+def read(folder: Path, layout: OutputLayout) -> Record:
+    """Return the record of a training that has ended; compose it from its files if there is none yet."""
     return read_record(folder) if (folder / RECORD).is_file() else compose(folder, layout)
 
 
-def compose(folder: Path, layout: Layout) -> Record:
+def compose(folder: Path, layout: OutputLayout) -> Record:
     """Write `steps.jsonl` and `record.json` of `folder`, and return the record.
 
-    Raises InputError where no training has ended.
+    Raises InputError if no training has ended there.
     """
     output = folder / layout.output
     try:
@@ -74,15 +74,15 @@ def compose(folder: Path, layout: Layout) -> Record:
         resolved = json.loads((folder / "resolved.json").read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
-            f"no whole training in {folder}: {error.strerror or error}", got=str(error.filename or folder)
+            f"no complete training in {folder}: {error.strerror or error}", got=str(error.filename or folder)
         ) from None
     if not measured or not ranks:
         raise InputError(f"no step was taken in {folder}", hint=f"see {folder / 'logs'}")
     run = runfile.load(folder / layout.run_file)
     assert run.plan is not None
-    held = yardstick(run, accelerator=_accelerator(start), plan=run.plan)
+    metrics = yardstick(run, accelerator=_accelerator(start), plan=run.plan)
     losses = {step: line["validation_loss"] for step, line in _by_step(output / VALIDATION).items()}
-    entries = list(_entries(measured, losses=losses, held=held))
+    entries = list(_entries(measured, losses=losses, metrics=metrics))
     ending = _ending(output, is_done=entries[-1]["step"] == run.num_steps)
     _write(folder / "steps.jsonl", "".join(json.dumps(entry) + "\n" for entry in entries))
     record = Record(
@@ -90,11 +90,11 @@ def compose(folder: Path, layout: Layout) -> Record:
         device=facts["device"],
         software=facts["software"],
         ending=ending,
-        statistics=_statistics(entries, run=run, held=held, ranks=ranks, layout=layout, ending=ending),
+        statistics=_statistics(entries, run=run, metrics=metrics, ranks=ranks, layout=layout, ending=ending),
         time_s=_time_s(measured, started_s=start["started_s"]),
         ranks=_ranks(ranks),
-        started=_moment(start["started_s"]),
-        ended=_moment(time.time()),
+        started=_timestamp(start["started_s"]),
+        ended=_timestamp(time.time()),
         predicted=start["predicted"],
         git_commit=start["git_commit"],
         command=tuple(start["command"]),
@@ -105,7 +105,7 @@ def compose(folder: Path, layout: Layout) -> Record:
 
 
 def _ending(output: Path, *, is_done: bool) -> Ending:
-    """As the processes have said, or told by the steps alone."""
+    """Return the ending that the processes wrote; without one, derive it from the last step."""
     if (path := output / ENDING).is_file():
         return Ending(json.loads(path.read_text(encoding="utf-8"))["ending"])
     return Ending.DONE if is_done else Ending.STOPPED
@@ -128,7 +128,7 @@ def _rank_files(output: Path) -> list[Path]:
 
 
 def _by_step(path: Path) -> dict[int, dict[str, Any]]:
-    """Lines by step, in order; the last of a step counts, and what lies after it is forgotten."""
+    """Lines by step, in order. A later line of a step replaces the earlier one and all steps after it."""
     found: dict[int, dict[str, Any]] = {}
     if not path.is_file():
         return found
@@ -140,7 +140,7 @@ def _by_step(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def _entries(
-    measured: list[dict[str, Any]], *, losses: dict[int, float], held: Yardstick
+    measured: list[dict[str, Any]], *, losses: dict[int, float], metrics: Yardstick
 ) -> Iterator[dict[str, Any]]:
     """Lines of `steps.jsonl` (docs/reference/record.md)."""
     begin_s = measured[0]["ended_s"] - measured[0]["step_s"]
@@ -150,10 +150,10 @@ def _entries(
         entry |= {name: line[name] for name in ("checkpoint_stall_s",) if name in line}
         entry |= {
             "batch": step - 1,
-            "tokens": step * held.tokens_per_step,
+            "tokens": step * metrics.tokens_per_step,
             "elapsed_s": line["ended_s"] - begin_s,
-            "tokens_per_s_per_device": held.tokens_per_s_per_device(step_s),
-            "mfu": held.mfu(step_s),
+            "tokens_per_s_per_device": metrics.tokens_per_s_per_device(step_s),
+            "mfu": metrics.mfu(step_s),
             "memory_bytes": line["memory_bytes"],
         }
         yield entry | ({"validation_loss": losses[step]} if step in losses else {})
@@ -163,9 +163,9 @@ def _statistics(
     entries: list[dict[str, Any]],
     *,
     run: Run,
-    held: Yardstick,
+    metrics: Yardstick,
     ranks: list[dict[str, Any]],
-    layout: Layout,
+    layout: OutputLayout,
     ending: Ending,
 ) -> dict[str, Any]:
     step_s = spread_of([entry["step_s"] for entry in entries])
@@ -185,16 +185,16 @@ def _statistics(
         else None,
         "elapsed_s": entries[-1]["elapsed_s"],
         "step_s": step_s,
-        "tokens_per_s_per_device": held.tokens_per_s_per_device(median_s),
-        "throughput": throughput_of(step_s, by=held),
-        "mfu": held.mfu(median_s),
-        "mfu_convention": held.convention,
-        "model_flops_per_token": held.flops_per_token,
-        "peak_flops_per_s": held.peak_flops_per_s,
+        "tokens_per_s_per_device": metrics.tokens_per_s_per_device(median_s),
+        "throughput": throughput_of(step_s, by=metrics),
+        "mfu": metrics.mfu(median_s),
+        "mfu_convention": metrics.convention,
+        "model_flops_per_token": metrics.flops_per_token,
+        "peak_flops_per_s": metrics.peak_flops_per_s,
         "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
-        "num_devices": held.num_devices,
+        "num_devices": metrics.num_devices,
         "parameters": parameters,
-        "trained_parameters": parameters if run.lora is None else _num_adapted(run),
+        "trained_parameters": parameters if run.lora is None else _num_adapter_parameters(run),
         "checkpoint": str(saved[-1]) if saved else None,
         "data_workers": {"training": None, "validation": None},
         "num_checkpoints": len(saved),
@@ -202,7 +202,7 @@ def _statistics(
     }
 
 
-def _num_adapted(run: Run) -> int:
+def _num_adapter_parameters(run: Run) -> int:
     """Parameters of all adapters: rank x (inputs + outputs) each, of all layers."""
     assert run.lora is not None
     table = model_row(run.model, lora=run.lora)
@@ -223,7 +223,7 @@ def _time_s(measured: list[dict[str, Any]], *, started_s: float) -> dict[str, fl
     warm, later = measured[:WARM_UP_STEPS], measured[WARM_UP_STEPS:]
     begin_s = measured[0]["ended_s"] - measured[0]["step_s"]
     training_s = sum(line["step_s"] for line in later)
-    phases = {
+    phases: dict[str, float] = {
         "start_up": begin_s - started_s,
         "warm_up": warm[-1]["ended_s"] - begin_s,
         "training": training_s,
@@ -233,5 +233,5 @@ def _time_s(measured: list[dict[str, Any]], *, started_s: float) -> dict[str, fl
     return phases | {"total": sum(phases.values())}
 
 
-def _moment(unix_s: float) -> str:
+def _timestamp(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, tz=UTC).isoformat(timespec="seconds")

@@ -1,6 +1,6 @@
-"""Trainings whose steps another program takes: what is decided before, its processes, and what they say meanwhile.
+"""Trainings by processes of another program: decisions before the start, the processes, and progress messages.
 
-Engines that start a program of somebody else share this: each brings its `Layout`, its `lower` and its own checks.
+Shared by all engines that start an external program. Each provides its `OutputLayout`, its `lower` and its own checks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.engines import local
 from meshwright.engines.base import Launch, StartPrediction, TrainOptions, Unsupported, predicted, refuse
 from meshwright.engines.choice import planned
-from meshwright.engines.external_record import START, STEPS, Layout, compose
+from meshwright.engines.external_record import START, STEPS, OutputLayout, compose
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -27,34 +27,34 @@ from meshwright.training.machine import Machine
 if TYPE_CHECKING:
     from meshwright.specs.hardware import Cluster
 
-SAY_EVERY_S = 10.0
+PROGRESS_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersStart:
-    """A run with its plan, and the machine it was decided for."""
+    """A run with its plan, and the machine for which the plan was chosen."""
 
-    run: Run  # its plan is pinned
+    run: Run  # with a pinned plan
     plan: Plan
     options: TrainOptions
     engine: str
-    layout: Layout
-    device_type: str  # as PyTorch calls it
-    device_name: str  # as its driver has it
-    cluster: Cluster  # as the catalogue has it, or as it was measured
-    is_one_process: bool = False  # that has all devices of the plan, as virtual ones of a CPU
+    layout: OutputLayout
+    device_type: str  # in PyTorch
+    device_name: str  # in its driver
+    cluster: Cluster  # of the catalogue, or measured
+    is_one_process: bool = False  # one process with all devices of the plan, as virtual devices of a CPU
     notes: tuple[str, ...] = ()
 
     @property
     def num_processes(self) -> int:
-        """One a device, or one alone."""
+        """One per device, or one for all devices."""
         return 1 if self.is_one_process else self.plan.num_devices
 
 
 def refuse_profile(options: TrainOptions) -> None:
-    """Raise InputError where a profile is asked for, which only the native engine writes."""
+    """Raise InputError if a profile is requested, which only the native engine writes."""
     if options.profile or options.profile_steps:
-        raise InputError("--profile is the native engine's", hint="--set engine=native")
+        raise InputError("only the native engine supports --profile", hint="--set engine=native")
 
 
 def start(
@@ -64,14 +64,14 @@ def start(
     engine: str,
     machine: Machine,
     check_plan: Callable[..., Sequence[Unsupported]],
-    layout: Layout,
+    layout: OutputLayout,
     file_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> WorkersStart:
-    """All that is left to decide when `engine` has looked at the run and found `machine`.
+    """Decide everything that remains after `engine` has checked the run and detected `machine`.
 
-    `check_plan(plan, run=run)` says what the engine cannot do of a plan; `file_shapes` are the tensors that its weights
-    are made of, None: those that the native engine reads. Raises InputError for what it says, for too
-    few devices and for checkpoints in the way.
+    `check_plan(plan, run=run)` returns the parts of a plan that the engine does not support. `file_shapes` are the
+    shapes of the weight tensors by name; None: those that the native engine reads. Raises InputError for unsupported
+    plans, for too few devices and for a folder that already contains checkpoints.
     """
     cluster = run.cluster or cluster_here(run, machine)
     plan = planned(replace(run, cluster=cluster, engine=engine)).plan
@@ -93,7 +93,7 @@ def start(
 
 
 def cluster_here(run: Run, machine: Machine) -> Cluster:
-    """This machine: the catalogue's device, or one whose rates are measured now, while nothing else runs."""
+    """Return this machine as a cluster: its device is of the catalogue, or its rates are measured now."""
     import torch
 
     from meshwright.training import device as devices
@@ -111,9 +111,9 @@ def _notes_on_device(run: Run, machine: Machine) -> tuple[str, ...]:
 
 
 def refuse_devices(plan: Plan, *, device_type: str, num_devices: int) -> None:
-    """Raise InputError where this machine alone has too few devices. Processes share a CPU."""
-    is_shared = device_type == "cpu" or local.under_launcher()
-    if not is_shared and plan.num_devices > num_devices:
+    """Raise InputError if the plan has more devices than this machine. A CPU runs any number of processes."""
+    is_unlimited = device_type == "cpu" or local.under_launcher()
+    if not is_unlimited and plan.num_devices > num_devices:
         raise InputError(
             "the plan needs more devices than this machine has", got=plan.num_devices,
             allowed=f"<= {num_devices}", hint="start it on all hosts with torchrun",
@@ -121,9 +121,9 @@ def refuse_devices(plan: Plan, *, device_type: str, num_devices: int) -> None:
 
 
 def refuse_checkpoints(run: Run, options: TrainOptions, *, newest_step: Callable[[Path], int | None]) -> None:
-    """A folder with checkpoints is resumed from: only when that was asked for. Raises InputError otherwise.
+    """Raise InputError if the run's folder contains checkpoints and `--resume` was not given.
 
-    `newest_step` says after which step the newest one in a folder was written; None: there is none.
+    `newest_step(folder)` is the step of the newest checkpoint in a folder; None: there is none.
     """
     saves = run.train.checkpoint
     if options.resume and saves is None:
@@ -141,7 +141,7 @@ def refuse_checkpoints(run: Run, options: TrainOptions, *, newest_step: Callable
 
 
 def notes_on_weights(run: Run, shapes: Mapping[str, tuple[int, ...]] | None) -> tuple[str, ...]:
-    """What the config.json beside the weights says otherwise than the run. Raises InputError for other weights."""
+    """Differences between the config.json of the weights and the run. Raises InputError for weights that do not fit."""
     if run.weights is None:
         return ()
     from meshwright.training.weights import differences, find_weights
@@ -150,10 +150,10 @@ def notes_on_weights(run: Run, shapes: Mapping[str, tuple[int, ...]] | None) -> 
 
 
 def expected(start: WorkersStart) -> StartPrediction:
-    """What the planner expects of a device that the catalogue knows."""
+    """Return the planner's prediction, if the catalogue contains the device."""
     if start.run.cluster is None and start.device_type == "cpu":
-        words = f"nothing was predicted: {start.engine} on a CPU is not modelled"
-        return StartPrediction(predicted=None, notes=(words,))
+        note = f"nothing was predicted: {start.engine} on a CPU is not modelled"
+        return StartPrediction(predicted=None, notes=(note,))
     from meshwright.planner.estimate import estimate_plan
     from meshwright.planner.request import request_for
 
@@ -166,7 +166,7 @@ def expected(start: WorkersStart) -> StartPrediction:
 
 
 def launch(start: WorkersStart, lowered: Launch) -> None:
-    """One process a device, here or as a launcher has started this one; the record is written at the end."""
+    """Train with one process per device, or as the process of a launcher; then write the record."""
     folder, options = start.options.folder, start.options
     is_main = os.environ.get("RANK", "0") == "0"
     if is_main:
@@ -176,8 +176,8 @@ def launch(start: WorkersStart, lowered: Launch) -> None:
             local.run(
                 lowered,
                 folder=folder,
-                watch=_Watch(start) if is_main and not options.quiet else lambda: None,
-                divides_cores=start.device_type == "cpu",
+                watch=_ProgressPrinter(start) if is_main and not options.quiet else lambda: None,
+                splits_cores=start.device_type == "cpu",
             )
             break
         except local.ProcessLostError as error:
@@ -189,7 +189,7 @@ def launch(start: WorkersStart, lowered: Launch) -> None:
 
 
 def _open_folder(start: WorkersStart, lowered: Launch) -> None:
-    """Files of the launch, the resolved run, and what only this process knows."""
+    """Write the files of the launch, the resolved run and the decisions of this process."""
     from meshwright.training import telemetry
 
     folder, options, prediction = start.options.folder, start.options, expected(start)
@@ -210,28 +210,28 @@ def _open_folder(start: WorkersStart, lowered: Launch) -> None:
     (output / START).write_text(json.dumps(known), encoding="utf-8")
 
 
-class _Watch:
-    """Says now and then how far the training is, from the lines of its step log."""
+class _ProgressPrinter:
+    """Prints the newest line of the step log every `PROGRESS_INTERVAL_S` seconds."""
 
     def __init__(self, start: WorkersStart) -> None:
         self.start, self.last_s = start, 0.0
         self.path = start.options.folder / start.layout.output / STEPS
-        self.said = self._last()  # of a training that goes on from here
+        self.printed = self._last()  # of a training that is resumed
         self.tokens = start.run.tokens_per_step / start.plan.num_devices
 
     def __call__(self) -> None:
-        if time.monotonic() - self.last_s < SAY_EVERY_S:
+        if time.monotonic() - self.last_s < PROGRESS_INTERVAL_S:
             return
         entry = self._last()
-        if entry is None or entry == self.said:
+        if entry is None or entry == self.printed:
             return
-        self.last_s, self.said = time.monotonic(), entry
+        self.last_s, self.printed = time.monotonic(), entry
         rate = self.tokens / entry["step_s"]
-        words = f"step {entry['step']}/{self.start.run.num_steps}  loss {entry['loss']:.4f}"
-        print(f"{words}  {rate:,.0f} tokens/s/device", file=sys.stderr, flush=True)
+        progress = f"step {entry['step']}/{self.start.run.num_steps}  loss {entry['loss']:.4f}"
+        print(f"{progress}  {rate:,.0f} tokens/s/device", file=sys.stderr, flush=True)
 
     def _last(self) -> dict[str, Any] | None:
-        """The last whole line of the log."""
+        """Return the last complete line of the log."""
         if not self.path.is_file():
             return None
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)

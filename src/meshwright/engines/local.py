@@ -1,7 +1,7 @@
-"""The processes of a launch on this machine: one a device, started together, ended together.
+"""Processes of a launch on this machine: one per device, started together and ended together.
 
-They find each other as under torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. What each prints goes to
-FOLDER/logs/rank-N.txt. Signals that ask this process to stop are passed on to them.
+They get the variables of torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Their output goes to
+FOLDER/logs/rank-N.txt. Signals that request a stop are forwarded to them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from meshwright.training.signals import STOPPED_EXIT_CODE, stop_on_signals
 
 LOGS = "logs"
 POLL_S = 0.1
-TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ")  # of tracebacks where there is a process group
-GRACE_S = 20.0  # what the others get to end by themselves after one was lost
+TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ")  # of tracebacks in a process group
+GRACE_S = 20.0  # for the other processes to end by themselves after a failure
 
 
 class ProcessLostError(MeshwrightError):
     """A process of a launch ended too early."""
 
     exit_code = 1
-    was_asked_to_stop = False  # then the others need not start again
+    was_asked_to_stop = False  # then no restart follows
 
 
 def write_files(launch: Launch, folder: Path) -> None:
@@ -44,12 +44,12 @@ def write_files(launch: Launch, folder: Path) -> None:
 
 
 def run(
-    launch: Launch, *, folder: Path, watch: Callable[[], None] = lambda: None, divides_cores: bool = False
+    launch: Launch, *, folder: Path, watch: Callable[[], None] = lambda: None, splits_cores: bool = False
 ) -> None:
-    """Start all processes, or this one's under a launcher, and wait; `watch` is called meanwhile.
+    """Start all processes, or this rank's under a launcher, and wait. `watch` is called while they run.
 
-    `divides_cores`: the processes share this machine's CPU, and each gets its part of the threads. Raises
-    ProcessLostError when one fails, and KeyboardInterrupt at the second Ctrl-C; the others are ended then.
+    `splits_cores`: the processes run on this machine's CPU, and each gets its part of the threads. Raises
+    ProcessLostError when one fails, and KeyboardInterrupt at the second Ctrl-C; the other processes are ended then.
     """
     ranks = [int(os.environ["RANK"])] if under_launcher() else list(range(launch.num_processes))
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
@@ -60,31 +60,32 @@ def run(
             log = stack.enter_context((folder / LOGS / f"rank-{rank}.txt").open("a", encoding="utf-8"))
             processes[rank] = subprocess.Popen(
                 [sys.executable, *launch.argv[1:]],
-                env=os.environ | _environment(launch, rank, port=port, divides_cores=divides_cores),
+                env=os.environ | _environment(launch, rank, port=port, splits_cores=splits_cores),
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C comes to this process, which passes it on
+                start_new_session=True,  # this process receives Ctrl-C and forwards it
             )
         try:
             with stop_on_signals(lambda _: _ask_to_stop(processes)) as request:
-                _wait(processes, folder=folder, watch=watch)
-        except ProcessLostError as error:
-            error.was_asked_to_stop = request.asked
-            raise
+                try:
+                    _wait(processes, folder=folder, watch=watch)
+                except ProcessLostError as error:
+                    error.was_asked_to_stop = request.asked
+                    raise
         finally:
             _end(processes)
 
 
-def _environment(launch: Launch, rank: int, *, port: int, divides_cores: bool) -> dict[str, str]:
+def _environment(launch: Launch, rank: int, *, port: int, splits_cores: bool) -> dict[str, str]:
     if under_launcher():
         return dict(launch.env)
-    place = {
+    env = {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(launch.num_processes),
         "LOCAL_WORLD_SIZE": str(launch.num_processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
-    if divides_cores and "OMP_NUM_THREADS" not in os.environ:
-        place["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // launch.num_processes))
-    return place | dict(launch.env)
+    if splits_cores and "OMP_NUM_THREADS" not in os.environ:
+        env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // launch.num_processes))
+    return env | dict(launch.env)
 
 
 def _wait(processes: dict[int, subprocess.Popen[bytes]], *, folder: Path, watch: Callable[[], None]) -> None:
@@ -92,28 +93,30 @@ def _wait(processes: dict[int, subprocess.Popen[bytes]], *, folder: Path, watch:
         codes = {rank: process.poll() for rank, process in processes.items()}
         watch()
         for rank, code in codes.items():
-            if code and code != STOPPED_EXIT_CODE:  # those end together, with their states saved
+            if (
+                code and code != STOPPED_EXIT_CODE
+            ):  # stopped processes end together, after they saved their states
                 log = folder / LOGS / f"rank-{rank}.txt"
                 raise ProcessLostError(
-                    f"process {rank} ended with {_ended(code)}: {_last_words(log)}", hint=f"see {log}"
+                    f"process {rank} ended with {_reason(code)}: {_error_line(log)}", hint=f"see {log}"
                 )
         if all(code is not None for code in codes.values()):
             return
         time.sleep(POLL_S)
 
 
-def _ended(code: int) -> str:
+def _reason(code: int) -> str:
     return f"exit code {code}" if code > 0 else signal.Signals(-code).name
 
 
-def _last_words(log: Path) -> str:
-    """The last line that is not a traceback's frame: the error."""
+def _error_line(log: Path) -> str:
+    """Return the last line of a log that is an error, else its last line."""
     with suppress(OSError):
         text = log.read_text(encoding="utf-8", errors="replace")
         lines = [TORCH_PREFIX.sub("", line).strip() for line in text.splitlines()]
         errors = [line for line in lines if "Error" in line.partition(":")[0]]
-        told = errors or [line for line in lines if line]
-        return told[-1] if told else "it printed nothing"
+        candidates = errors or [line for line in lines if line]
+        return candidates[-1] if candidates else "it printed nothing"
     return "it printed nothing"
 
 
@@ -123,9 +126,9 @@ def _ask_to_stop(processes: dict[int, subprocess.Popen[bytes]]) -> None:
 
 
 def _end(processes: dict[int, subprocess.Popen[bytes]]) -> None:
-    """SIGTERM to those that still run, SIGKILL to those that do not end, and to what any of them has started.
+    """Send SIGTERM to running processes, then SIGKILL to the process groups of all.
 
-    What a lost process leaves behind must not write on while those that start again do.
+    Processes left over from a failure must not write while restarted ones do.
     """
     _ask_to_stop(processes)
     deadline_s = time.monotonic() + GRACE_S

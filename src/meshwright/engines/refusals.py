@@ -1,6 +1,6 @@
-"""What several engines cannot do of a run, said once. An engine's `check` takes of these what is true of it.
+"""Reasons for refusal that several engines have. An engine's `check` uses those that apply to it.
 
-The rest, which is one engine's alone, stands in its own `check`.
+Reasons of a single engine are in that engine's `check`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from meshwright.specs.run import BIAS_RATE, FaultAction, Run
 def by_planner_rules(
     plan: Plan, *, run: Run, engine: str, any_layers_per_stage: bool = False
 ) -> Iterator[Unsupported]:
-    """What the planner's rules of `engine` refuse of `plan`, so that what is searched is what is accepted.
+    """Refusals of `plan` by the planner's rules for `engine`: the planner proposes only what the engine accepts.
 
-    `any_layers_per_stage`: the engine runs any split of the layers; the rule on it is about what can be costed.
+    `any_layers_per_stage`: the engine runs any split of the layers. The planner's rule about it concerns only costs.
     """
     setting = Setting(
         model=model_row(run.model, lora=run.lora),
@@ -31,18 +31,16 @@ def by_planner_rules(
         domain=plan.num_devices,
         facts=engine_facts(engine),
     )
-    judged = violations(
-        replace(plan, layers_per_stage=None) if any_layers_per_stage else plan, setting=setting
-    )
-    for violation in judged:
+    checked = replace(plan, layers_per_stage=None) if any_layers_per_stage else plan
+    for violation in violations(checked, setting=setting):
         if violation.severity is Severity.REFUSED:
             yield Unsupported(
-                key="parallel", reason=violation.message, hint=_instead(violation.rule, run, engine)
+                key="parallel", reason=violation.message, hint=_hint(violation.rule, run, engine)
             )
 
 
-def _instead(rule: str, run: Run, engine: str) -> str | None:
-    """What of a plan `engine` would take in place of what breaks `rule`; None: other degrees, which are many."""
+def _hint(rule: str, run: Run, engine: str) -> str | None:
+    """Hint with the values that `engine` supports where `rule` is violated; None for rules about degrees."""
     facts = engine_facts(engine)
     if rule == "schedule":
         return " or ".join(f"--set parallel.schedule={schedule.value}" for schedule in facts.schedules)
@@ -55,7 +53,7 @@ def _instead(rule: str, run: Run, engine: str) -> str | None:
 
 
 def endless(run: Run) -> Iterator[Unsupported]:
-    """A run that does not say when it ends."""
+    """A run without a number of steps or tokens."""
     if run.num_steps is None:
         yield Unsupported(
             key="train", reason="says neither steps nor tokens", hint="for example --set train.steps=100"
@@ -65,7 +63,7 @@ def endless(run: Run) -> Iterator[Unsupported]:
 def other_precisions(
     run: Run, *, allowed: tuple[str, ...], reason: str = "is not lowered", hint: str | None = None
 ) -> Iterator[Unsupported]:
-    """A precision that is not one of `allowed`."""
+    """A precision that is not in `allowed`."""
     if run.precision.name not in allowed:
         yield Unsupported(
             key="precision",
@@ -75,19 +73,19 @@ def other_precisions(
 
 
 def z_loss(run: Run) -> Iterator[Unsupported]:
-    """A term of the loss that the engine does not add."""
+    """A z-loss, which the engine does not add."""
     if run.train.z_loss:
         yield Unsupported(key="train.z_loss", reason="the loss is plain cross-entropy: must be 0")
 
 
 def absent_experts(run: Run) -> Iterator[Unsupported]:
-    """A loss of experts that the model does not have."""
+    """A load-balancing loss for a model without experts."""
     if run.train.balance_loss and run.model.experts is None:
         yield Unsupported(key="train.balance_loss", reason=f"{run.model.name} has no experts: must be 0")
 
 
 def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsupported]:
-    """A rate at which to move biases that the model does not have."""
+    """An update rate of routing biases for a model without them."""
     experts = run.model.experts
     if run.train.balance_bias_rate != BIAS_RATE and (experts is None or experts.router is not Router.SIGMOID):
         yield Unsupported(
@@ -98,43 +96,43 @@ def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsu
 
 
 def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
-    """Evaluation of a run on random tokens."""
+    """Evaluation of a run on synthetic data."""
     if run.train.evaluate is not None and run.data.source == "synthetic" and run.data.validation is None:
-        yield Unsupported(key="train.evaluate", reason="random tokens have nothing to validate on")
+        yield Unsupported(key="train.evaluate", reason="random tokens have no validation data")
 
 
 def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
-    """What the native engine alone obeys: tuned products, loader processes, rollbacks, and an end by the loss where
-    the engine does not know that either (`has_target`).
+    """Keys that only the native engine supports: GEMM tuning, loader processes, rollbacks, and a target loss unless
+    the engine supports it too (`has_target`).
     """
     if run.gemm_tuning is not None:
-        yield Unsupported(key="gemm_tuning", reason="tuned products are the native engine's: leave it out")
+        yield Unsupported(key="gemm_tuning", reason="only the native engine tunes GEMMs: leave it out")
     evaluate, faults = run.train.evaluate, run.train.faults
     for key, workers in (
         ("data.workers", run.data.workers),
         ("train.evaluate.workers", evaluate and evaluate.workers),
     ):
         if workers is not None:
-            yield Unsupported(key=key, reason="the engine reads ahead in its own way: leave it out")
+            yield Unsupported(key=key, reason="the engine prefetches data in its own way: leave it out")
     if faults.not_finite is not FaultAction.STOP:
         yield Unsupported(
-            key="train.faults.not_finite", reason="a loss that is no number ends the training: must be stop"
+            key="train.faults.not_finite", reason="a non-finite loss ends the training: must be stop"
         )
     if faults.spike is not FaultAction.IGNORE:
-        yield Unsupported(key="train.faults.spike", reason="spikes are not looked for: must be ignore")
+        yield Unsupported(key="train.faults.spike", reason="loss spikes are not detected: must be ignore")
     if not has_target and evaluate is not None and evaluate.target_loss is not None:
-        yield Unsupported(key="train.evaluate.target_loss", reason="training ends after its steps only")
+        yield Unsupported(key="train.evaluate.target_loss", reason="training ends only after all steps")
 
 
 def offload(plan: Plan) -> Iterator[Unsupported]:
-    """States or activations that are kept on the host."""
+    """Optimizer states or activations in host memory."""
     if plan.offload is not Offload.NONE:
-        yield Unsupported(key="parallel.offload", reason="is not done by this engine: must be none")
+        yield Unsupported(key="parallel.offload", reason="is not supported by this engine: must be none")
 
 
 def some_layers_recomputed(plan: Plan) -> Iterator[Unsupported]:
-    """Full recomputation of some layers only."""
+    """Full recomputation of only some layers."""
     if plan.recompute is Recompute.FULL and plan.recompute_layers is not None:
         yield Unsupported(
-            key="parallel.recompute.layers", reason="all layers are recomputed or none: leave it out"
+            key="parallel.recompute.layers", reason="recomputation covers all layers or none: leave it out"
         )

@@ -1,14 +1,14 @@
-"""torchrun, with the answer of the run that it starts.
+"""torchrun with the exit code of the run that it starts.
 
     python -m meshwright.engines.torchrun --standalone --nproc-per-node 8 -m meshwright train run.yaml --out runs/first
 
-Takes torchrun's arguments and differs from it in three things:
+It accepts torchrun's arguments. Differences:
 
-- The exit code is that of the process that failed; torchrun's is 1 whatever the reason.
-- On one host (`--standalone`) bad input, a missing package and a request to stop are final: what would fail in the same
-  way is not tried `--max-restarts` times. On several hosts torchrun's own restarts are what they agree by.
-- Processes meet at a new store whenever they start again. torchrun's usual one stays, with what those that ended
-  wrote there, and its hosts have no common number to tell one start from the next: each counts its own restarts.
+- The exit code is that of the process that failed; torchrun's is always 1.
+- On one host (`--standalone`) bad input, a missing package and a request to stop end the run without restarts. Several
+  hosts use torchrun's own restarts, because they must agree on them.
+- Every restart has a new rendezvous store. torchrun by default keeps one store with the entries of the processes that
+  ended, and its hosts have no common restart number: each counts its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.training.processes import JOB_RESTARTS
 
-NEW_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torchrun's, read at every start
+NEW_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torchrun reads it at every start
 ASKED_TO_STOP = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 REFUSED = (InputError.exit_code, MissingDependencyError.exit_code)
 
@@ -35,11 +35,11 @@ def main(arguments: list[str]) -> int:
     """Run torchrun with `arguments` and return the run's exit code."""
     args = torchrun.parse_args(arguments)
     os.environ.setdefault(NEW_STORE, "1")
-    return _start_again(args) if args.standalone else _start(args)
+    return _run_with_restarts(args) if args.standalone else _start(args)
 
 
-def _start_again(args: Any) -> int:
-    """Start until it ends well or for good, or no restart is left."""
+def _run_with_restarts(args: Any) -> int:
+    """Restart until success, a final error or the last allowed restart."""
     before = int(os.environ.get(JOB_RESTARTS, "0"))
     restarts, args.max_restarts = args.max_restarts, 0
     for count in range(restarts + 1):
@@ -57,7 +57,7 @@ def _start(args: Any) -> int:
     try:
         torchrun.run(args)
     except ChildFailedError as error:
-        return _answer(error)
+        return _exit_code(error)
     except SignalException as error:
         return 128 + error.sigval
     except RendezvousError as error:
@@ -66,13 +66,13 @@ def _start(args: Any) -> int:
     return 0
 
 
-def _answer(error: ChildFailedError) -> int:
-    """The exit code of the process that failed first; of one that was refused, if any was."""
+def _exit_code(error: ChildFailedError) -> int:
+    """Exit code of a process that refused the run, else of the process that failed first."""
     rank, failure = error.get_first_failure()
     codes = [failure.exitcode, *(other.exitcode for other in error.failures.values())]
     code = next((code for code in codes if code in REFUSED), codes[0])
-    words = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    print(f"process {rank} ended with {words}", file=sys.stderr, flush=True)
+    reason = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    print(f"process {rank} ended with {reason}", file=sys.stderr, flush=True)
     return code if code > 0 else 128 - code
 
 

@@ -167,9 +167,9 @@ def test_recipes_adapters_and_what_is_noted(trees):
     assert any(note.startswith("fp8_rowwise without compile.enable") for note in adapted.notes)
     small = import_tree(trees["llama3:llama3_debugmodel"], cluster="h100-8x8")
     for words in (
-        "parallelism.pipeline_parallel_schedule does nothing: there is one stage",
-        "validator.freq, validator.steps does nothing: validator.enable is false",
-        "optimizer: norms decay too, which is not carried over",
+        "parallelism.pipeline_parallel_schedule has no effect: there is one stage",
+        "validator.freq, validator.steps has no effect: validator.enable is false",
+        "optimizer: weight decay of norms is not carried over",
     ):
         assert words in small.notes
     chat = import_tree(trees["qwen3:sft_qwen3_8b_math"], cluster="h100-8x8")

@@ -105,13 +105,17 @@ def test_a_plan_that_does_not_fit_is_noted(imported):
         ('name = "AdamW"', 'name = "Muon"', "an optimizer"),
         ('selective_ac_option = "op"', 'selective_ac_option = "mm"', "or every n-th layer"),
         ("seq_len = 8192", "seq_lenght = 8192", "did you mean training.seq_len?"),
-        ("seq_len = 8192", "seq_len = '8192'", "training.seq_len is of another kind"),
+        ("seq_len = 8192", "seq_len = '8192'", "training.seq_len has another type"),
         ("steps = 1000", "steps = 1000\nenable_cpu_offload = true", "parameters in host memory"),
-        ('flavor = "8B"', 'flavor = "8B"\nconverters = ["int4"]', "a converter that run files do not know"),
+        (
+            'flavor = "8B"',
+            'flavor = "8B"\nconverters = ["int4"]',
+            "a converter that run files do not support",
+        ),
         (
             "tensor_parallel_degree = 2",
             "pipeline_parallel_degree = 4\npipeline_parallel_layers_per_stage = 7",
-            "layers do not divide among the stages",
+            "layers cannot be split over the stages",
         ),
         (
             "tensor_parallel_degree = 2",
@@ -119,8 +123,8 @@ def test_a_plan_that_does_not_fit_is_noted(imported):
             "micro-batches do not divide the local batch",
         ),
         ("tensor_parallel_degree = 2", "tensor_parallel_degree = 3", "do not divide the 8 devices"),
-        ("[model]", "[model", "is no TOML"),
-        ("[model]", "[models]", "is no configuration of torchtitan"),
+        ("[model]", "[model", "is not TOML"),
+        ("[model]", "[models]", "is not a configuration of torchtitan"),
     ],
 )
 def test_what_a_run_file_cannot_say_is_refused(imported, old, new, message):
@@ -190,12 +194,12 @@ def test_what_a_file_says_is_carried(imported, meshwright, old, new, key, value)
     assert found == value
 
 
-def test_a_pipeline_that_is_emptied_several_times_a_step_is_noted(imported):
+def test_a_pipeline_that_is_drained_several_times_a_step_is_noted(imported):
     text = LLAMA.replace("local_batch_size = 1", "local_batch_size = 2\nglobal_batch_size = 64")
     outcome = imported(text.replace("tensor_parallel_degree = 2", "pipeline_parallel_degree = 2"))
-    assert "emptied after 2 micro-batches there, 8 times a step" in outcome.stderr
-    assert "training.local_batch_size = 16 would be like it" in outcome.stderr
-    assert "parallel.layers_per_stage would say so" not in outcome.stderr  # 34 / 2, an end less on both
+    assert "drains the pipeline after 2 micro-batches, 8 times a step" in outcome.stderr
+    assert "training.local_batch_size = 16 would be equivalent" in outcome.stderr
+    assert "parallel.layers_per_stage can express" not in outcome.stderr  # 34 / 2, an end less on both
 
 
 def test_a_file_in_windows_lines(imported):

@@ -30,14 +30,14 @@ COUNTED_FROM_ONE = "meshwright_weights.convert"  # its state begins at step 1, i
 def import_run(source: str, *, cluster: str) -> Imported:
     """The run that a configuration of MaxText describes, on `cluster`.
 
-    Raises InputError when it cannot be read or holds what no run file can say, MissingDependencyError where a
+    Raises InputError when it cannot be read or holds what no run file can express, MissingDependencyError where a
     `model_name` is to be looked up and MaxText's environment was not made.
     """
     from meshwright import catalog
 
     words = shlex.split(source)
     if not words:
-        raise InputError("no configuration is named", got=source)
+        raise InputError("no configuration is given", got=source)
     path, num_devices = Path(words[0]), catalog.cluster(cluster).num_devices
     given = _read(path)
     for word in words[1:]:
@@ -75,9 +75,9 @@ def _read(path: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
     except (YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no YAML: {error}") from None
+        raise InputError(f"{path} is not YAML: {error}") from None
     if not isinstance(values, dict):
-        raise InputError(f"{path} is no configuration of MaxText", hint="it has keys and values")
+        raise InputError(f"{path} is not a configuration of MaxText", hint="it has keys and values")
     base = path.parent / str(values.get("base_config", "base.yml"))
     if "base_config" not in values or not base.is_file() or base == path:
         return values
@@ -120,7 +120,7 @@ def _data(settings: Settings) -> dict[str, Any]:
     grain = str(settings.take("grain_train_files", "")).rpartition("|")[2]
     source = {"synthetic": "synthetic", "hf": files or hub, "grain": grain}.get(kind, "")
     if not source:
-        settings.note(f"dataset_type = {kind!r} is not carried over: random tokens stand in its place")
+        settings.note(f"dataset_type = {kind!r} is not carried over: random tokens are used instead")
     data = {"source": source or "synthetic", "sequence_length": settings.take("max_target_length", 2048)}
     tokenizer = settings.take("tokenizer_path", "")
     is_text = kind == "hf" and bool(source)
@@ -141,7 +141,7 @@ def _devices(settings: Settings, *, num_devices: int, accumulated: int) -> dict[
     degrees = {axis: _degree(settings, axis) for axis in axes}
     for axis in ("fsdp_transpose", "sequence", "autoregressive", "context_autoregressive", "diloco"):
         if _degree(settings, axis) != 1:
-            raise InputError("an axis that run files do not know", got=f"ici_{axis}_parallelism")
+            raise InputError("an axis that run files do not support", got=f"ici_{axis}_parallelism")
     _fill(degrees, num_devices)
     tensor = degrees["tensor"] * degrees["tensor_sequence"]
     shard, replicas, expert = degrees["fsdp"] * degrees["expert"], degrees["data"], degrees["expert"]
@@ -165,7 +165,7 @@ def _devices(settings: Settings, *, num_devices: int, accumulated: int) -> dict[
     whole = per_pass * accumulated
     if whole != int(whole) or micro != int(micro):
         raise InputError(
-            "the batch does not divide among the data ranks", got=f"{micro} sequences a micro-batch",
+            "the batch cannot be split over the data ranks", got=f"{micro} sequences a micro-batch",
             hint=f"per_device_batch_size x {num_devices} devices / {shard * replicas} data ranks must be whole",
         )  # fmt: skip
     plan["recompute"] = _recompute(settings)
@@ -211,9 +211,7 @@ def _recompute(settings: Settings) -> Any:
         modules = {swap.get(module, module) for module in known[policy]}
         return {"modules": [module for module in RECOMPUTE_MODULES if module in modules]}
     if policy != "full":
-        settings.note(
-            f"remat_policy = {policy!r} is not carried over: full recomputation stands in its place"
-        )
+        settings.note(f"remat_policy = {policy!r} is not carried over: full recomputation is used instead")
     return "full"
 
 
@@ -227,7 +225,7 @@ def _precision(settings: Settings, *, is_frozen: bool) -> str:
     if quantization in ("fp8", "nanoo_fp8", "fp8_full", "te_fp8_delayedscaling", "te_fp8_currentscaling"):
         return "fp8"
     if quantization:
-        raise InputError("a precision that run files do not know", got=f"quantization = {quantization!r}")
+        raise InputError("a precision that run files do not support", got=f"quantization = {quantization!r}")
     return "fp32" if dtype == "float32" else "bf16"
 
 
@@ -284,7 +282,7 @@ def _steps(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     schedule = _schedule(settings, whole=scheduled, warm=warm, ours=ours)
     kind = take("opt_type", "adamw")
     if kind not in ("adamw", "adam_pax"):
-        raise InputError("an optimizer that run files do not know", got=kind, allowed="adamw")
+        raise InputError("an optimizer that run files do not support", got=kind, allowed="adamw")
     clip = take("gradient_clipping_threshold", 1.0)
     optimizer = {
         "learning_rate": take("learning_rate", 3e-5),

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.external_record import Layout
+from meshwright.engines.external_record import OutputLayout
 from meshwright.engines.maxtext.lower import NAME, OUTPUT, RUN_FILE
 
 WINDOW = 5
@@ -25,7 +25,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
-LAYOUT = Layout(output=OUTPUT, run_file=RUN_FILE, checkpoints=checkpoints)
+LAYOUT = OutputLayout(output=OUTPUT, run_file=RUN_FILE, checkpoints=checkpoints)
 
 
 def step_entry(line: dict[str, Any], *, ended_s: float) -> dict[str, Any]:

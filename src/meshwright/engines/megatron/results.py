@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from meshwright.engines.external_record import Layout
+from meshwright.engines.external_record import OutputLayout
 from meshwright.engines.megatron.lower import OUTPUT, RUN_FILE
 
 NAME = re.compile(r"step-\d{8,}")
@@ -20,4 +20,4 @@ def checkpoints(folder: Path) -> list[Path]:
     )
 
 
-LAYOUT = Layout(output=OUTPUT, run_file=RUN_FILE, checkpoints=checkpoints)
+LAYOUT = OutputLayout(output=OUTPUT, run_file=RUN_FILE, checkpoints=checkpoints)

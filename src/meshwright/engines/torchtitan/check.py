@@ -1,7 +1,7 @@
-"""What torchtitan 0.3.0 cannot do of a run, with the reason. Pure: torchtitan need not be installed.
+"""Parts of a run that torchtitan 0.3.0 does not support, with reasons. Pure: torchtitan need not be installed.
 
-Plans are judged by the planner's rules of this engine, so that what is searched is what is accepted. What depends on
-the machine (a CPU has no fp8) is asked in `contract.prepare`.
+Plans are checked with the planner's rules for this engine, so that the planner proposes only what the engine accepts.
+Conditions on the machine (a CPU has no fp8) are checked in `contract.prepare`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PRECISIONS = ("fp32", "bf16", "fp8_rowwise")
 
 
 def check(run: Run) -> tuple[Unsupported, ...]:
-    """Everything of `run` that torchtitan 0.3.0 cannot do; empty when it does all of it."""
-    problems = [*check_model(run.model), *_numbers(run), *_training(run), *_outcomes(run)]
+    """Parts of `run` that torchtitan 0.3.0 does not support; empty if it supports all."""
+    problems = [*check_model(run.model), *_numbers(run), *_training(run), *_trackers(run)]
     if run.lora is not None:
         problems += _lora(run.lora, run)
     if run.plan is not None:
@@ -35,17 +35,17 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
     if run.precision.name == "fp32" and run.model.family == GPT_OSS:
         yield Unsupported(
             key="precision",
-            reason="GPT-OSS's experts of torchtitan 0.3.0 multiply in bf16, whatever the precision",
+            reason="GPT-OSS's experts in torchtitan 0.3.0 always multiply in bf16",
             hint="precision: bf16",
         )
     if run.precision.name == "fp8_rowwise" and run.model.experts is not None:
         yield Unsupported(key="precision", reason="experts are not multiplied in fp8", hint="precision: bf16")
     if run.optimizer.states is StateFormat.INT8:
-        yield Unsupported(key="optimizer.states", reason="AdamW keeps fp32 or bf16 states: int8 is not there")
+        yield Unsupported(key="optimizer.states", reason="AdamW has fp32 or bf16 states, not int8")
     if run.train.balance_loss:
         has_experts = run.model.experts is not None
         reason = (
-            "experts are balanced by routing biases alone"
+            "experts are balanced only by routing biases"
             if has_experts
             else f"{run.model.name} has no experts"
         )
@@ -61,7 +61,7 @@ def _training(run: Run) -> Iterator[Unsupported]:
     evaluate, saves = run.train.evaluate, run.train.checkpoint
     if saves is not None and saves.keep == 1:
         yield Unsupported(
-            key="train.checkpoint.keep", reason="two checkpoints are kept at least: must be 2 or more"
+            key="train.checkpoint.keep", reason="torchtitan keeps at least two checkpoints: must be 2 or more"
         )
     if evaluate is not None and run.num_steps is not None and run.num_steps % evaluate.every_steps:
         yield Unsupported(
@@ -71,19 +71,21 @@ def _training(run: Run) -> Iterator[Unsupported]:
         )
 
 
-def _outcomes(run: Run) -> Iterator[Unsupported]:
+def _trackers(run: Run) -> Iterator[Unsupported]:
     if Tracker.MLFLOW in run.train.trackers:
         yield Unsupported(
-            key="train.trackers", reason="mlflow is not there", hint="allowed: tensorboard, wandb"
+            key="train.trackers", reason="mlflow is not supported", hint="allowed: tensorboard, wandb"
         )
 
 
 def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
     family = family_of(run.model)
     if run.model.attention.kind is AttentionKind.MLA or run.model.experts is not None:
-        yield Unsupported(key="lora", reason="adapters are lowered for dense models with grouped attention")
+        yield Unsupported(
+            key="lora", reason="adapters are lowered only for dense models with grouped attention"
+        )
     elif family is not None and ("key" in lora.targets) != ("value" in lora.targets):
-        yield Unsupported(key="lora.targets", reason="keys and values are adapted both or not at all")
+        yield Unsupported(key="lora.targets", reason="keys and values are adapted together or not at all")
     if lora.dropout:
         yield Unsupported(key="lora.dropout", reason="adapters have no dropout: must be 0")
     if lora.base_format is not BaseFormat.FULL:
@@ -91,7 +93,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
 
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
-    """What torchtitan 0.3.0 cannot do of `plan`."""
+    """Parts of `plan` that torchtitan 0.3.0 does not support."""
     return [
         *refusals.by_planner_rules(plan, run=run, engine="torchtitan", any_layers_per_stage=True),
         *refusals.offload(plan),
@@ -113,6 +115,6 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
     if 0 in (plan.layers_per_stage or layers_per_stage(run.model.num_layers, num_stages)):
         yield Unsupported(
             key="parallel.pipeline",
-            reason=f"every stage needs a layer, and {num_stages} do not share {run.model.num_layers} so",
+            reason=f"every stage needs a layer, and {run.model.num_layers} layers do not fill {num_stages} stages",
             hint="set parallel.layers_per_stage",
         )

@@ -1,4 +1,4 @@
-"""TorchTitan behind the contract of `engines.base`. Imports no torch but where it looks at this machine."""
+"""The contract of the torchtitan engine (`engines.base`). Imports torch only to detect this machine's devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.engines.torchtitan.check import check, check_plan
 from meshwright.engines.torchtitan.exporting import export_weights
 from meshwright.engines.torchtitan.importing import import_run
 from meshwright.engines.torchtitan.lower import lower
-from meshwright.engines.torchtitan.probe import Machine
+from meshwright.engines.torchtitan.probe import TorchtitanMachine
 from meshwright.engines.torchtitan.results import LAYOUT
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.records.training import Record
@@ -23,7 +23,7 @@ __all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower
 
 
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
-    """Decide everything; nothing is written, and no process of the training is started."""
+    """Decide everything; write nothing and start no process of the training."""
     refuse("torchtitan", check(run))
     external_workers.refuse_profile(options)
     machine = probe.machine()
@@ -35,8 +35,8 @@ def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
     return start
 
 
-def _require_device(run: Run, machine: Machine) -> None:
-    """What depends on the machine: devices, their formats, and what PyTorch must have."""
+def _require_device(run: Run, machine: TorchtitanMachine) -> None:
+    """Raise an error if the run does not fit this machine's devices, their number formats or PyTorch."""
     probe.require_device(machine)
     if machine.device_type == "cpu" and run.precision.matmul == "fp8":
         raise InputError(
@@ -46,7 +46,7 @@ def _require_device(run: Run, machine: Machine) -> None:
         raise InputError("optimizer states in bf16 need a GPU", hint="optimizer.states: fp32")
 
 
-def _require_plan(plan: Plan, machine: Machine) -> None:
+def _require_plan(plan: Plan, machine: TorchtitanMachine) -> None:
     if plan.pipeline > 1 and machine.lacks_in_pipeline:
         raise MissingDependencyError(
             f"PyTorch {machine.torch} lacks {', '.join(machine.lacks_in_pipeline)}, which torchtitan {VERSION} "
@@ -55,11 +55,11 @@ def _require_plan(plan: Plan, machine: Machine) -> None:
 
 
 def launch(start: WorkersStart) -> None:
-    """One process a device, here or as a launcher has started this one; the record is written at the end."""
+    """Train with one process per device, or as the process of a launcher; then write the record."""
     lowered = lower(start.run, folder=start.options.folder)
     external_workers.launch(start, lowered)
 
 
 def read(folder: Path) -> Record:
-    """The record of a training that has ended, made of what its processes wrote where nobody has made it yet."""
+    """Return the record of a training that has ended; compose it from its files if there is none yet."""
     return external_record.read(folder, LAYOUT)

@@ -1,4 +1,4 @@
-"""Checkpoints of torchtitan as Hugging Face weights. Imports no torch: `converting` does, in a process of its own."""
+"""Checkpoints of torchtitan as Hugging Face weights, converted in a separate process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from meshwright.errors import InputError
 from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.run import Run
 
+CONVERT = "meshwright.engines.torchtitan.in_torchtitan_process.convert_checkpoint"
 ONE_PROCESS = Plan(sharding=Sharding.NONE)
 
 
@@ -23,25 +24,20 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
     require_version()
     if run.lora is not None:
         raise InputError("adapters that torchtitan trained are not exported", got=run.source)
-    checkpoint = _chosen(run, step)
-    with tempfile.TemporaryDirectory() as given:
-        alone = replace(run, plan=ONE_PROCESS, weights=None, train=replace(run.train, checkpoint=None))
-        (Path(given) / MODULE).write_text(module_text(alone, ONE_PROCESS), encoding="utf-8")
-        (Path(given) / RUN_FILE).write_text(run.text, encoding="utf-8")
-        words = [
-            sys.executable,
-            "-m",
-            "meshwright.engines.torchtitan.in_torchtitan_process.convert_checkpoint",
-            given,
-        ]
-        done = subprocess.run([*words, str(checkpoint), str(folder), dtype], capture_output=True, text=True)
+    checkpoint = _find_checkpoint(run, step)
+    with tempfile.TemporaryDirectory() as inputs:
+        single = replace(run, plan=ONE_PROCESS, weights=None, train=replace(run.train, checkpoint=None))
+        (Path(inputs) / MODULE).write_text(module_text(single, ONE_PROCESS), encoding="utf-8")
+        (Path(inputs) / RUN_FILE).write_text(run.text, encoding="utf-8")
+        command = [sys.executable, "-m", CONVERT, inputs, str(checkpoint), str(folder), dtype]
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise InputError(f"checkpoint {checkpoint} is not converted: {words}")
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise InputError(f"checkpoint {checkpoint} is not converted: {reason}")
     return checkpoint
 
 
-def _chosen(run: Run, step: int | None) -> Path:
+def _find_checkpoint(run: Run, step: int | None) -> Path:
     saves = run.train.checkpoint
     found = checkpoints(Path(saves.folder)) if saves is not None else []
     steps = {int(path.name.rpartition("-")[2]): path for path in found}

@@ -1,4 +1,4 @@
-"""What the planner knows of torchtitan 0.3.0."""
+"""Facts about torchtitan 0.3.0 for the planner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ RULES = (
         name="expert tensor width",
         scope=Scope.SHAPE,
         holds=lambda s, p: p.expert_tensor == 1,
-        says=lambda s, p: f"expert_tensor {p.expert_tensor}: torchtitan {VERSION} keeps every expert whole",
+        says=lambda s, p: (
+            f"expert_tensor {p.expert_tensor}: torchtitan {VERSION} does not split single experts"
+        ),
         after="expert folding",
     ),
     Rule(
@@ -32,7 +34,7 @@ RULES = (
         scope=Scope.BATCH,
         holds=_rounds,
         says=lambda s, p: (
-            f"{int(num_micro_batches(s, p))} micro-batches do not divide into the "
+            f"{int(num_micro_batches(s, p))} micro-batches do not split evenly into the "
             f"{max(1, int(num_micro_batches(s, p)) // int(p.pipeline))} rounds of torch's interleaving"
         ),
         after="micro-batches",
@@ -52,10 +54,10 @@ FACTS = EngineFacts(
     schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZBV),
     shardings=(Sharding.NONE, Sharding.GRADIENTS, Sharding.PARAMETERS),
     recomputes=tuple(Recompute),
-    selective=(("alternate_matmuls",),),  # its policy by operation keeps every second product
+    selective=(("alternate_matmuls",),),  # its policy by operation saves every second matmul
     dense_activation=True,
     uneven_layers=True,
-    any_vocabulary=True,  # shared unevenly
+    any_vocabulary=True,  # split unevenly
     whole_sequences=True,
     short_interleaving=True,
     context_block=128,

@@ -1,8 +1,8 @@
-"""Torchtitan's configurations as run files. Imports no torch.
+"""Configurations of torchtitan as run files. Imports no torch.
 
-llama3_8b.toml                              a file of torchtitan's versions up to 0.2
-llama3:llama3_8b, folder/module.py:train    a function of torchtitan 0.3.0, evaluated by `described`
-trees.json                                  what `described` printed, perhaps on another machine
+llama3_8b.toml                              a file of torchtitan up to 0.2
+llama3:llama3_8b, folder/module.py:train    a function of torchtitan 0.3.0, evaluated by `config_trees.evaluate`
+trees.json                                  the output of `config_trees.evaluate`, perhaps of another machine
 """
 
 from __future__ import annotations
@@ -20,58 +20,59 @@ from meshwright.engines.torchtitan.probe import require_version
 from meshwright.engines.torchtitan.toml_files.run_content import import_toml
 from meshwright.errors import InputError
 
-DESCRIBED = "meshwright.engines.torchtitan.config_trees.evaluate"
+EVALUATE = "meshwright.engines.torchtitan.config_trees.evaluate"
 
 
 def import_run(source: str, *, cluster: str) -> Imported:
-    """The run on `cluster` that a configuration of torchtitan describes."""
+    """Return the run on `cluster` that a configuration of torchtitan describes."""
     path = Path(source)
     if path.suffix == ".toml":
         return import_toml(path, cluster=cluster)
     if path.suffix == ".json":
-        return import_tree(_stored(path), cluster=cluster)
-    return import_tree(_described(source), cluster=cluster)
+        return import_tree(_read_tree(path), cluster=cluster)
+    return import_tree(_evaluate(source), cluster=cluster)
 
 
-def _described(source: str) -> dict[str, Any]:
-    """The tree that a configuration module makes, evaluated in a process of its own."""
+def _evaluate(source: str) -> dict[str, Any]:
+    """Evaluate a configuration module in a separate process and return its tree."""
     require_version()
     name = f"{source}:{FUNCTION}" if source.endswith(".py") else source
-    place, _, function = name.rpartition(":")
-    if not place or not function.isidentifier():
+    module, _, function = name.rpartition(":")
+    if not module or not function.isidentifier():
         raise InputError(
             "no configuration of torchtitan", got=source,
             allowed="MODULE:FUNCTION, PATH.py:FUNCTION, a TOML file, or a tree as JSON",
         )  # fmt: skip
-    if place.endswith(".py") and not Path(place).is_file():
-        raise InputError("there is no such file", got=place)
-    done = subprocess.run([sys.executable, "-m", DESCRIBED, name], capture_output=True, text=True)
+    if module.endswith(".py") and not Path(module).is_file():
+        raise InputError("there is no such file", got=module)
+    done = subprocess.run([sys.executable, "-m", EVALUATE, name], capture_output=True, text=True)
     if done.returncode:
         raise InputError(f"torchtitan does not start here: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-    return _buildable(json.loads(done.stdout.splitlines()[-1])[name], source)
+    return _require_trainer(json.loads(done.stdout.splitlines()[-1])[name], source)
 
 
-def _stored(path: Path) -> dict[str, Any]:
-    """The one tree of a file that `described` printed."""
+def _read_tree(path: Path) -> dict[str, Any]:
+    """Return the only tree of a file that `config_trees.evaluate` printed."""
     try:
         trees = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the trees: {error.strerror or error}", got=str(path)) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no JSON: {error}") from None
+        raise InputError(f"{path} is not JSON: {error}") from None
     if not isinstance(trees, dict) or len(trees) != 1:
         raise InputError(
             f"{path} does not hold one tree of torchtitan",
-            hint=f"python -m {DESCRIBED} MODULE:FUNCTION > {path}",
+            hint=f"python -m {EVALUATE} MODULE:FUNCTION > {path}",
         )
-    return _buildable(next(iter(trees.values())), str(path))
+    return _require_trainer(next(iter(trees.values())), str(path))
 
 
-def _buildable(tree: Any, source: str) -> dict[str, Any]:
+def _require_trainer(tree: Any, source: str) -> dict[str, Any]:
+    """Return `tree`, the tree of a `Trainer.Config`. Raises InputError for anything else."""
     if isinstance(tree, dict) and "error" in tree:
         raise InputError(
             f"torchtitan cannot build {source} here: {tree['error']}",
-            hint=f"where it can, `python -m {DESCRIBED} MODULE:FUNCTION > tree.json`, and import tree.json here",
+            hint=f"`python -m {EVALUATE} MODULE:FUNCTION > tree.json` on another machine, and import tree.json here",
         )
     if not isinstance(tree, dict) or tree.get("is") != "Trainer":
         kind = tree.get("is") if isinstance(tree, dict) else type(tree).__name__

@@ -1,12 +1,12 @@
 """A run as a configuration module of torchtitan 0.3.0. Pure: torchtitan need not be installed.
 
-The module has one function, `train`, which returns a `Trainer.Config`; torchtitan takes it as it takes its own:
+The module has one function, `train`, which returns a `Trainer.Config`. torchtitan reads it like its own modules:
 
     torchrun --nproc-per-node 8 -m torchtitan.train --module meshwright_run --config train
 
-with the folder of the module on PYTHONPATH. Options of torchtitan's command line are not used: they are frozen, and
-announced to go. Data in our order, learning rates and the step log are `parts`, which stand at torchtitan's own
-extension points.
+with the folder of the module on PYTHONPATH. Options of torchtitan's command line are not used: torchtitan has frozen
+them and announced their removal. The data loader, the learning rates and the step log are
+`in_torchtitan_process.extensions`, configured at torchtitan's extension points.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from meshwright.specs.run import Run, StateFormat, Tracker
 
 MODULE, RUN_FILE, FUNCTION = "meshwright_run.py", "meshwright_run.yaml", "train"
 OUTPUT = "torchtitan"  # folder of what its processes write, below that of the results
-VECTORS = r"(norm\.weight|\.bias|\.sinks)$"  # names of what does not decay
-ENDLESS = 10**9  # an interval of checkpoints that are not written
+VECTORS = r"(norm\.weight|\.bias|\.sinks)$"  # names of parameters without weight decay
+NEVER = 10**9  # checkpoint interval of a run that saves none
 
 SCHEDULES = {
     Schedule.GPIPE: "GPipe",
@@ -53,7 +53,7 @@ FOLDER = Name("str(FOLDER)")
 
 
 def lower(run: Run, *, folder: Path) -> Launch:
-    """The configuration module and the run file beside it, and the command of every process."""
+    """Return the configuration module, the run file and the command of every process."""
     from meshwright.runfile import pinned_text
 
     refuse("torchtitan", check(run))
@@ -66,27 +66,27 @@ def lower(run: Run, *, folder: Path) -> Launch:
 
 
 def module_text(run: Run, plan: Plan) -> str:
-    """The source of the configuration module."""
+    """Return the source of the configuration module."""
     functions, spec = model_spec(run)
     trainer = trainer_config(run, plan, spec=spec)
     names = {*roots(list(functions.values())), *roots(trainer), "nn", "partial", "Path", "Trainer"}
-    pieces = [
+    blocks = [
         f'"""{run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for torchtitan '
         f'{VERSION}.\n\nWritten by Meshwright from the run file beside it.\n"""',
         imports(names, table=_TABLE),
         "FOLDER = Path(__file__).parent",
-        _inits(run),
+        _initializations(run),
     ]
     if "convert" in names:
-        pieces.append("\n\ndef convert(converter, model):\n    return converter.build().convert(model)")
+        blocks.append("\n\ndef convert(converter, model):\n    return converter.build().convert(model)")
     for name, tree in functions.items():
-        pieces.append(f"\n\ndef {name}(index: int):\n    return {render(tree, indent=4)}")
-    pieces.append(f"\n\ndef {FUNCTION}() -> Trainer.Config:\n    return {render(trainer, indent=4)}")
-    return "\n\n".join(pieces).replace("\n\n\n\n\n", "\n\n\n").replace("\n\n\n\n", "\n\n\n") + "\n"
+        blocks.append(f"\n\ndef {name}(index: int):\n    return {render(tree, indent=4)}")
+    blocks.append(f"\n\ndef {FUNCTION}() -> Trainer.Config:\n    return {render(trainer, indent=4)}")
+    return "\n\n".join(blocks).replace("\n\n\n\n\n", "\n\n\n").replace("\n\n\n\n", "\n\n\n") + "\n"
 
 
-def _inits(run: Run) -> str:
-    """First weights of matrices, of those that write to the residual stream, and of norms."""
+def _initializations(run: Run) -> str:
+    """Weight initialization of matrices, of matrices that write to the residual stream, and of norms."""
     lines = []
     for name, std in (("MATRIX", STD), ("RESIDUAL", residual_std(run.model))):
         lines.append(f'{name} = {{"weight": partial(nn.init.normal_, std={std!r}), "bias": nn.init.zeros_}}')
@@ -94,7 +94,7 @@ def _inits(run: Run) -> str:
 
 
 def trainer_config(run: Run, plan: Plan, *, spec: Call) -> Call:
-    """The `Trainer.Config` of a run."""
+    """Return the `Trainer.Config` of a run."""
     return call(
         "Trainer.Config",
         model_spec=spec,
@@ -128,7 +128,7 @@ def _metrics(run: Run) -> Call:
 
 
 def _optimizer(run: Run) -> Call:
-    """Vectors do not decay, as in the native engine. Adapters are matrices all."""
+    """Vectors have no weight decay, as in the native engine. All adapters are matrices."""
     o = run.optimizer
 
     def group(pattern: str, decay: float) -> Call:
@@ -158,7 +158,7 @@ def _learning_rates(run: Run) -> Call:
 
 
 def _training(run: Run, plan: Plan) -> Call:
-    """Micro-batches of a pipeline are one local batch; without one they are gradient accumulation."""
+    """With a pipeline, all micro-batches are one local batch; without one, they are gradient accumulation."""
     per_rank = run.global_batch // plan.data
     clip = run.optimizer.gradient_clip
     return call(
@@ -170,7 +170,7 @@ def _training(run: Run, plan: Plan) -> Call:
         steps=run.num_steps,
         dtype="float32",
         mixed_precision_param="float32" if run.precision.name == "fp32" else "bfloat16",
-        disable_cuda_graphs=True,  # they do not go with pipelines, nor with experts over devices
+        disable_cuda_graphs=True,  # they work neither with pipelines nor with expert parallelism
     )
 
 
@@ -194,7 +194,7 @@ def _parallelism(run: Run, plan: Plan) -> Call:
         context_parallel_degree=plan.context,
         expert_parallel_degree=plan.expert,
         **pipeline,
-        spmd_backend="partial_dtensor",  # the one that released versions of PyTorch run
+        spmd_backend="partial_dtensor",  # the only one that works with released versions of PyTorch
     )
 
 
@@ -212,8 +212,9 @@ def stage_modules(run: Run, plan: Plan) -> list[list[str]]:
 
 
 def _checkpoint(run: Run) -> Call:
-    """Where training starts, and what it saves. A folder with checkpoints is resumed from."""
-    saves, settings = run.train.checkpoint, {}
+    """Initial weights and saved checkpoints. A folder with checkpoints is resumed from."""
+    saves = run.train.checkpoint
+    settings: dict[str, Any] = {}
     if run.weights is not None:
         settings = {
             "initial_load_path": call("weights_folder", run.weights),
@@ -221,7 +222,7 @@ def _checkpoint(run: Run) -> Call:
             "initial_load_in_hf": True,
         }
     if saves is None:
-        kept = {"interval": ENDLESS, "load_only": True} if settings else {}
+        kept = {"interval": NEVER, "load_only": True} if settings else {}
         return call("CheckpointManager.Config", enable=bool(settings), **kept, **settings)
     return call(
         "CheckpointManager.Config",
@@ -242,16 +243,16 @@ def _recompute(plan: Plan) -> Call | None:
 
 
 def _validator(run: Run, plan: Plan) -> Call:
-    """Torchtitan counts the local batches of an evaluation; the run file the global ones."""
+    """Torchtitan counts the local batches of an evaluation, the run file the global batches."""
     evaluate = run.train.evaluate
     if evaluate is None:
         return call("Validator.Config", enable=False)
-    in_batch = 1 if plan.pipeline > 1 else plan.num_micro_batches(run.global_batch)
+    per_batch = 1 if plan.pipeline > 1 else plan.num_micro_batches(run.global_batch)
     run_file = Name(f'str(FOLDER / "{RUN_FILE}")')
     return call(
         "Validator.Config",
         enable=True,
         freq=evaluate.every_steps,
-        steps=evaluate.num_batches * in_batch,
+        steps=evaluate.num_batches * per_batch,
         dataloader=call("RunFileDataLoader.Config", dataset_path=run_file, is_validation=True),
     )

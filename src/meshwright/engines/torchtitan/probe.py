@@ -1,4 +1,4 @@
-"""What torchtitan finds on this machine: `python -m meshwright.engines.torchtitan.probe` prints one JSON object."""
+"""Devices and versions that torchtitan detects: `python -m meshwright.engines.torchtitan.probe` prints them as JSON."""
 
 from __future__ import annotations
 
@@ -6,40 +6,45 @@ import inspect
 import json
 import sys
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from meshwright.engines.torchtitan import VERSION
 from meshwright.errors import MissingDependencyError
-from meshwright.training import machine as machines
+from meshwright.training.machine import Machine, ask
+from meshwright.training.machine import require_version as require_installed
 
 INSTALL = "pip install 'meshwright[torchtitan]'"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(machines.Machine):
-    """The devices that torchtitan would use, and what this PyTorch lacks."""
+class TorchtitanMachine(Machine):
+    """The devices that torchtitan would use, and the functions that this PyTorch lacks."""
 
-    torch: str
-    lacks: tuple[str, ...]  # of PyTorch, which torchtitan calls in every training
+    torch: str  # version
+    lacks: tuple[str, ...]  # functions of PyTorch that torchtitan calls in every training
     lacks_in_pipeline: tuple[str, ...]
 
 
-def machine() -> Machine:
-    """Ask. Raises MissingDependencyError when torchtitan is absent, of another version, or does not start."""
+def machine() -> TorchtitanMachine:
+    """Detect the machine in a separate process.
+
+    Raises MissingDependencyError when torchtitan is absent, of another version, or does not start.
+    """
     require_version()
     command = [sys.executable, "-m", "meshwright.engines.torchtitan.probe"]
-    found = machines.ask(command, program="torchtitan does not start here", hint=INSTALL)
-    return Machine(
-        **found | {"lacks": tuple(found["lacks"]), "lacks_in_pipeline": tuple(found["lacks_in_pipeline"])}
-    )
+    found = ask(command, program="torchtitan does not start here", hint=INSTALL)
+    lists = {name: tuple(found[name]) for name in ("lacks", "lacks_in_pipeline")}
+    values: dict[str, Any] = found | lists
+    return TorchtitanMachine(**values)
 
 
 def require_version() -> None:
-    """Raises MissingDependencyError when torchtitan is absent or of another version."""
-    machines.require_version("torchtitan", VERSION, hint=INSTALL)
+    """Raise MissingDependencyError when torchtitan is absent or of another version."""
+    require_installed("torchtitan", VERSION, hint=INSTALL)
 
 
-def require_device(machine: Machine) -> None:
-    """Raises MissingDependencyError where torchtitan cannot train."""
+def require_device(machine: TorchtitanMachine) -> None:
+    """Raise MissingDependencyError if torchtitan cannot train on `machine`."""
     if not machine.num_devices:
         raise MissingDependencyError(
             f"torchtitan {VERSION} needs an accelerator, and this machine has none that PyTorch can use: "
@@ -53,8 +58,8 @@ def require_device(machine: Machine) -> None:
         )
 
 
-def found() -> Machine:
-    """What is found in this process."""
+def detect() -> TorchtitanMachine:
+    """Detect the machine in this process."""
     import torch
     import torch.distributed as dist
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
@@ -68,7 +73,7 @@ def found() -> Machine:
         for cls in (PipelineScheduleSingle, PipelineScheduleMulti)
         if "arg_mbs" not in inspect.signature(cls.step).parameters
     ]
-    return Machine(
+    return TorchtitanMachine(
         device_type=kind,
         device_name=module.get_device_name(torch.device(kind, 0)) if count else "none",
         num_devices=count,
@@ -79,4 +84,4 @@ def found() -> Machine:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(found())))
+    print(json.dumps(asdict(detect())))

@@ -1,15 +1,15 @@
-"""What torchtitan's processes leave behind, and where."""
+"""Names of the files and checkpoints that torchtitan's processes write."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.engines.external_record import Layout
+from meshwright.engines.external_record import OutputLayout
 from meshwright.engines.torchtitan.lower import OUTPUT, RUN_FILE
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Torchtitan's checkpoints in `folder`, oldest first."""
+    """Return torchtitan's checkpoints in `folder`, oldest first."""
     found = [path for path in folder.glob("step-*") if _step(path).isdecimal()]
     return sorted(found, key=lambda path: int(_step(path)))
 
@@ -18,4 +18,4 @@ def _step(path: Path) -> str:
     return path.name.removeprefix("step-")
 
 
-LAYOUT = Layout(output=OUTPUT, run_file=RUN_FILE, checkpoints=checkpoints)
+LAYOUT = OutputLayout(output=OUTPUT, run_file=RUN_FILE, checkpoints=checkpoints)

@@ -1,6 +1,6 @@
-"""One of torchtitan's processes: `python -m meshwright.engines.torchtitan.worker FOLDER/meshwright_run.py`.
+"""A process of a training: `python -m meshwright.engines.torchtitan.worker FOLDER/meshwright_run.py`.
 
-Does what torchtitan's `train` does with `--module meshwright_run --config train`; the module is found by its path.
+Does the same as torchtitan's `train` with `--module meshwright_run --config train`, with the module given by its path.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def main(path: Path) -> None:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    for name, alone in (
+    for name, default in (
         ("RANK", "0"),
         ("LOCAL_RANK", "0"),
         ("WORLD_SIZE", "1"),
         ("MASTER_ADDR", "127.0.0.1"),
     ):
-        os.environ.setdefault(name, alone)
+        os.environ.setdefault(name, default)
     from meshwright.engines.torchtitan import probe
 
-    probe.require_device(probe.found())
+    probe.require_device(probe.detect())
     from torchtitan.train import main as train
 
     module = importlib.util.module_from_spec(spec)

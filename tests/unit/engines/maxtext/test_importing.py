@@ -252,15 +252,15 @@ def test_files_that_are_none(tmp_path):
     ("values", "message"),
     [
         ({"setps": 3}, "MaxText 0.2.5 has no such key: got 'setps'"),
-        ({"steps": "many"}, "steps is no whole number: got 'many'"),
-        ({"steps": 10.5}, "steps is no whole number: got 10.5"),
-        ({"learning_rate": True}, "learning_rate is no number: got True"),
+        ({"steps": "many"}, "steps is not a whole number: got 'many'"),
+        ({"steps": 10.5}, "steps is not a whole number: got 10.5"),
+        ({"learning_rate": True}, "learning_rate is not a number: got True"),
         ({"shard_optimizer_over_data": "yes"}, "shard_optimizer_over_data is no true or false: got 'yes'"),
-        ({"ici_fsdp_parallelism": 0}, "ici_fsdp_parallelism is no count: got 0"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is no count: got 0"),
-        ({"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 0}, "num_pipeline_microbatches is no count"),
+        ({"ici_fsdp_parallelism": 0}, "ici_fsdp_parallelism is not a count: got 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is not a count: got 0"),
+        ({"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 0}, "num_pipeline_microbatches is not a count"),
         ({"steps": -1}, "neither steps nor learning_rate_schedule_steps"),
-        ({"final_logits_soft_cap": 30.0}, "a model that is not read: final_logits_soft_cap"),
+        ({"final_logits_soft_cap": 30.0}, "a model that is not supported: final_logits_soft_cap"),
     ],
 )  # fmt: skip
 def test_what_maxtext_would_not_take_is_refused_with_its_key(values, message, tmp_path):

@@ -238,7 +238,7 @@ def test_a_script(tmp_path):
         ("fi", "train.sh:1: fi without if"),
         ("if [ ! -f x ]; then\n  B=2\nfi", "train.sh:2: is set by what files there are"),
         ("python pretrain_gpt.py --log-interval 1 $MORE", "train.sh:1: cannot be expanded"),
-        ("if [ 'x ]; then\n  B=2\nfi", "condition that is not read"),
+        ("if [ 'x ]; then\n  B=2\nfi", "condition that is not supported"),
         ("if grep x y; then\n  B=2\nfi", "train.sh:2: is set by what files there are"),
         ("A=(1\n2", "is not closed"),
         ("echo", "calls no pretrain_gpt.py"),
@@ -285,14 +285,14 @@ def test_moments_in_bf16_are_carried(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"sequence_parallel": True}, "says nothing without tensor parallelism"),
-        ({"expert_model_parallel_size": 4}, "say nothing without --num-experts"),
-        ({"moe_router_topk": 4}, "say nothing without --num-experts"),
+        ({"sequence_parallel": True}, "has no effect without tensor parallelism"),
+        ({"expert_model_parallel_size": 4}, "have no effect without --num-experts"),
+        ({"moe_router_topk": 4}, "have no effect without --num-experts"),
         ({"num_virtual_stages_per_pipeline_rank": 2}, "virtual stages say nothing"),
-        ({"recompute_num_layers": 1}, "say nothing without --recompute-granularity full"),
+        ({"recompute_num_layers": 1}, "have no effect without --recompute-granularity full"),
         ({"num_experts": 4, "tensor_model_parallel_size": 2}, "need --sequence-parallel"),
-        ({"overlap_param_gather": True}, "says nothing without --use-distributed-optimizer"),
-        ({"num_query_groups": 2}, "says nothing without --group-query-attention"),
+        ({"overlap_param_gather": True}, "has no effect without --use-distributed-optimizer"),
+        ({"num_query_groups": 2}, "has no effect without --group-query-attention"),
         ({"lr_warmup_iters": 20}, "longer than the training"),
         ({"max_position_embeddings": 64}, "is more than --max-position-embeddings"),
         ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, "without --use-precision-aware-optimizer"),
@@ -317,13 +317,13 @@ def test_contradictions_are_noted(changes, words, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"global_batch_size": 12}, "does not divide among the data ranks"),
+        ({"global_batch_size": 12}, "cannot be split over the data ranks"),
         ({"tensor_model_parallel_size": 3}, "do not divide the cluster's 8 devices"),
         (
             {"num_experts": 4, "expert_model_parallel_size": 3},
             "do not divide the 8 devices of a pipeline stage",
         ),
-        ({"pipeline_model_parallel_size": 8}, "do not divide among 8 stages"),
+        ({"pipeline_model_parallel_size": 8}, "cannot be split over 8 stages"),
         ({"recompute_granularity": "full"}, "needs --recompute-method"),
         ({"recompute_granularity": "selective", "recompute_modules": "mhc"}, "do not recompute"),
         ({"position_embedding_type": "relative"}, "positions"),
@@ -336,12 +336,12 @@ def test_contradictions_are_noted(changes, words, tmp_path):
         ({"num_experts": 4, "moe_layer_freq": "exit()"}, "not a sum"),
         ({"num_experts": 4, "moe_layer_freq": "([1]*3)"}, "3 layers"),
         ({"lr": False}, "do not say --lr"),
-        ({"num_layers": "many"}, "is no number"),
-        ({"num_layers": "nan"}, "is no number"),
+        ({"num_layers": "many"}, "is not a number"),
+        ({"num_layers": "nan"}, "is not a number"),
         ({"num_layers": 0}, "do not say --num-layers"),
         ({"num_attention_heads": 0}, "do not say --num-attention-heads"),
         ({"global_batch_size": 0}, "does not divide"),
-        ({"num_experts": 4, "moe_aux_loss_coeff": "x"}, "is no number"),
+        ({"num_experts": 4, "moe_aux_loss_coeff": "x"}, "is not a number"),
         ({"position_embedding_type": "rope", "rope_type": "yarn"}, "positions"),
         ({"num_layers": 1.5}, "no whole number"),
         (
@@ -390,7 +390,7 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "run.yaml").write_text("model: llama3.1-8b\n")
     with pytest.raises(InputError, match="no configuration of Megatron-LM"):
         imported(str(tmp_path / "run.yaml"))
-    for source, words in (("", "no configuration is named"), ('train.sh "NAME', "No closing quotation")):
+    for source, words in (("", "no configuration is given"), ('train.sh "NAME', "No closing quotation")):
         with pytest.raises(InputError, match=words):
             imported(source)
     (tmp_path / "a.args").write_text("--swiglu\n")

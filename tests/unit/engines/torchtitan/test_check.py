@@ -21,7 +21,7 @@ def test_a_plain_run_is_accepted(refused):
     ("key", "overrides"),
     [
         ("precision: nvfp4", ["precision=nvfp4"]),
-        ("precision: GPT-OSS's experts of torchtitan", ["model=gpt-oss-20b", "precision=fp32"]),
+        ("precision: GPT-OSS's experts in torchtitan", ["model=gpt-oss-20b", "precision=fp32"]),
         ("optimizer.states", ["optimizer.states=int8"]),
         ("train.checkpoint.keep", ["train.checkpoint={folder: c, keep: 1}"]),
         ("train.evaluate.every_steps", ["train.evaluate.every_steps=3", "data.validation=v.txt"]),
@@ -30,7 +30,7 @@ def test_a_plain_run_is_accepted(refused):
         ("lora.dropout", ["task=lora", "lora.dropout=0.1"]),
         ("lora.base_format", ["task=lora", "lora.base_format=nf4"]),
         ("model: torchtitan 0.3.0 has no model", ["model.attention.bias=true"]),
-        ("model: rotary", ["model.rope={scaling: yarn, factor: 4, original_context: 128}"]),
+        ("model: RoPE scaling", ["model.rope={scaling: yarn, factor: 4, original_context: 128}"]),
         ("parallel: torchtitan 0.3.0 does not shard optimizer", ["plan: sharding: optimizer"]),
         ("parallel: tensor 4 does not divide 2 key/value heads", ["plan: tensor: 4"]),
         ("parallel: torchtitan 0.3.0 has no zero_bubble", ["plan: pipeline: 2, schedule: zero_bubble"]),

@@ -85,7 +85,7 @@ class Settings:
         """A whole number above 0, or -1 where MaxText fills that up."""
         number = self.take(key, default)
         if number < 1 and not (filled_up and number == -1):
-            raise InputError(f"{key} is no count", got=number, allowed=f"> 0{', or -1' * filled_up}")
+            raise InputError(f"{key} is not a count", got=number, allowed=f"> 0{', or -1' * filled_up}")
         return number
 
     def note(self, words: str) -> None:
@@ -130,7 +130,7 @@ def model_section(settings: Settings, *, name: str) -> dict[str, Any] | str:
     take = settings.take
     block, qk_norm = take("decoder_block", "llama2"), take("use_qk_norm", False)
     if block not in BLOCKS:
-        raise InputError("a decoder block that is not read", got=block, allowed=", ".join(BLOCKS))
+        raise InputError("a decoder block that is not supported", got=block, allowed=", ".join(BLOCKS))
     num_experts = settings.peek("num_experts", 1)
     is_latent = block == LATENT
     model: dict[str, Any] = {
@@ -173,7 +173,7 @@ def model_section(settings: Settings, *, name: str) -> dict[str, Any] | str:
 
 
 def _add_latents(model: dict[str, Any], settings: Settings, *, name: str) -> None:
-    """What the block of DeepSeek has beside what all have. Raises InputError for a routing that no run file says."""
+    """Add what only the block of DeepSeek has. Raises InputError for a routing that no run file can express."""
     take = settings.take
     as_v3 = name.startswith(NAMES_ROUTED_AS_V3)
     routing = (take("routed_score_func", ""), take("routed_bias", False))
@@ -219,7 +219,7 @@ def _add_sinks(model: dict[str, Any], settings: Settings) -> None:
     for key, known in usual.items():
         if (value := settings.take(key, None)) != known:
             raise InputError(
-                f"a model of the block {SINKS} that is not read: {key}", got=value, allowed=known
+                f"a model of the block {SINKS} that is not supported: {key}", got=value, allowed=known
             )
     if settings.peek("adamw_mask", None) == NOT_DECAYED:
         settings.take("adamw_mask", None)
@@ -237,12 +237,12 @@ def _rope(settings: Settings, *, name: str, is_latent: bool) -> dict[str, Any]:
     if is_llama_31 and scaled and not is_latent:
         return {"theta": theta, "scaling": "llama3", **LLAMA_31}
     if kind not in ("default", "llama3.1") or is_latent:
-        raise InputError("rotary frequencies that are not read", got=f"rope_type = {kind!r}")
+        raise InputError("rotary frequencies that are not supported", got=f"rope_type = {kind!r}")
     return {"theta": theta}
 
 
 def _yarn(settings: Settings, *, is_latent: bool) -> dict[str, Any]:
-    """YARN's stretch; none where its factor is 1. Raises InputError for temperatures that run files cannot say."""
+    """YARN's stretch; none where its factor is 1. Raises InputError for temperatures that run files cannot express."""
     take = settings.take
     factor, context = take("rope_factor", 40), take("original_max_position_embeddings", 4096)
     is_beyond = take("max_position_embeddings", 163_840) > context
@@ -251,7 +251,7 @@ def _yarn(settings: Settings, *, is_latent: bool) -> dict[str, Any]:
     mscale, is_rotation_scaled = float(take("mscale", 1.0)), take("rope_attention_scaling", False)
     if pairs is not is_latent:
         raise InputError(
-            "rotary pairs that are not read", got=f"rope_interleave = {pairs}", allowed=is_latent
+            "rotary pairs that are not supported", got=f"rope_interleave = {pairs}", allowed=is_latent
         )
     if factor <= 1:
         return {}
@@ -291,4 +291,4 @@ def _refuse_others(settings: Settings) -> None:
     }
     for key, allowed in usual.items():
         if (value := settings.take(key, allowed[0])) not in allowed:
-            raise InputError(f"a model that is not read: {key}", got=value, allowed=allowed[0])
+            raise InputError(f"a model that is not supported: {key}", got=value, allowed=allowed[0])

@@ -23,13 +23,13 @@ def contradictions(fields: Fields) -> Iterator[str]:
     said = set(fields.given.fields)
     lengths = [fields[name] for name in ("model.seq_length", "dataset.seq_length") if name in said]
     if len(lengths) == 2 and lengths[0] != lengths[1]:
-        yield f"model.seq_length {lengths[0]} is not dataset.seq_length {lengths[1]}: it is refused there"
+        yield f"model.seq_length {lengths[0]} is not dataset.seq_length {lengths[1]}: Megatron-Bridge refuses it"
     for one, other in REFUSED:
         if fields[one] and fields[other]:
-            yield f"{one} is said beside {other}: they are refused together there"
+            yield f"{one} is said beside {other}: Megatron-Bridge refuses them together"
     decay, scheduled = fields["optimizer.weight_decay"], fields["scheduler.end_weight_decay"]
     if "optimizer.weight_decay" in said and scheduled not in (None, decay):
-        yield f"optimizer.weight_decay {decay} says nothing: scheduler.end_weight_decay is {scheduled}"
+        yield f"optimizer.weight_decay {decay} has no effect: scheduler.end_weight_decay is {scheduled}"
     first = fields["scheduler.start_weight_decay"]
     if first not in (None, scheduled):
         yield f"weight decay that begins with {first} is not carried over"
@@ -41,12 +41,12 @@ def _ignored(fields: Fields, said: set[str]) -> Iterator[str]:
     for key in ("bf16", "fp16"):
         wanted = (named is not None and key in str(named)) or fields[f"mixed_precision.{key}"]
         if (named or fields.says("mixed_precision")) and fields[f"model.{key}"] and not wanted:
-            yield f"model.{key} says nothing: mixed_precision is otherwise"
+            yield f"model.{key} has no effect: mixed_precision is otherwise"
     sharded = fields["ddp.use_megatron_fsdp"] or fields["dist.use_megatron_fsdp"]
     if sharded and fields["checkpoint.save"] and fields["checkpoint.ckpt_format"] != "fsdp_dtensor":
-        yield "use_megatron_fsdp saves with checkpoint.ckpt_format fsdp_dtensor alone: it is refused there"
+        yield "use_megatron_fsdp saves with checkpoint.ckpt_format fsdp_dtensor alone: Megatron-Bridge refuses it"
     context, length = fields.whole("model.context_parallel_size"), fields.whole("model.seq_length")
     if context > 1 and "model.seq_length" in said and length % (2 * context):
-        yield f"model.seq_length {length} is no multiple of 2 x context {context}: it is refused there"
+        yield f"model.seq_length {length} is no multiple of 2 x context {context}: Megatron-Bridge refuses it"
     if fields.says("peft") and not fields["checkpoint.pretrained_checkpoint"]:
-        yield "peft without checkpoint.pretrained_checkpoint is refused there"
+        yield "peft without checkpoint.pretrained_checkpoint is refused by Megatron-Bridge"

@@ -79,7 +79,7 @@ class Fields:
             where = (
                 self.given.path if name not in self.given.fields else f"{self.given.path}:{self.line(name)}"
             )
-            raise InputError(f"{where}: {name} is no whole number", got=value)
+            raise InputError(f"{where}: {name} is not a whole number", got=value)
         return value
 
     def said(self) -> list[str]:
@@ -170,9 +170,9 @@ def _loaded(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
     except (YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no YAML: {error}") from None
+        raise InputError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path} is no configuration of Megatron-Bridge", hint=RECIPE)
+        raise InputError(f"{path} is not a configuration of Megatron-Bridge", hint=RECIPE)
     return content
 
 

@@ -185,7 +185,7 @@ def _check_model(given: Given) -> None:
     """Refuse models that are more than their fields, and files that say none."""
     provider = given.targets.get("model", "GPTModelProvider")
     if not PROVIDERS.fullmatch(provider):
-        raise InputError("a model that run files cannot say", got=provider)
+        raise InputError("a model that run files cannot express", got=provider)
     if given.model is None and "model.num_layers" not in given.fields:
         raise InputError(
             f"{given.path} does not say the model: it changes a recipe",
@@ -207,7 +207,7 @@ def _model(fields: Fields) -> dict[str, Any]:
     activation, is_gated = fields["model.activation_func"], bool(fields["model.gated_linear_unit"])
     if (activation, is_gated) not in (("silu", True), ("gelu", False), ("fast_gelu", False)):
         got = f"model.activation_func {activation} {'with' if is_gated else 'without'} a gate"
-        raise InputError("a model that run files cannot say", got=got)
+        raise InputError("a model that run files cannot express", got=got)
     shapes = _shapes(fields)
     experts = shapes.get("num-experts") or fields["model.num_moe_experts"]
     tensor = fields.whole("model.tensor_model_parallel_size")
@@ -251,7 +251,7 @@ def _precision(fields: Fields) -> dict[str, Any]:
     if isinstance(named, str):
         words = named.replace("-", "_").split("_")
         if not {"bf16", "fp16"} & {*words}:
-            raise InputError("a precision that run files do not know", got=f"mixed_precision {named}")
+            raise InputError("a precision that run files do not support", got=f"mixed_precision {named}")
         recipe = next((theirs for word, theirs in PRECISIONS.items() if word in words), None)
         return {
             "fp16": "fp16" in words,
@@ -319,7 +319,7 @@ def _adapters(given: Given) -> dict[str, Any]:
     if not fields.says("peft"):
         return {}
     if kind != "LoRA":
-        raise InputError("adapters that run files cannot say", got=kind, allowed="LoRA")
+        raise InputError("adapters that run files cannot express", got=kind, allowed="LoRA")
     targets: list[str] = []
     for module in fields["peft.target_modules"] or ADAPTED:
         if module not in ADAPTED:

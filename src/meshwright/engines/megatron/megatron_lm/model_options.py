@@ -25,7 +25,7 @@ OTHER_MODELS = (
     "no-rope-freq", "qk-l2-norm", "quick-geglu", "relative-attention-num-buckets", "rotary-interleaved",
     "rotary-seq-len-interpolation-factor", "softmax-type", "squared-relu", "window-size",
 )  # fmt: skip
-"""Options that make a model which no run file can say."""
+"""Options that make a model which no run file can express."""
 
 
 def model_section(options: Options, *, name: str) -> dict[str, Any] | str:
@@ -37,7 +37,8 @@ def model_section(options: Options, *, name: str) -> dict[str, Any] | str:
     for wrong in OTHER_MODELS:
         if wrong in options:
             raise InputError(
-                f"a model that run files cannot say: --{wrong}", got=" ".join(options.words(wrong)) or None
+                f"a model that run files cannot express: --{wrong}",
+                got=" ".join(options.words(wrong)) or None,
             )
     section = {"name": name, **_shapes(options)}
     rope = _positions(options, section)
@@ -52,7 +53,7 @@ def model_section(options: Options, *, name: str) -> dict[str, Any] | str:
 def _shapes(options: Options) -> dict[str, Any]:
     for needed in ("num-layers", "hidden-size", "num-attention-heads"):
         if options.whole(needed, 0) < 1:
-            raise InputError(f"the arguments do not say --{needed}", got=str(options.path))
+            raise InputError(f"the arguments lack --{needed}", got=str(options.path))
     hidden, is_gated = options.whole("hidden-size", 0), options.flag("swiglu")
     width = int(4 * hidden * 2 / 3 / 64) * 64 if is_gated else 4 * hidden
     norm = options.word("normalization", "LayerNorm")
@@ -97,7 +98,7 @@ def _attention(options: Options, *, hidden: int) -> dict[str, Any]:
     is_grouped, groups = options.flag("group-query-attention"), options.whole("num-query-groups", 1)
     normalised, width = options.flag("qk-layernorm"), options.whole("kv-channels", hidden // heads)
     if "num-query-groups" in options and not is_grouped:
-        options.note(f"--num-query-groups {groups} says nothing without --group-query-attention")
+        options.note(f"--num-query-groups {groups} has no effect without --group-query-attention")
     if options.flag("multi-latent-attention"):
         rotary = options.whole("qk-pos-emb-head-dim", 64)
         return {  # --qk-layernorm is of its latent vectors, which are always normalised; --kv-channels says nothing
@@ -141,11 +142,13 @@ def _positions(options: Options, section: dict[str, Any]) -> dict[str, Any]:
         return {}
     if kind != "rope" or stretch != "rope":
         raise InputError(
-            "positions that run files cannot say", got=f"{kind}, {stretch}", allowed="rope, learned_absolute"
+            "positions that run files cannot express",
+            got=f"{kind}, {stretch}",
+            allowed="rope, learned_absolute",
         )
     if share != 1:
         got = f"--rotary-percent {share}"
-        raise InputError("a model that run files cannot say: some dimensions do not turn", got=got)
+        raise InputError("a model that run files cannot express: some dimensions do not turn", got=got)
     return {"theta": theta} | ({"scaling": "llama3", "factor": factor, **LLAMA3} if stretched else {})
 
 
@@ -157,7 +160,7 @@ def _experts(options: Options, section: dict[str, Any]) -> dict[str, Any]:
     is_biased = options.flag("moe-router-enable-expert-bias")
     if is_biased != (router == "sigmoid"):
         raise InputError(
-            "routers that run files cannot say: softmax has no biases, sigmoid has them",
+            "routers that run files cannot express: softmax has no biases, sigmoid has them",
             got=f"--moe-router-score-function {router} {'with' if is_biased else 'without'} biases",
         )
     experts: dict[str, Any] = {
@@ -191,5 +194,5 @@ def _dense_layers(options: Options, num_layers: int) -> int:
         )
     dense = pattern.count(0)
     if pattern != [0] * dense + [1] * (num_layers - dense):
-        raise InputError("a model that run files cannot say: dense layers behind mixtures", got=text)
+        raise InputError("a model that run files cannot express: dense layers behind mixtures", got=text)
     return dense

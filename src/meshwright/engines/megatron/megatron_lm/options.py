@@ -95,7 +95,7 @@ class Options:
         """A whole number. Raises InputError, with the line, for a name that nobody has set."""
         number = self.number(name, default)
         if number != int(number):
-            raise InputError(f"{self.where(self.taken[name])}: --{name} is no whole number", got=number)
+            raise InputError(f"{self.where(self.taken[name])}: --{name} is not a whole number", got=number)
         return int(number)
 
     def number(self, name: str, default: float) -> float:
@@ -110,7 +110,7 @@ class Options:
         except ValueError:
             where = self.where(self.taken[name])
             hint = f'set it behind the file: "{self.path.name} NAME=value"' if "$" in text else None
-            what = "cannot be expanded" if "$" in text else "is no number"
+            what = "cannot be expanded" if "$" in text else "is not a number"
             raise InputError(f"{where}: --{name} {what}", got=text, hint=hint) from None
 
     def where(self, option: Option) -> str:
@@ -146,7 +146,7 @@ def read(source: str) -> Options:
     except OSError as error:
         raise InputError(f"cannot read the arguments: {error.strerror or error}", got=str(path)) from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no text: {error}") from None
+        raise InputError(f"{path} is not text: {error}") from None
     if path.suffix in SCRIPT_ENDINGS:
         return Options(parsed([*words_of(text, path=path, given=given), *more], path=path), path=path)
     if given:
@@ -164,7 +164,7 @@ def pieces_of(source: str) -> list[str]:
     except ValueError as error:
         raise InputError(f"the configuration cannot be told apart: {error}", got=source) from None
     if not pieces:
-        raise InputError("no configuration is named", got=source)
+        raise InputError("no configuration is given", got=source)
     return pieces
 
 
@@ -186,11 +186,11 @@ def _yaml_words(text: str, *, path: Path) -> list[Word]:
     try:
         content = YAML().compose(text)
     except YAMLError as error:
-        raise InputError(f"{path} is no YAML: {error}") from None
+        raise InputError(f"{path} is not YAML: {error}") from None
     given = [value for key, value, _ in _pairs(content) if key == "MODEL_ARGS"]
     if not given or not isinstance(given[0].value, list):
         hint = "it has MODEL_ARGS: {--num-layers: 12, ...}, or sections of Megatron-Bridge's ConfigContainer alone"
-        raise InputError(f"{path} is no configuration of Megatron-LM", hint=hint)
+        raise InputError(f"{path} is not a configuration of Megatron-LM", hint=hint)
     words = []
     for name, value, line in _pairs(given[0]):
         kind = value.tag.rpartition(":")[2]

@@ -70,7 +70,7 @@ def plan_section(options: Options, degrees: Degrees) -> dict[str, Any]:
     if degrees.tensor > 1:
         plan["sequence_parallel"] = sequence
     elif sequence:
-        options.note("--sequence-parallel says nothing without tensor parallelism")
+        options.note("--sequence-parallel has no effect without tensor parallelism")
     has_experts = "num-experts" in options
     if has_experts and degrees.tensor > 1 and not sequence:
         options.note(
@@ -79,7 +79,7 @@ def plan_section(options: Options, degrees: Degrees) -> dict[str, Any]:
     if not has_experts:
         wanted = [name for name in options.found if name.startswith("moe-")]
         if options.whole("expert-model-parallel-size", 1) > 1 or wanted:
-            options.note("options of experts say nothing without --num-experts")
+            options.note("options of experts have no effect without --num-experts")
         for name in wanted:
             options.words(name)
     plan |= _stages(options, degrees)
@@ -102,9 +102,11 @@ def _sharding(options: Options, data: int) -> dict[str, Any]:
     elif own and strategy in STRATEGIES:
         sharding = STRATEGIES[strategy]
     elif strategy != "no_shard":
-        options.note(f"--data-parallel-sharding-strategy {strategy} says nothing without --use-megatron-fsdp")
+        options.note(
+            f"--data-parallel-sharding-strategy {strategy} has no effect without --use-megatron-fsdp"
+        )
     if "overlap-param-gather" in options and sharding == "none":
-        options.note("--overlap-param-gather says nothing without --use-distributed-optimizer")
+        options.note("--overlap-param-gather has no effect without --use-distributed-optimizer")
     if instances < 1 or data % instances:
         raise InputError(
             f"--num-distributed-optimizer-instances does not divide {data} data ranks", got=instances
@@ -122,7 +124,7 @@ def _stages(options: Options, degrees: Degrees) -> dict[str, Any]:
     layout = options.word(LAYOUT)
     if pipeline == 1:
         if per_chunk or chunks > 1:
-            options.note("virtual stages say nothing without --pipeline-model-parallel-size")
+            options.note("virtual stages have no effect without --pipeline-model-parallel-size")
         return {}
     if layout:
         counts = _counts(layout)
@@ -149,7 +151,7 @@ def _even(layers: int, pipeline: int, chunks: int, *, first: int, last: int, end
         rest = layers - first - last
         ranks = pipeline - bool(first) - bool(last)
         if (rest and (not ranks or rest % (ranks * chunks))) or first % chunks or last % chunks:
-            raise InputError(f"{rest} layers do not divide among {ranks} ranks of {chunks} stages")
+            raise InputError(f"{rest} layers cannot be split over {ranks} ranks of {chunks} stages")
         middle = rest // (ranks * chunks) if ranks else 0
         one = [
             first // chunks if first else middle,
@@ -159,7 +161,7 @@ def _even(layers: int, pipeline: int, chunks: int, *, first: int, last: int, end
         return one * chunks
     whole = layers + sum(ends)
     if whole % stages:
-        raise InputError(f"{layers} layers do not divide among {stages} stages",
+        raise InputError(f"{layers} layers cannot be split over {stages} stages",
                          hint="Megatron-LM takes --pipeline-model-parallel-layout for that")  # fmt: skip
     counts = [whole // stages] * stages
     counts[0] -= ends[0]
@@ -193,7 +195,7 @@ def _recompute(options: Options) -> Any:
     modules = options.words("recompute-modules") or ("core_attn",)
     if kind != "full" and (method or count):
         options.note(
-            "--recompute-method and --recompute-num-layers say nothing without --recompute-granularity full"
+            "--recompute-method and --recompute-num-layers have no effect without --recompute-granularity full"
         )
     if kind == "full":
         if not method:

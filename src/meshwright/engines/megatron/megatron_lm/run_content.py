@@ -35,21 +35,21 @@ def run_of_options(options: Options, *, cluster: str, model: str | None = None) 
     degrees = Degrees.of(options, num_devices=catalog.cluster(cluster).num_devices)
     length, longest = options.whole("seq-length", 0), options.whole("max-position-embeddings", 0)
     if not length:
-        raise InputError("the arguments do not say --seq-length", got=str(options.path))
+        raise InputError("the arguments lack --seq-length", got=str(options.path))
     if longest and longest < length:
         options.note(
-            f"--seq-length {length} is more than --max-position-embeddings {longest}: it is refused there"
+            f"--seq-length {length} is more than --max-position-embeddings {longest}: Megatron-LM refuses it"
         )
     section = model or model_section(options, name=options.path.stem)
     for name in ("num-layers", "num-experts"):
         options.word(name)  # of the catalogue's model too
     micro = options.whole("micro-batch-size", 0)
     if micro < 1:
-        raise InputError("the arguments do not say --micro-batch-size", got=str(options.path))
+        raise InputError("the arguments lack --micro-batch-size", got=str(options.path))
     whole = options.whole("global-batch-size", micro * degrees.data)
     if whole < 1 or whole % (micro * degrees.data):
         raise InputError(
-            "the batch does not divide among the data ranks", got=f"--global-batch-size {whole}",
+            "the batch cannot be split over the data ranks", got=f"--global-batch-size {whole}",
             allowed=f"multiples of {micro} x {degrees.data}",
         )  # fmt: skip
     train, optimizer = _steps(options, global_batch=whole)
@@ -75,7 +75,7 @@ def _source(options: Options) -> str:
         return f"{paths[0]}.bin"
     if (paths or blend) and not is_mock:
         options.note(
-            f"data of {' '.join((*paths, *blend))} are not carried over: random tokens stand in their place"
+            f"data of {' '.join((*paths, *blend))} are not carried over: random tokens are used instead"
         )
     return "synthetic"
 
@@ -89,14 +89,14 @@ def _precision(options: Options) -> str:
     if fp4:
         if (recipe4 := options.word("fp4-recipe", "nvfp4")) != "nvfp4":
             raise InputError(
-                "a precision that run files do not know", got=f"--fp4-recipe {recipe4}", allowed="nvfp4"
+                "a precision that run files do not support", got=f"--fp4-recipe {recipe4}", allowed="nvfp4"
             )
         return "nvfp4"
     if fp8:
         if recipe not in FP8:
             allowed = ", ".join(FP8)
             raise InputError(
-                "a precision that run files do not know", got=f"--fp8-recipe {recipe}", allowed=allowed
+                "a precision that run files do not support", got=f"--fp8-recipe {recipe}", allowed=allowed
             )
         return FP8[recipe]
     return "fp16" if narrow else "bf16" if wide else "fp32"
@@ -115,9 +115,9 @@ def _steps(options: Options, *, global_batch: int) -> tuple[dict[str, Any], dict
         options.note(f"the rate falls until step {scheduled} there, here until the last of {steps}")
     kind, rate = options.word("optimizer", "adam"), options.number("lr", 0.0)
     if kind not in ("adam", "adamw"):
-        raise InputError("an optimizer that run files do not know", got=kind, allowed="adam")
+        raise InputError("an optimizer that run files do not support", got=kind, allowed="adam")
     if rate <= 0:
-        raise InputError("the arguments do not say --lr", got=str(options.path))
+        raise InputError("the arguments lack --lr", got=str(options.path))
     ratio = options.number("min-lr", 0.0) / rate
     if ratio > 1:
         raise InputError("--min-lr is more than --lr", got=ratio * rate, allowed=f"<= {rate}")
@@ -152,7 +152,7 @@ def _states(options: Options) -> dict[str, str]:
     if {*kinds.values()} == {"fp32"}:
         return {}
     if not is_aware:
-        options.note("--exp-avg-dtype without --use-precision-aware-optimizer: it is refused there")
+        options.note("--exp-avg-dtype without --use-precision-aware-optimizer: Megatron-LM refuses it")
     elif {*kinds.values()} == {"bf16"}:
         return {"states": "bf16"}
     words = " ".join(f"--{name} {kind}" for name, kind in kinds.items())
@@ -175,7 +175,7 @@ def _falling(options: Options, *, falling: int, steps: int) -> dict[str, Any]:
     kind, style = options.word("lr-decay-style", "linear"), options.word("lr-wsd-decay-style", "exponential")
     if kind not in PEAKS:
         raise InputError(
-            "rates that run files do not know", got=f"--lr-decay-style {kind}", allowed=", ".join(PEAKS)
+            "rates that run files do not support", got=f"--lr-decay-style {kind}", allowed=", ".join(PEAKS)
         )
     if kind != "WSD":
         return {"schedule": PEAKS[kind]}
@@ -230,7 +230,7 @@ def _losses(options: Options) -> dict[str, Any]:
     try:
         weight = float(weights[0]) if weights and kinds[0] != "none" else 0.0
     except ValueError:
-        raise InputError("--moe-aux-loss-coeff is no number", got=weights[0]) from None
+        raise InputError("--moe-aux-loss-coeff is not a number", got=weights[0]) from None
     if weight and kinds[0] != "seq_aux_loss":
         options.note(f"{kinds[0]} is not counted in every sequence, as the run file's train.balance_loss is")
     return given | ({"balance_loss": weight} if weight else {})

@@ -74,7 +74,7 @@ def _without_cases(text: str) -> str:
             return "".join((*done, "fi", _without_cases(text[at + len("esac") :])))
         patterns = PATTERNS.match(text, at)
         if patterns is None:
-            raise InputError(f"line {text.count(chr(10), 0, at) + 1}: a case that is not read")
+            raise InputError(f"line {text.count(chr(10), 0, at) + 1}: a case that is not supported")
         stop, at_next = _end_of_clause(text, patterns.end())
         body = _without_cases(text[patterns.end() : stop])
         done.append(f"{kind} case {found[2]} in {patterns[1].strip()}; then {body};")

@@ -178,7 +178,7 @@ def _end_of_word(text: str, at: int, *, line: int, path: Path) -> int:
         elif text.startswith(("$(", "${"), at):
             at = _closing(text, at + 1, ")" if text[at + 1] == "(" else "}", line=line, path=path)
         elif text[at] in "()":
-            raise InputError(f"{path}:{line}: functions and subshells are not read")
+            raise InputError(f"{path}:{line}: functions and subshells are not supported")
         else:
             at += 1
     return at
@@ -236,7 +236,7 @@ def _run(script: list[Statement], names: Names, *, path: Path) -> list[Word] | N
         if loops or first in names.functions:
             inside = names.functions.get(first) or " ".join(word.text for word in words)
             if ASSIGNMENT.search(inside) or ".py" in inside:
-                what = "loops and functions that set names or call the program are not read"
+                what = "loops and functions that set names or call the program are not supported"
                 raise InputError(f"{path}:{statement.line}: {what}", got=first)
             continue
         if first == "shift":
@@ -336,7 +336,7 @@ def _test(text: str, names: Names, *, line: int, path: Path) -> bool:
         if pieces[1] in ORDERS and left.isdigit() and right.isdigit():
             order = (int(left) > int(right)) - (int(left) < int(right))
             return (order in ORDERS[pieces[1]]) != negated
-    raise InputError(f"{path}:{line}: a condition that is not read", got=text)
+    raise InputError(f"{path}:{line}: a condition that is not supported", got=text)
 
 
 def _known(text: str, names: Names, *, line: int, path: Path) -> str:

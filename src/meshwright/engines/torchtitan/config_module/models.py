@@ -1,13 +1,13 @@
-"""Models as torchtitan's configuration trees, of any shape its classes can hold.
+"""Models as torchtitan's configuration trees, with any shape that its classes support.
 
     family        Hugging Face's name          torchtitan's models
     llama3        LlamaForCausalLM             grouped attention, rotary pairs as complex numbers
     qwen3         Qwen3(Moe)ForCausalLM        ... with normalised queries and keys; experts with softmax scores
     deepseek_v3   DeepseekV3ForCausalLM        latent attention, sigmoid scores, shared experts
-    gpt_oss       GptOssForCausalLM            attention sinks, every other layer sees a window
+    gpt_oss       GptOssForCausalLM            attention sinks, a sliding window in every other layer
 
-First weights are drawn from the distributions of the native engine: normal with 0.02, with 0.02 / sqrt(2 L) where a
-matrix writes to the residual stream.
+Weight initialization has the distributions of the native engine: normal with a standard deviation of 0.02, or of
+0.02 / sqrt(2 L) for matrices that write to the residual stream.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ GPT_OSS = "GptOssForCausalLM"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """What torchtitan calls a family, and the names of its parts."""
+class TorchtitanFamily:
+    """Torchtitan's name of a model family, and the names of its classes and functions."""
 
     name: str
     model: str
     block: str
     parallelize: str
     adapter: str
-    rope: str  # ComplexRoPE turns neighbouring pairs, CosSinRoPE halves
+    rope: str  # ComplexRoPE rotates adjacent pairs, CosSinRoPE pairs of the two halves
     has_experts_hook: bool
 
 
 _FAMILIES = {
     f.name: f
     for f in (
-        Family(
+        TorchtitanFamily(
             name="llama3", model="Llama3Model", block="Llama3TransformerBlock", parallelize="parallelize_llama",
             adapter="Llama3StateDictAdapter", rope="ComplexRoPE", has_experts_hook=False,
         ),
-        Family(
+        TorchtitanFamily(
             name="qwen3", model="Qwen3Model", block="Qwen3TransformerBlock", parallelize="parallelize_qwen3",
             adapter="Qwen3StateDictAdapter", rope="CosSinRoPE", has_experts_hook=True,
         ),
-        Family(
+        TorchtitanFamily(
             name="deepseek_v3", model="DeepSeekV3Model", block="DeepSeekV3TransformerBlock",
             parallelize="parallelize_deepseekv3", adapter="DeepSeekV3StateDictAdapter", rope="ComplexRoPE",
             has_experts_hook=True,
         ),
-        Family(
+        TorchtitanFamily(
             name="gpt_oss", model="GptOssModel", block="GptOssTransformerBlock", parallelize="parallelize_gptoss",
             adapter="GptOssStateDictAdapter", rope="CosSinRoPE", has_experts_hook=True,
         ),
@@ -90,8 +90,8 @@ HOMES = {
 """Where names of a configuration module come from."""
 
 
-def family_of(model: Model) -> Family | None:
-    """The family of torchtitan that can hold `model`; None: there is none."""
+def family_of(model: Model) -> TorchtitanFamily | None:
+    """Return torchtitan's family that supports `model`; None: there is none."""
     a, x = model.attention, model.experts
     if model.norm_bias or not model.gated_ffn or model.learned_positions:
         return None
@@ -110,7 +110,7 @@ def family_of(model: Model) -> Family | None:
 
 
 def check_model(model: Model) -> Iterator[Unsupported]:
-    """Why torchtitan cannot hold `model`."""
+    """Reasons for which torchtitan does not support `model`."""
     family = family_of(model)
     if family is None:
         yield Unsupported(
@@ -124,22 +124,22 @@ def check_model(model: Model) -> Iterator[Unsupported]:
             key="model", reason=f"multi-token prediction modules of {model.name} are not lowered"
         )
     if model.tied_embeddings and family.name not in ("llama3", "qwen3"):
-        yield Unsupported(key="model", reason=f"{family.name} of torchtitan 0.3.0 ties no embeddings")
+        yield Unsupported(key="model", reason=f"{family.name} of torchtitan 0.3.0 has no tied embeddings")
     yield from _check_rope(model, family)
 
 
-def _check_rope(model: Model, family: Family) -> Iterator[Unsupported]:
+def _check_rope(model: Model, family: TorchtitanFamily) -> Iterator[Unsupported]:
     rope = model.rope
-    stretches = {
+    supported = {
         "llama3": (RopeScaling.NONE, RopeScaling.LLAMA3),
         "qwen3": (RopeScaling.NONE,),
         "deepseek_v3": (RopeScaling.NONE, RopeScaling.YARN),
         "gpt_oss": (RopeScaling.NONE, RopeScaling.YARN),
     }[family.name]
-    if rope.scaling not in stretches:
-        words = ", ".join(s.value for s in stretches)
+    if rope.scaling not in supported:
+        names = ", ".join(s.value for s in supported)
         yield Unsupported(
-            key="model", reason=f"rotary frequencies of {family.name} are stretched by {words} only",
+            key="model", reason=f"RoPE scaling of {family.name} must be one of: {names}",
         )  # fmt: skip
     if (
         family.name == "deepseek_v3"
@@ -147,12 +147,12 @@ def _check_rope(model: Model, family: Family) -> Iterator[Unsupported]:
         and rope.mscale != rope.mscale_all_dims
     ):
         yield Unsupported(
-            key="model", reason="rope.mscale and rope.mscale_all_dims differ: torchtitan scales scores alone"
+            key="model", reason="rope.mscale and rope.mscale_all_dims differ: torchtitan scales only scores"
         )
 
 
 def model_spec(run: Run) -> tuple[dict[str, Any], Call]:
-    """Functions of the module (name -> tree of what each returns; a layer takes its `index`) and the ModelSpec."""
+    """Return functions of the module (name -> tree of the result, of layers by `index`) and the ModelSpec."""
     model = run.model
     family = family_of(model)
     assert family is not None  # `check` refuses a run without
@@ -185,7 +185,7 @@ def model_spec(run: Run) -> tuple[dict[str, Any], Call]:
 
 
 def _converted(tree: Call, run: Run) -> Call:
-    """`tree`, its linear layers in fp8 or adapted where the run asks for it."""
+    """Return `tree` with fp8 linear layers or adapters if the run has them."""
     if run.precision.name == "fp8_rowwise":
         converter = call(
             "Float8LinearConverter.Config",
@@ -214,16 +214,16 @@ LORA_TARGETS = {
     "up": "w3",
     "down": "w2",
 }
-"""Torchtitan's names of what adapters stand beside; keys and values are one setting of it."""
+"""Torchtitan's names of the modules with adapters by target; keys and values are one setting."""
 
 
 def lora_targets(lora: Lora) -> tuple[str, ...]:
-    """Names of the modules that are adapted, each once."""
+    """Return the names of the modules with adapters, without repetitions."""
     return tuple(dict.fromkeys(LORA_TARGETS[target] for target in lora.targets))
 
 
-def _layers(run: Run, family: Family) -> tuple[Any, dict[str, Any]]:
-    """The list of layers, and the functions it calls."""
+def _layers(run: Run, family: TorchtitanFamily) -> tuple[Any, dict[str, Any]]:
+    """Return the list of layers and the functions that it calls."""
     model, x = run.model, run.model.experts
     dense, num_layers = model.num_dense_layers, model.num_layers
     if family.name == "gpt_oss":
@@ -240,7 +240,7 @@ def _layers(run: Run, family: Family) -> tuple[Any, dict[str, Any]]:
     return Name(f"[layer(index) for index in range({num_layers})]"), functions
 
 
-def _layer(run: Run, family: Family, *, is_dense: bool) -> Call:
+def _layer(run: Run, family: TorchtitanFamily, *, is_dense: bool) -> Call:
     model = run.model
     latent = model.attention.kind is AttentionKind.MLA
     body = {"feed_forward": _feed_forward(model, model.ffn_hidden)} if is_dense else {"moe": _moe(run)}
@@ -271,7 +271,7 @@ def _feed_forward(model: Model, width: int) -> Call:
     )
 
 
-def _rope(run: Run, family: Family, width: int) -> Call:
+def _rope(run: Run, family: TorchtitanFamily, width: int) -> Call:
     rope, scaled = run.model.rope, {}
     if rope.scaling is RopeScaling.LLAMA3:
         scaled = {
@@ -296,7 +296,7 @@ def _rope(run: Run, family: Family, width: int) -> Call:
 
 
 def _qkv(run: Run, *, bias: bool = False) -> Call:
-    """One product for queries, keys and values; adapters need them apart."""
+    """One GEMM for queries, keys and values; adapters need separate ones."""
     model, a = run.model, run.model.attention
     queries, others = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     if run.lora is not None:
@@ -315,7 +315,7 @@ def _qkv(run: Run, *, bias: bool = False) -> Call:
     )
 
 
-def _grouped_attention(run: Run, family: Family) -> Call:
+def _grouped_attention(run: Run, family: TorchtitanFamily) -> Call:
     model, a = run.model, run.model.attention
     norms = {"qk_norm": _norm(model, a.head_dim)} if a.qk_norm else {}
     return call(
@@ -332,7 +332,7 @@ def _grouped_attention(run: Run, family: Family) -> Call:
     )
 
 
-def _latent_attention(run: Run, family: Family) -> Call:
+def _latent_attention(run: Run, family: TorchtitanFamily) -> Call:
     model, a = run.model, run.model.attention
     h, heads, plain = model.hidden, a.num_heads, a.head_dim - a.rope_head_dim
     if a.query_lora_rank:
@@ -341,7 +341,7 @@ def _latent_attention(run: Run, family: Family) -> Call:
             "wq_b": _linear(a.query_lora_rank, heads * a.head_dim, MATRIX),
             "q_norm": _norm(model, a.query_lora_rank),
         }
-    else:  # the norm is a field that must be there and is not built
+    else:  # the field of the norm is required, but the norm is not built
         queries = {"wq": _linear(h, heads * a.head_dim, MATRIX), "q_norm": _norm(model, 1)}
     return call(
         "Attention.Config",
@@ -409,7 +409,7 @@ def _moe(run: Run) -> Call:
 
 
 def balance_rate(run: Run) -> float | None:
-    """What routing biases move by in a step. Only sigmoid routers have them; torchtitan would give all routers some."""
+    """Update of routing biases per step. Only sigmoid routers have biases; torchtitan's default gives them to all."""
     x = run.model.experts
     moves = x is not None and x.router is Router.SIGMOID and run.lora is None
     return (run.train.balance_bias_rate or None) if moves else None
@@ -419,14 +419,14 @@ def _gpt_oss_layer(run: Run) -> Call:
     model, a, x = run.model, run.model.attention, run.model.experts
     assert x is not None
     family = _FAMILIES["gpt_oss"]
-    first = Name('MATRIX["weight"]')
+    init = Name('MATRIX["weight"]')
     experts = call(
         "GptOssGroupedExperts.Config",
         dim=model.hidden,
         hidden_dim=x.ffn_hidden,
         num_experts=x.num_experts,
         param_init={
-            "mlp1_weight_EGD": first,
+            "mlp1_weight_EGD": init,
             "mlp1_bias_EG": Name("nn.init.zeros_"),
             "mlp2_weight_EDF": Name('RESIDUAL["weight"]'),
             "mlp2_bias_ED": Name("nn.init.zeros_"),
@@ -443,7 +443,7 @@ def _gpt_oss_layer(run: Run) -> Call:
             a.num_heads * a.head_dim, model.hidden, RESIDUAL, kind="ScaledBiasRowwiseLinear", bias=True
         ),
         sliding_window_size=Name(f"{a.window} if index % 2 == 0 else None"),
-        param_init={"sinks": first},
+        param_init={"sinks": init},
         inner_attention=call("get_attention_config", "flex"),
         rope=_rope(run, family, a.head_dim),
     )
@@ -463,5 +463,5 @@ def _gpt_oss_layer(run: Run) -> Call:
 
 
 def residual_std(model: Model) -> float:
-    """Deviation of the first weights of matrices that write to the residual stream."""
+    """Standard deviation of the initialization of matrices that write to the residual stream."""
     return STD / math.sqrt(2 * model.num_layers)

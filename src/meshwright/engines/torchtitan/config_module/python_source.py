@@ -1,7 +1,7 @@
-"""Python source of a tree of calls: how a configuration module is written.
+"""Python source of a tree of calls, for configuration modules.
 
-A tree is made of `Call` and `Name` and of lists, tuples, dicts and scalars. The first name of a dotted one is imported;
-where from is a table of the caller's.
+A tree consists of `Call` and `Name`, lists, tuples, dicts and scalars. The first part of a dotted name is imported; the
+caller has a table of the modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Name:
-    """An expression that stands in the source as it is: `nn.init.ones_`, `index`."""
+    """An expression that is written as it is: `nn.init.ones_`, `index`."""
 
     text: str
 
@@ -35,7 +35,7 @@ def call(function: str, /, *positional: Any, **named: Any) -> Call:
 
 
 def render(tree: Any, *, indent: int = 0) -> str:
-    """The source of `tree`: on one line where that is short enough, else an argument a line.
+    """Return the source of `tree`: one line if that is short enough, else one line per argument.
 
     >>> print(render(call("Linear.Config", in_features=8, param_init=Name("INIT"))))
     Linear.Config(in_features=8, param_init=INIT)
@@ -43,7 +43,7 @@ def render(tree: Any, *, indent: int = 0) -> str:
     flat = _flat(tree)
     if len(flat) + indent <= WIDTH or not isinstance(tree, Call | list | tuple | dict):
         return flat
-    opening, parts, closing = _parts(tree)
+    opening, parts, closing = _delimited(tree)
     inner = indent + 4
     lines = [f"{' ' * inner}{prefix}{render(value, indent=inner)}," for prefix, value in parts]
     return "\n".join([opening, *lines, " " * indent + closing])
@@ -55,7 +55,7 @@ def _flat(tree: Any) -> str:
     if isinstance(tree, float) and tree == float("inf"):
         return 'float("inf")'
     if isinstance(tree, Call | list | tuple | dict):
-        opening, parts, closing = _parts(tree)
+        opening, parts, closing = _delimited(tree)
         inside = ", ".join(f"{prefix}{_flat(value)}" for prefix, value in parts)
         return f"{opening}{inside}{',' if isinstance(tree, tuple) and len(tree) == 1 else ''}{closing}"
     return _quoted(tree) if isinstance(tree, str) else repr(tree)
@@ -66,7 +66,7 @@ def _quoted(text: str) -> str:
     return f'"{quoted[1:-1]}"' if quoted.startswith("'") and '"' not in quoted else quoted
 
 
-def _parts(tree: Any) -> tuple[str, list[tuple[str, Any]], str]:
+def _delimited(tree: Any) -> tuple[str, list[tuple[str, Any]], str]:
     if isinstance(tree, Call):
         parts = [("", value) for value in tree.positional]
         return f"{tree.function}(", [*parts, *((f"{name}=", value) for name, value in tree.named)], ")"
@@ -77,9 +77,9 @@ def _parts(tree: Any) -> tuple[str, list[tuple[str, Any]], str]:
 
 
 def roots(tree: Any) -> Iterator[str]:
-    """The first name of every dotted name that `tree` uses, again and again; words that are not imported too."""
+    """Yield the first part of every dotted name in `tree`, with repetitions, including names that are not imported."""
     if isinstance(tree, Name):
-        yield from (word for word in _words(tree.text))
+        yield from _first_parts(tree.text)
     elif isinstance(tree, Call):
         yield tree.function.partition(".")[0]
         for value in (*tree.positional, *(v for _, v in tree.named)):
@@ -92,13 +92,13 @@ def roots(tree: Any) -> Iterator[str]:
             yield from roots(value)
 
 
-def _words(text: str) -> list[str]:
+def _first_parts(text: str) -> list[str]:
     cleaned = "".join(c if c.isalnum() or c in "_." else " " for c in text)
     return [word.partition(".")[0] for word in cleaned.split()]
 
 
 def imports(names: set[str], *, table: Mapping[str, str]) -> str:
-    """Import lines for those of `names` that `table` (name -> module) knows, sorted as isort does.
+    """Return import lines for those of `names` that `table` (name -> module) contains, sorted as isort does.
 
     >>> print(imports({"nn", "Linear", "RMSNorm"}, table={"nn": "torch", "Linear": "a.b", "RMSNorm": "a.b"}))
     from a.b import Linear, RMSNorm

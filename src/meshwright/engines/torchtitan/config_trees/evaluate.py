@@ -1,12 +1,12 @@
-"""Configurations of torchtitan as JSON. They are programs: here they are evaluated, in a process of their own.
+"""Evaluate configurations of torchtitan, which are programs, and print them as JSON.
 
     python -m meshwright.engines.torchtitan.config_trees.evaluate llama3:llama3_8b titan/meshwright_run.py:train
 
-prints one object, a configuration's name -> its tree, or why it could not be built. `importing` reads it. A node is
+prints one object: name of a configuration -> its tree, or the error. `importing` reads it. A node is
 
     {"is": "Linear", "fields": {name: value, ...}, "given": [names of the fields that are not at their defaults]}
 
-with the class that the configuration builds. Functions are {"function": name} and what is bound to them.
+with the class that the configuration builds. A function is {"function": name} with its bound arguments.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-PLACES = ("torchtitan.models", "torchtitan.experiments")  # where torchtitan's `--module` looks, too
+PACKAGES = ("torchtitan.models", "torchtitan.experiments")  # torchtitan's `--module` searches them too
 
 
-def describe(source: str) -> dict[str, Any]:
-    """The tree of MODULE:FUNCTION or PATH.py:FUNCTION, or `{"error": ...}`."""
-    place, _, function = source.rpartition(":")
+def evaluate(source: str) -> dict[str, Any]:
+    """Return the tree of MODULE:FUNCTION or PATH.py:FUNCTION, or `{"error": ...}`."""
+    name, _, function = source.rpartition(":")
     try:
-        return node(getattr(load(place), function)())
-    except Exception as error:  # whatever a program may raise
+        return node(getattr(load_module(name), function)())
+    except Exception as error:  # a program may raise any exception
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def load(place: str) -> Any:
-    """A module by its path, by its name, or by what torchtitan calls the model that it is of."""
-    if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+def load_module(source: str) -> Any:
+    """Import a module by its path, by its name, or by torchtitan's name of its model."""
+    if source.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(source).stem, source)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         return module
-    names = [f"{above}.{place}.config_registry" for above in PLACES] if "." not in place else []
-    for name in (*names, f"{place}.config_registry", place):
+    names = [f"{package}.{source}.config_registry" for package in PACKAGES] if "." not in source else []
+    for name in (*names, f"{source}.config_registry", source):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if not name.startswith(error.name or name):  # something that it imports is absent
+            if not name.startswith(error.name or name):  # a module that it imports is absent
                 raise
-    raise ModuleNotFoundError(f"there is no module {place}, and torchtitan has no model of this name")
+    raise ModuleNotFoundError(f"there is no module {source}, and torchtitan has no model of this name")
 
 
 def node(value: Any) -> Any:
-    """`value` as JSON."""
+    """Return `value` as JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [f for f in dataclasses.fields(value) if f.init]
         return {
@@ -86,4 +86,4 @@ def _name(function: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps({source: describe(source) for source in sys.argv[1:]}))
+    print(json.dumps({source: evaluate(source) for source in sys.argv[1:]}))

@@ -1,4 +1,4 @@
-"""Models of torchtitan's described configurations (`described`) as the shapes of a run file. Imports no torch."""
+"""Models in evaluated configurations of torchtitan (`evaluate`) as shapes of a run file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ FAMILIES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
 }
-"""Torchtitan's families by Hugging Face's names; Qwen3 with experts has one of its own."""
+"""Hugging Face's names of torchtitan's families; Qwen3 with experts has another one."""
 
 RECIPES = {"Float8Linear": "fp8_rowwise", "MXFP8Linear": "mxfp8", "NVFP4Linear": "nvfp4"}
-"""Recipes of a run file by the classes that torchtitan's converters put in place of `Linear`."""
+"""Precision recipes by the classes with which torchtitan's converters replace `Linear`."""
 
 ADAPTED = {"wqkv": ("query", "key", "value"), "wq": ("query",), "wkv": ("key", "value")} | {
     name: (target,) for target, name in LORA_TARGETS.items() if target not in ("query", "key", "value")
 }
-"""What an adapter beside a module of torchtitan is called in a run file."""
+"""Targets of a run file by the modules of torchtitan that have adapters."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DescribedModel:
-    """What a model's tree says."""
+class ImportedModel:
+    """A model of a configuration, with everything that its tree contains."""
 
     model: Model
     lora: Node | None  # the section of a run file
     recipe: str | None  # None: no matrix is quantised
-    balance_rate: float | None  # None: no routing biases move
-    longest: int  # tokens of a sequence, as the rotary table has them
+    balance_rate: float | None  # None: no routing biases are updated
+    max_sequence: int  # tokens in the RoPE table
     notes: tuple[str, ...]
 
     @property
     def content(self) -> str | dict[str, Any]:
-        """The catalogue's name of a model that is the same in all that a run file says; else the shapes."""
+        """Return the catalogue's name of an equal model, else the shapes."""
         for name in catalog.model_names():
             if same_model(catalog.model(name), self.model):
                 return name
         return _section(self.model)
 
 
-def read_model(spec: Node) -> DescribedModel:
-    """The model of a described `ModelSpec`. Raises InputError for one that no run file can say."""
+def read_model(spec: Node) -> ImportedModel:
+    """Return the model of a `ModelSpec` tree. Raises InputError for one that no run file can express."""
     name, tree = field(spec, "name"), field(spec, "model")
     if name not in FAMILIES:
-        raise InputError("a model that run files do not know", got=name, allowed=", ".join(FAMILIES))
+        raise InputError("a model that run files do not support", got=name, allowed=", ".join(FAMILIES))
     layers = field(tree, "layers")
     first, last = layers[0], layers[-1]
     num_dense = sum(field(layer, "moe") is None for layer in layers)
     if any(field(layer, "moe") is None for layer in layers[num_dense:]):
-        raise InputError("dense layers stand between those with experts", got=f"{num_dense} of {len(layers)}")
+        raise InputError("dense layers between layers with experts", got=f"{num_dense} of {len(layers)}")
     moe = field(last, "moe")
     model = Model(
         name=f"{name}-{field(spec, 'flavor')}".lower(),
@@ -77,18 +77,18 @@ def read_model(spec: Node) -> DescribedModel:
     )
     linears = [(path, node) for path, node in _nodes(layers) if "in_features" in node["fields"]]
     recipe, notes = _recipe(linears)
-    return DescribedModel(
+    return ImportedModel(
         model=model,
         lora=_lora(_nodes(tree)),
         recipe=recipe,
         balance_rate=field(moe, "load_balance_coeff") if moe else None,
-        longest=field(field(field(first, "attention"), "rope"), "max_seq_len"),
-        notes=(*notes, *_first_weights(tree, model)),
+        max_sequence=field(field(field(first, "attention"), "rope"), "max_seq_len"),
+        notes=(*notes, *_initialization_notes(tree, model)),
     )
 
 
 def field(node: Node, name: str) -> Any:
-    """A field of a described configuration; None where its class has no such field."""
+    """Return a field of a node; None if its class has no such field."""
     return node["fields"].get(name)
 
 
@@ -175,7 +175,7 @@ def _rope(attention: Node) -> Rope:
 
 
 def _nodes(tree: Any, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Every described configuration below `tree`, and itself, with its path: `layers.0.attention.wo`."""
+    """Yield `tree` and every node below it with its path: `layers.0.attention.wo`."""
     if isinstance(tree, list):
         for i, one in enumerate(tree):
             yield from _nodes(one, f"{path}.{i}" if path else str(i))
@@ -186,7 +186,7 @@ def _nodes(tree: Any, path: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def _recipe(linears: list[tuple[str, Node]]) -> tuple[str | None, list[str]]:
-    """What the matrices of the layers are multiplied in, and how many of them are not."""
+    """Return the number format of the layers' GEMMs (None: not quantised), and notes on matrices without it."""
     kinds = [RECIPES.get(node["is"].removeprefix("LoRA")) for path, node in linears if "router" not in path]
     found = sorted({kind for kind in kinds if kind})
     if not found:
@@ -211,13 +211,13 @@ def _recipe(linears: list[tuple[str, Node]]) -> tuple[str | None, list[str]]:
 
 
 def _lora(nodes: Iterator[tuple[str, Node]]) -> Node | None:
-    """The `lora` section; None: nothing is adapted."""
+    """Return the `lora` section; None: there are no adapters."""
     adapted = {path: node for path, node in nodes if "rank" in node["fields"]}
     if not adapted:
         return None
     names = {path.rpartition(".")[2] for path in adapted}
     if unknown := sorted(names - set(ADAPTED)):
-        raise InputError("adapters beside what run files do not adapt", got=", ".join(unknown))
+        raise InputError("adapters on modules that run files do not support", got=", ".join(unknown))
     targets = {target for name in names for target in ADAPTED[name]}
     one = next(iter(adapted.values()))
     return {
@@ -227,20 +227,20 @@ def _lora(nodes: Iterator[tuple[str, Node]]) -> Node | None:
     }
 
 
-def _first_weights(tree: Node, model: Model) -> Iterator[str]:
-    """A note where first weights are not drawn as Meshwright draws them."""
+def _initialization_notes(tree: Node, model: Model) -> Iterator[str]:
+    """Yield a note if the weight initialization differs from Meshwright's."""
     ours = {("normal_", STD), ("normal_", residual_std(model))}
     fixed = ("zeros_", "ones_", "skip_param_init")
     for _, node in _nodes(tree):
         for init in (field(node, "param_init") or {}).values():
             kind, std = init["function"].rpartition(".")[2], init.get("std")
             if kind not in fixed and (kind, std) not in ours:
-                yield "model_spec: first weights are drawn from other distributions, which is not carried over"
+                yield "model_spec: the weight initialization has other distributions, which is not carried over"
                 return
 
 
 def same_model(one: Model, other: Model) -> bool:
-    """Whether two models are equal in all that a configuration of torchtitan says."""
+    """Return True if two models are equal in everything that a configuration of torchtitan contains."""
     return _canonical(one) == _canonical(other)
 
 
@@ -264,21 +264,21 @@ def _canonical(model: Model) -> Model:
 
 
 def _section(model: Model) -> dict[str, Any]:
-    """A model as a run file's section: what is not at its usual value."""
-    usual = Model(
+    """Return a model as a run file's section: the values that are not at their defaults."""
+    default = Model(
         name="", hidden=0, num_layers=0, vocab=0, ffn_hidden=0,
         attention=Attention(num_heads=0, num_kv_heads=0, head_dim=0),
     )  # fmt: skip
-    section = _unusual(asdict(model), asdict(usual))
-    section["attention"] = _unusual(asdict(model.attention), asdict(usual.attention))
+    section = _changed(asdict(model), asdict(default))
+    section["attention"] = _changed(asdict(model.attention), asdict(default.attention))
     if model.experts is not None:
         plain = Experts(num_experts=0, top_k=0, ffn_hidden=0)
-        section["experts"] = _unusual(asdict(model.experts), asdict(plain))
-    if model.rope != usual.rope:
-        section["rope"] = _unusual(asdict(model.rope), asdict(usual.rope))
+        section["experts"] = _changed(asdict(model.experts), asdict(plain))
+    if model.rope != default.rope:
+        section["rope"] = _changed(asdict(model.rope), asdict(default.rope))
     return section
 
 
-def _unusual(values: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
-    plain = {key: getattr(value, "value", value) for key, value in values.items() if value != usual[key]}
-    return {key: value for key, value in plain.items() if value is not None}
+def _changed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    changed = {key: getattr(value, "value", value) for key, value in values.items() if value != defaults[key]}
+    return {key: value for key, value in changed.items() if value is not None}

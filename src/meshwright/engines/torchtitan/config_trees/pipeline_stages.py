@@ -1,4 +1,4 @@
-"""How torchtitan lays the layers of a model on the stages of a pipeline."""
+"""Torchtitan's assignment of layers to pipeline stages."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from meshwright.errors import InputError
 SCHEDULES = {name.lower(): schedule.value for schedule, name in lower.SCHEDULES.items()} | {
     "dualpipev": "dualpipe"
 }
-TWO_CHUNKS = ("interleaved", "zbv", "dualpipe")  # virtual stages where nothing says how many
+TWO_CHUNKS = ("interleaved", "zbv", "dualpipe")  # schedules with two virtual stages per rank by default
 
 
 def schedule_of(values: Mapping[str, Any]) -> str:
-    """The pipeline's schedule by its name in a run file."""
+    """Return the pipeline's schedule by its name in a run file."""
     name = values["parallelism.pipeline_parallel_schedule"]
     if name.lower() not in SCHEDULES:
-        raise InputError("a schedule that run files do not know", got=name, allowed=", ".join(SCHEDULES))
+        raise InputError("a schedule that run files do not have", got=name, allowed=", ".join(SCHEDULES))
     return SCHEDULES[name.lower()]
 
 
 def layers_on_stages(values: Mapping[str, Any], *, num_layers: int) -> tuple[int, ...]:
-    """Layers of every virtual stage.
+    """Return the number of layers of every virtual stage.
 
-    Embedding and head count as layers of the first stage and the last (one each, by default). Raises InputError for
-    what torchtitan refuses.
+    The embedding counts as layers of the first stage and the head as layers of the last (one each by default). Raises
+    InputError for what torchtitan refuses.
     """
     modules = values["parallelism.module_fqns_per_model_part"]
     if modules:
@@ -37,7 +37,7 @@ def layers_on_stages(values: Mapping[str, Any], *, num_layers: int) -> tuple[int
     num_stages = -(-counted // most) if most else pipeline * (1 + (schedule_of(values) in TWO_CHUNKS))
     if num_stages % pipeline or num_stages > counted or max(ends) > counted // num_stages:
         raise InputError(
-            "layers do not divide among the stages",
+            "layers cannot be split over the stages",
             got=f"{num_layers} layers and {sum(ends)} for the ends on {num_stages} stages of {pipeline} ranks",
         )
     layers = [counted // num_stages + (k < counted % num_stages) for k in range(num_stages)]

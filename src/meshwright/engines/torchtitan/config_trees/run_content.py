@@ -1,7 +1,7 @@
-"""Described configurations of torchtitan 0.3.0 (`described`) as run files. Imports no torch.
+"""Evaluated configurations of torchtitan 0.3.0 (`evaluate`) as run files. Imports no torch.
 
-Every setting that is not at torchtitan's default is carried, known to mean nothing here, or named in a note; so are
-settings that contradict each other.
+Every setting that is not at torchtitan's default is carried over, ignored because it does not concern training, or
+named in a note. Notes also name settings that contradict each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Imported
 from meshwright.engines.torchtitan import lower
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
-from meshwright.engines.torchtitan.config_trees.models import DescribedModel, Node, read_model
+from meshwright.engines.torchtitan.config_trees.models import ImportedModel, Node, read_model
 from meshwright.engines.torchtitan.config_trees.pipeline_stages import layers_on_stages, schedule_of
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.model import Router
@@ -27,19 +27,19 @@ RUN_FILE_LOADERS = (
     "Batches",
 )  # of exported configurations; the second one is its older name
 TEXT = "HuggingFaceTextDataLoader"
-MEANS_NOTHING_HERE = (
+IGNORED = (
     "hf_assets_path", "dump_folder", "profiler.", "comm.", "loss.", "tokenizer.", "metrics.", "debug.",
     "training.gc_", "training.disable_cuda_graphs", "checkpoint.export_dtype", "checkpoint.last_save_",
     "checkpoint.initial_load_", "parallelism.spmd_backend", "dataloader.", "validator.dataloader.",
     "compile.components",
 )  # fmt: skip
-"""Settings about the program that runs, not about what is trained."""
+"""TrainerSettings of the program, which do not concern the training."""
 
 
-class Settings:
-    """A `Trainer.Config` as `section.key` -> value, each taken once; given ones that are left over become notes."""
+class TrainerSettings:
+    """A `Trainer.Config` as `section.key` -> value; settings that nothing reads become notes."""
 
-    means_nothing_here = MEANS_NOTHING_HERE
+    ignored = IGNORED
 
     def __init__(self, tree: Node) -> None:
         self.values: dict[str, Any] = {}
@@ -58,21 +58,19 @@ class Settings:
                 self.given.add(path)
 
     def take(self, path: str) -> Any:
-        """The value at `path`; None where the configuration's class has no such field."""
+        """Return the value at `path`; None if the configuration's class has no such field."""
         self.given.discard(path)
         return self.values.get(path)
 
-    def left(self) -> list[str]:
-        """Given settings that nobody took."""
-        kept = sorted(
-            p for p in self.given if not p.startswith(self.means_nothing_here) and p != "model_spec"
-        )
-        return [f"{path} = {self.values[path]!r} is not carried over" for path in kept]
+    def unread(self) -> list[str]:
+        """Return notes on the settings that nothing has read."""
+        unread = sorted(p for p in self.given if not p.startswith(self.ignored) and p != "model_spec")
+        return [f"{path} = {self.values[path]!r} is not carried over" for path in unread]
 
 
 def import_tree(tree: Node, *, cluster: str) -> Imported:
-    """The run on `cluster` that a described `Trainer.Config` says. Raises InputError for what no run file can say."""
-    settings = Settings(tree)
+    """Return the run on `cluster` of a `Trainer.Config` tree. Raises InputError for what no run file can express."""
+    settings = TrainerSettings(tree)
     model = read_model(settings.values["model_spec"])
     own = _own_run(settings)
     notes = [*model.notes, *contradictions(settings.values, given=settings.given, model=model)]
@@ -92,42 +90,42 @@ def import_tree(tree: Node, *, cluster: str) -> Imported:
         "train": train_section(settings, model, notes),
     }
     content["train"] |= evaluation(settings, content, own, notes, width=width)
-    return Imported(content=content, notes=(*notes, *settings.left()))
+    return Imported(content=content, notes=(*notes, *settings.unread()))
 
 
-def _own_run(settings: Settings) -> Run | None:
-    """The run file that our own loader reads; None: the data are torchtitan's."""
+def _own_run(settings: TrainerSettings) -> Run | None:
+    """Return the run file that `RunFileDataLoader` reads; None: another data loader is configured."""
     if settings.values["dataloader.is"] not in RUN_FILE_LOADERS:
         return None
     return runfile.load(settings.take("dataloader.dataset_path"))
 
 
-def _data(settings: Settings, own: Run | None, notes: list[str]) -> dict[str, Any]:
+def _data(settings: TrainerSettings, own: Run | None, notes: list[str]) -> dict[str, Any]:
     length = settings.take("training.seq_len")
     if own is not None:
         said = {"source": own.data.source, "tokenizer": own.data.tokenizer, "validation": own.data.validation}
         return {key: value for key, value in said.items() if value} | {"sequence_length": length}
     if (kind := settings.values["dataloader.is"]) != TEXT:
-        notes.append(f"dataloader: {kind} is not carried over: its data set is read as text")
+        notes.append(f"dataloader: {kind} is not carried over: its data set is imported as text")
     source = settings.take("dataloader.dataset_path") or settings.take("dataloader.dataset")
     settings.take("dataloader.dataset")
     return {"source": source or "synthetic", "sequence_length": length}
 
 
-def weights_section(settings: Settings, own: Run | None, notes: list[str]) -> dict[str, str]:
-    """Where training starts, by the name that the run file beside the module has for it."""
+def weights_section(settings: TrainerSettings, own: Run | None, notes: list[str]) -> dict[str, str]:
+    """Return the initial weights, under the name that they have in the run file of the module."""
     path = settings.take("checkpoint.initial_load_path")
     if not path or not settings.take("checkpoint.initial_load_in_hf"):
         if path:
             notes.append(
-                f"checkpoint.initial_load_path = {path!r} is no Hugging Face weights: not carried over"
+                f"checkpoint.initial_load_path = {path!r} is not carried over: not Hugging Face weights"
             )
         return {}
     name = None if own is None else own.weights
-    return {"weights": name if name and _is_place(name, path) else path}
+    return {"weights": name if name and _is_same_folder(name, path) else path}
 
 
-def _is_place(name: str, path: str) -> bool:
+def _is_same_folder(name: str, path: str) -> bool:
     from meshwright.training.weights import find_weights
 
     try:
@@ -136,8 +134,8 @@ def _is_place(name: str, path: str) -> bool:
         return False
 
 
-def parallel_section(settings: Settings, *, num_layers: int) -> dict[str, Any]:
-    """The plan; what of the devices is not said is sharded over."""
+def parallel_section(settings: TrainerSettings, *, num_layers: int) -> dict[str, Any]:
+    """Return the plan. Devices that no degree mentions are left to `data_shard`."""
 
     def take(name: str) -> Any:
         return settings.take(f"parallelism.{name}")
@@ -157,11 +155,11 @@ def parallel_section(settings: Settings, *, num_layers: int) -> dict[str, Any]:
     }
     if shard > 0:
         plan["data_shard"] = shard
-    if shard == 1 and not always:  # replicas alone, or one process: nothing is sharded
+    if shard == 1 and not always:  # only replicas, or one process: nothing is sharded
         plan |= {"data_shard": replicate, "data_replicate": 1, "sharding": "none"}
     if settings.take("training.enable_cpu_offload"):
         raise InputError(
-            "parameters in host memory cannot be said in a run file", got="training.enable_cpu_offload"
+            "parameters in host memory, which run files do not support", got="training.enable_cpu_offload"
         )
     for name in (
         "pipeline_parallel_schedule",
@@ -174,24 +172,26 @@ def parallel_section(settings: Settings, *, num_layers: int) -> dict[str, Any]:
         plan["schedule"] = schedule_of(settings.values)
         stages = layers_on_stages(settings.values, num_layers=num_layers)
         plan["virtual_pipeline"] = len(stages) // pipeline
-        is_said = settings.values["parallelism.module_fqns_per_model_part"]
-        if is_said and stages != layers_per_stage(num_layers, len(stages)):
+        is_explicit = settings.values["parallelism.module_fqns_per_model_part"]
+        if is_explicit and stages != layers_per_stage(num_layers, len(stages)):
             plan["layers_per_stage"] = list(stages)
     return plan
 
 
-def _recompute(settings: Settings) -> Any:
+def _recompute(settings: TrainerSettings) -> Any:
     settings.take("activation_checkpoint")  # None: nothing is recomputed
     kind = settings.take("activation_checkpoint.is")
     if kind is None:
         return "none"
     if kind not in RECOMPUTE:
-        raise InputError("recomputation that run files do not know", got=kind, allowed=", ".join(RECOMPUTE))
+        raise InputError(
+            "recomputation that run files do not support", got=kind, allowed=", ".join(RECOMPUTE)
+        )
     return RECOMPUTE[kind]
 
 
 def data_width(parallel: dict[str, Any], *, cluster: str) -> int:
-    """Data-parallel ranks: as said, or what the other degrees leave of the cluster."""
+    """Return the number of data-parallel ranks: the given one, or the cluster divided by the other degrees."""
     if "data_shard" in parallel:
         return parallel["data_shard"] * parallel["data_replicate"]
     others = parallel["tensor"] * parallel["context"] * parallel["pipeline"]
@@ -202,9 +202,9 @@ def data_width(parallel: dict[str, Any], *, cluster: str) -> int:
 
 
 def batch_section(
-    settings: Settings, parallel: dict[str, Any], notes: list[str], *, width: int
+    settings: TrainerSettings, parallel: dict[str, Any], notes: list[str], *, width: int
 ) -> dict[str, Any]:
-    """The batch. Torchtitan empties a pipeline after every local batch, a run file's after the whole one."""
+    """Return the batch. Torchtitan drains the pipeline after every local batch, Meshwright after the global batch."""
     local, given = settings.take("training.local_batch_size"), settings.take("training.global_batch_size")
     micro = settings.take("parallelism.pipeline_parallel_microbatch_size")
     whole = given if given > 0 else local * width
@@ -216,32 +216,32 @@ def batch_section(
         )  # fmt: skip
     if is_staged and whole > local * width:
         notes.append(
-            f"the pipeline is emptied after {local // micro} micro-batches there, {whole // (local * width)} times a "
-            f"step; here once, so that the bubble is estimated too small: training.local_batch_size = {whole // width}"
-            " would be like it"
+            f"torchtitan drains the pipeline after {local // micro} micro-batches, {whole // (local * width)} times a "
+            "step, Meshwright once, so that the estimated bubble is too small: training.local_batch_size = "
+            f"{whole // width} would be equivalent"
         )
     return {"global_sequences": whole, "micro": micro if is_staged else local}
 
 
-def _optimizer(settings: Settings, notes: list[str], *, adapts: bool) -> dict[str, Any]:
-    """AdamW of the group that has everything; other groups are noted but for vectors that do not decay."""
+def _optimizer(settings: TrainerSettings, notes: list[str], *, adapts: bool) -> dict[str, Any]:
+    """Return AdamW of the group of all parameters; notes name other groups, except vectors without weight decay."""
     groups = [group["fields"] for group in settings.take("optimizer.param_groups")]
     others, last = groups[:-1], groups[-1]
     kwargs = last["optimizer_kwargs"]
     if last["optimizer_name"] != "AdamW":
         raise InputError(
-            "an optimizer that run files do not know", got=last["optimizer_name"], allowed="AdamW"
+            "an optimizer that run files do not support", got=last["optimizer_name"], allowed="AdamW"
         )
     if others == [{**last, "pattern": lower.VECTORS, "optimizer_kwargs": {**kwargs, "weight_decay": 0.0}}]:
         others = []
     elif not (others or adapts) and kwargs.get("weight_decay", 0.01):
-        notes.append("optimizer: norms decay too, which is not carried over")
+        notes.append("optimizer: weight decay of norms is not carried over")
     notes += [f"optimizer.param_groups: {group['pattern']} is not carried over" for group in others]
     bf16 = settings.take("optimizer.implementation") == "fused_opt_states_bf16"
     clip = float(settings.take("training.max_norm"))
     return {
         "learning_rate": kwargs["lr"],
-        "betas": list(kwargs.get("betas", (0.9, 0.999))),  # torch's own, where nothing is said
+        "betas": list(kwargs.get("betas", (0.9, 0.999))),  # torch's defaults
         "epsilon": kwargs.get("eps", 1e-8),
         "weight_decay": kwargs.get("weight_decay", 0.01),
         "gradient_clip": None if clip == float("inf") else clip,
@@ -250,8 +250,8 @@ def _optimizer(settings: Settings, notes: list[str], *, adapts: bool) -> dict[st
     }
 
 
-def learning_rates(settings: Settings, notes: list[str]) -> dict[str, Any]:
-    """The schedule; shapes of the fall that run files do not know become straight ones."""
+def learning_rates(settings: TrainerSettings, notes: list[str]) -> dict[str, Any]:
+    """Return the schedule; decays that run files do not support become linear."""
 
     def take(name: str) -> Any:
         return settings.take(f"lr_scheduler.{name}")
@@ -265,27 +265,27 @@ def learning_rates(settings: Settings, notes: list[str]) -> dict[str, Any]:
     total = take("total_steps")
     if total not in (None, steps):
         notes.append(
-            f"lr_scheduler.total_steps = {total} is not carried over: rates fall within {steps} steps"
+            f"lr_scheduler.total_steps = {total} is not carried over: rates decay within {steps} steps"
         )
     rates: dict[str, Any] = {"warmup_steps": min(warmup, steps), "final_ratio": take("min_lr_factor")}
-    if own := take("schedule"):  # our own
-        return rates | {"schedule": own} | ({"decay_ratio": ratio} if own == "wsd" else {})
+    if schedule := take("schedule"):  # of `RunLearningRates`
+        return rates | {"schedule": schedule} | ({"decay_ratio": ratio} if schedule == "wsd" else {})
     if kind == "sqrt" or (ratio is not None and kind != "linear"):
-        notes.append(f"lr_scheduler.decay_type = {kind!r} is not carried over: rates fall linearly")
+        notes.append(f"lr_scheduler.decay_type = {kind!r} is not carried over: rates decay linearly")
         kind = "linear"
     return rates | ({"schedule": kind} if ratio is None else {"schedule": "wsd", "decay_ratio": ratio})
 
 
-def precision(settings: Settings, model: DescribedModel) -> str:
-    """The recipe: of the model's matrices, or of what is multiplied elsewhere."""
+def precision(settings: TrainerSettings, model: ImportedModel) -> str:
+    """Return the precision recipe: of the model's matrices if they have one, else of mixed precision."""
     if model.recipe is not None:
         return model.recipe
     in_fp32 = settings.take("training.mixed_precision_param") == "float32"
     return "fp32" if in_fp32 and settings.values["training.dtype"] == "float32" else "bf16"
 
 
-def train_section(settings: Settings, model: DescribedModel, notes: list[str]) -> dict[str, Any]:
-    """How long to train, and what on the way."""
+def train_section(settings: TrainerSettings, model: ImportedModel, notes: list[str]) -> dict[str, Any]:
+    """Return the `train` section except for the evaluation."""
     components = settings.take("compile.components") or []
     train: dict[str, Any] = {
         "steps": settings.take("training.steps"),
@@ -297,14 +297,14 @@ def train_section(settings: Settings, model: DescribedModel, notes: list[str]) -
         rate = model.balance_rate or 0.0
         train |= {"balance_bias_rate": rate} if rate != BIAS_RATE else {}
     elif model.balance_rate and model.lora is None:
-        notes.append("model_spec: softmax routers get routing biases, which is not carried over")
+        notes.append("model_spec: routing biases of softmax routers are not carried over")
     trackers = [name for name in ("tensorboard", "wandb") if settings.take(f"metrics.enable_{name}")]
     if saves := _checkpoint(settings):
         train["checkpoint"] = saves
     return train | ({"trackers": trackers} if trackers else {})
 
 
-def _checkpoint(settings: Settings) -> dict[str, Any] | None:
+def _checkpoint(settings: TrainerSettings) -> dict[str, Any] | None:
     def take(name: str) -> Any:
         return settings.take(f"checkpoint.{name}")
 
@@ -318,9 +318,12 @@ def _checkpoint(settings: Settings) -> dict[str, Any] | None:
 
 
 def evaluation(
-    settings: Settings, content: dict[str, Any], own: Run | None, notes: list[str], *, width: int
+    settings: TrainerSettings, content: dict[str, Any], own: Run | None, notes: list[str], *, width: int
 ) -> dict[str, Any]:
-    """`train.evaluate`, and in `content` the data that it takes. Torchtitan counts local batches, a run file global."""
+    """Return `train.evaluate`, and put its data into `content`.
+
+    Torchtitan counts local batches, a run file global batches.
+    """
     every, steps = settings.take("validator.freq"), settings.take("validator.steps")
     if not settings.take("validator.enable"):
         return {}
@@ -331,7 +334,9 @@ def evaluation(
         notes.append("validator.steps = -1, all data, is not carried over")
         return {"evaluate": {"every_steps": every}}
     local = settings.values["training.local_batch_size"]
-    in_batch = max(1, batch["global_sequences"] // (local * width))
-    if steps % in_batch:
-        notes.append(f"validator.steps = {steps} local batches are no whole batches: rounded up")
-    return {"evaluate": {"every_steps": every, "num_batches": -(-steps // in_batch)}}
+    per_batch = max(1, batch["global_sequences"] // (local * width))
+    if steps % per_batch:
+        notes.append(
+            f"validator.steps = {steps} local batches are not a multiple of global batches: rounded up"
+        )
+    return {"evaluate": {"every_steps": every, "num_batches": -(-steps // per_batch)}}

@@ -1,8 +1,8 @@
-"""A checkpoint of torchtitan as Hugging Face weights, names and all by torchtitan's own adapter.
+"""Convert a checkpoint of torchtitan to Hugging Face weights with torchtitan's own adapter of names and shapes.
 
     python -m meshwright.engines.torchtitan.in_torchtitan_process.convert_checkpoint FOLDER CHECKPOINT OUT DTYPE
 
-with the configuration module and the run file in FOLDER. One process; the whole model lies in host memory.
+with the configuration module and the run file in FOLDER. Uses one process; the whole model is in host memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 
 from meshwright import runfile
-from meshwright.engines.torchtitan.config_trees.evaluate import load
+from meshwright.engines.torchtitan.config_trees.evaluate import load_module
 from meshwright.engines.torchtitan.lower import FUNCTION, MODULE, RUN_FILE
 from meshwright.training.conversion import FORMATS
 from meshwright.training.weights.config import config_of
@@ -30,11 +30,11 @@ NOT_WEIGHTS = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
 
 
 def main(folder: Path, checkpoint: Path, out: Path, dtype: torch.dtype) -> None:
-    """Convert."""
+    """Convert `checkpoint` and write the result to `out`."""
     model = runfile.load(folder / RUN_FILE).model
-    spec = getattr(load(str(folder / MODULE)), FUNCTION)().model_spec
+    spec = getattr(load_module(str(folder / MODULE)), FUNCTION)().model_spec
     adapter = spec.state_dict_adapter(spec.model, None)
-    tensors: dict[str, Tensor] = adapter.to_hf(stored(checkpoint))
+    tensors: dict[str, Tensor] = adapter.to_hf(read_weights(checkpoint))
     entries = [
         TensorEntry(
             name=name,
@@ -47,8 +47,8 @@ def main(folder: Path, checkpoint: Path, out: Path, dtype: torch.dtype) -> None:
     write_folder(out, entries, config=config_of(model, dtype=str(dtype).removeprefix("torch.")))
 
 
-def stored(checkpoint: Path) -> dict[str, Tensor]:
-    """The weights and routing biases of a checkpoint, whole, by torchtitan's names."""
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """Return the unsharded weights and routing biases of a checkpoint by torchtitan's names."""
     about = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     whole = {
         name: torch.empty(held.size, dtype=held.properties.dtype)
@@ -56,10 +56,10 @@ def stored(checkpoint: Path) -> dict[str, Tensor]:
         if isinstance(held, TensorStorageMetadata) and not name.startswith(NOT_WEIGHTS)
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that it assumes one process where there is one
+        warnings.simplefilter("ignore")  # about the assumption of one process, which is true
         read_state(whole, storage_reader=FileSystemReader(checkpoint))
     return whole
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]), FORMATS[sys.argv[4]])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), FORMATS[sys.argv[4]])

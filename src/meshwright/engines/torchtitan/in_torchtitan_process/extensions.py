@@ -1,10 +1,10 @@
-"""Parts of a training that stand at torchtitan's own extension points. Runs in torchtitan's processes.
+"""Extensions of torchtitan at its own extension points. Runs in torchtitan's processes.
 
-RunFileDataLoader         the data of the run file, in the order of the native engine
-RunLearningRates   the rates of the native engine, step by step
-StepLogMetrics         what each step measured, a line a step, and what differs from process to process
-AbsentTokenizer          where torchtitan wants a tokenizer: the data are tokens already
-ExpertsInFp32   experts that multiply in the format of their tokens, where torchtitan's round them to bf16
+RunFileDataLoader   the data of the run file, in the order of the native engine
+RunLearningRates    the learning rates of the native engine, step by step
+StepLogMetrics      measurements of each step, one line per step, and those of each process
+AbsentTokenizer     placeholder for the tokenizer that torchtitan requires: the data consist of tokens
+ExpertsInFp32       experts that multiply in the format of their tokens; torchtitan's round them to bf16
 
 Symbols: R rows (a token for each of its experts), D hidden, E experts, F their hidden width.
 """
@@ -39,34 +39,36 @@ from meshwright.training.optimizer import learning_rate
 from meshwright.training.weights import find_weights
 
 FACTS, STEPS, VALIDATION = "facts.json", "steps.jsonl", "validation.jsonl"
-V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")  # their first rank holds the last stage
+V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")  # their first rank has the last stage
 
 
 def weights_folder(given: str) -> str:
-    """Where the weights `given` in a run file lie: torchtitan wants an absolute path."""
+    """Return the absolute path, which torchtitan requires, of the weights `given` in a run file."""
     return str(find_weights(given).folder)
 
 
 class RunFileDataLoader(BaseDataLoader):
-    """The batches of one data rank, a micro-batch at a time. Their number is all the state there is, so that a
-    checkpoint of any number of processes is resumed by any other."""
+    """The batches of one data rank, one micro-batch at a time.
+
+    The only state is their number, so that any number of processes resumes a checkpoint of any other number.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         """`dataset_path` is the run file."""
 
         is_validation: bool = False
-        infinite: bool = True  # torchtitan sets it for validation; the order is endless anyway
+        infinite: bool = True  # torchtitan sets it for validation; the order is always endless
 
     def __init__(
         self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any
     ) -> None:
         run = runfile.load(config.dataset_path or "")
-        self.size, self.num_given = local_batch_size, 0
+        self.size, self.num_loaded = local_batch_size, 0
         is_main = dist.get_rank() == 0
         if not is_main:
             dist.barrier()
-        corpus = data.open_data(run)  # the main process tokenises, the others read what it wrote
+        corpus = data.open_data(run)  # the main process tokenises, the others read its files
         if is_main:
             dist.barrier()
         samples = corpus.validation if config.is_validation else corpus.train
@@ -84,22 +86,22 @@ class RunFileDataLoader(BaseDataLoader):
         self.per_batch = run.global_batch // dp_world_size // local_batch_size
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        """Micro-batches from where a checkpoint left off, read ahead by a thread."""
-        start, skip = divmod(self.num_given, self.per_batch)
+        """Yield micro-batches from the position of a checkpoint on, prefetched by a thread."""
+        start, skip = divmod(self.num_loaded, self.per_batch)
         for batch in self.batches.iterate(start=start):
             for micro in list(batch.micro_batches(self.size))[skip:]:
-                self.num_given += 1
+                self.num_loaded += 1
                 yield {"input": micro.tokens_BT, "positions": micro.positions_BT}, micro.labels_BT
             skip = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Sequences of this rank that were given: the same for every rank, and for any micro-batch."""
-        return {"global_sequences": self.num_given * self.size * self.batches.data_width}
+        """Return the number of loaded sequences of all ranks, which is independent of the micro-batch size."""
+        return {"global_sequences": self.num_loaded * self.size * self.batches.data_width}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Continue at the position of `state_dict`."""
         if state_dict:
-            self.num_given = state_dict["global_sequences"] // (self.size * self.batches.data_width)
+            self.num_loaded = state_dict["global_sequences"] // (self.size * self.batches.data_width)
 
 
 class RunLearningRates(LRSchedulersContainer):
@@ -107,12 +109,12 @@ class RunLearningRates(LRSchedulersContainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(LRSchedulersContainer.Config):
-        """`warmup_steps`, `decay_ratio` and `min_lr_factor` mean what they mean upstream."""
+        """`warmup_steps`, `decay_ratio` and `min_lr_factor` have their upstream meaning."""
 
         schedule: str = "cosine"
 
         def build(self, *, optimizers: Any, training_steps: int) -> RunLearningRates:
-            """The rates of all steps."""
+            """Return the learning rates of all steps."""
             settings = Optimizer(
                 learning_rate=1.0,
                 schedule=LearningRateSchedule(self.schedule),
@@ -127,11 +129,11 @@ class RunLearningRates(LRSchedulersContainer):
 
 
 class StepLogMetrics(MetricsProcessor):
-    """Writes a line a step to the dump folder, beside what torchtitan logs."""
+    """Writes one line per step to the dump folder, in addition to torchtitan's log."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
-        """As upstream's."""
+        """The same as upstream."""
 
     def __init__(self, config: Config, *, dump_folder: str, pp_schedule: str = "1F1B", **others: Any) -> None:
         super().__init__(config, dump_folder=dump_folder, pp_schedule=pp_schedule, **others)
@@ -150,7 +152,7 @@ class StepLogMetrics(MetricsProcessor):
             (self.folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
     def should_log(self, step: int) -> bool:
-        """Asked as a step begins."""
+        """Called at the beginning of a step."""
         self.begin_s = time.perf_counter()
         return super().should_log(step)
 
@@ -162,7 +164,7 @@ class StepLogMetrics(MetricsProcessor):
         grad_norm: float,
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
-        """Called when a step has ended, on every process; the loss is known to some of them."""
+        """Called at the end of a step in every process; only some of them know the loss."""
         self.step_s.append(time.perf_counter() - self.begin_s)
         self.peak_bytes = max(self.peak_bytes, devices.peak_memory_bytes(self.device))
         if self.writes:
@@ -189,53 +191,53 @@ class StepLogMetrics(MetricsProcessor):
         self.stream.flush()
 
     def close(self) -> None:
-        """What this process alone knows."""
-        mine = {"step_s": self.step_s, "peak_memory_bytes": self.peak_bytes}
-        (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(mine), encoding="utf-8")
+        """Write the measurements of this process."""
+        measured = {"step_s": self.step_s, "peak_memory_bytes": self.peak_bytes}
+        (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(measured), encoding="utf-8")
         if self.stream is not None:
             self.stream.close()
         super().close()
 
 
 def _metrics_rank(parallel_dims: Any, pp_schedule: str) -> int:
-    """The first process of the last pipeline stage: it knows the loss."""
+    """Return the first rank of the last pipeline stage, which knows the loss."""
     if parallel_dims.pp == 1 or pp_schedule in V_SCHEDULES:
         return 0
     return parallel_dims.world_size // parallel_dims.pp * (parallel_dims.pp - 1)
 
 
 class AbsentTokenizer(BaseTokenizer):
-    """No tokenizer: nothing is tokenised in torchtitan's processes but by the run's own data."""
+    """No tokenizer: the data loader provides tokens."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
-        """Nothing to set."""
+        """No fields."""
 
     def __init__(self, config: Config, **_: Any) -> None:
         super().__init__()
 
     def encode(self, *args: Any, **kwargs: Any) -> list[int]:
-        """Refused."""
+        """Raise InputError."""
         raise InputError("the data of this run are tokens already")
 
     def decode(self, *args: Any, **kwargs: Any) -> str:
-        """Refused."""
+        """Raise InputError."""
         raise InputError("the data of this run are tokens already")
 
     def get_vocab_size(self) -> int:
-        """Nobody asks: models have theirs."""
+        """Raise InputError: models contain the size of their vocabulary."""
         raise InputError("the vocabulary is the model's")
 
 
 class ExpertsInFp32(GroupedExperts):
-    """Torchtitan's experts with the same weights, not rounded to bf16."""
+    """Torchtitan's experts with the same weights, without rounding to bf16."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GroupedExperts.Config):
-        """As upstream's."""
+        """The same as upstream."""
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """[R, D]: rows sorted by expert, `num_tokens_per_expert_E[e]` of them through expert e of this process."""
+        """Return [R, D] for rows sorted by expert; expert e of this process has `num_tokens_per_expert_E[e]` rows."""
         gate_EFD, down_EDF, up_EFD = (
             w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
         )

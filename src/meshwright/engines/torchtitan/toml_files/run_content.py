@@ -1,7 +1,7 @@
 """Torchtitan's TOML files (up to 0.2) as run files. Imports no torch.
 
-Every key is carried, known to mean nothing here, or named in a note: nothing is dropped without a word. What the file
-does not say takes torchtitan's defaults, not Meshwright's. Most keys are those of later versions, which `trees` reads.
+Every key is carried over, ignored because it does not concern training, or named in a note. Absent keys have
+torchtitan's defaults, not Meshwright's. Most keys exist in later versions, which `config_trees` reads.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from meshwright import catalog
 from meshwright.engines.base import Imported
-from meshwright.engines.torchtitan.config_trees import run_content as trees
+from meshwright.engines.torchtitan.config_trees import run_content
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
-from meshwright.engines.torchtitan.config_trees.models import DescribedModel
+from meshwright.engines.torchtitan.config_trees.models import ImportedModel
 from meshwright.errors import InputError
 from meshwright.specs.model import Router
 from meshwright.specs.run import BIAS_RATE
@@ -37,7 +37,7 @@ MODELS = {
     ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
     ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
 }
-"""Torchtitan's presets by the catalogue's names."""
+"""Names in the catalogue of torchtitan's presets."""
 
 OLDER = {
     "checkpoint.enable_checkpoint": "checkpoint.enable",
@@ -64,19 +64,19 @@ LATER = {
     "validation.freq": "validator.freq",
     "validation.steps": "validator.steps",
 }
-"""What `trees` calls keys that were called otherwise."""
+"""Keys of the TOML files by their names in `config_trees`."""
 
 FILTERED = {"output", "router.gate", "moe.router.gate", "auto_filter_small_kn"}
-"""What stays in 16 bits everywhere, as in a run file."""
+"""Modules that remain in 16 bits in run files too."""
 
 RECIPES = {"rowwise": "fp8_rowwise", "rowwise_with_gw_hp": "fp8_rowwise", "mx": "mxfp8"}
 
 
-class _Settings(trees.Settings):
+class _TomlSettings(run_content.TrainerSettings):
     """The keys of a TOML file over torchtitan's defaults."""
 
-    means_nothing_here = (
-        *trees.Settings.means_nothing_here, "activation_checkpoint.", "experimental.", "fault_tolerance.", "job.",
+    ignored = (
+        *run_content.TrainerSettings.ignored, "activation_checkpoint.", "experimental.", "fault_tolerance.", "job.",
         "memory_estimation.", "model.", "profiling.", "training.dataloader.",
     )  # fmt: skip
 
@@ -91,15 +91,15 @@ class _Settings(trees.Settings):
                 near = difflib.get_close_matches(old, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else None
                 raise InputError("torchtitan up to 0.2 has no such key", got=old, hint=hint)
-            usual, key = known[key], LATER.get(key, key)
-            self.values[key] = _like(usual, value, key=old)
-            if self.values[key] != usual:
+            default, key = known[key], LATER.get(key, key)
+            self.values[key] = _checked(value, default, key=old)
+            if self.values[key] != default:
                 self.given.add(key)
 
 
 @cache
 def known_keys() -> dict[str, Any]:
-    """Keys of torchtitan's TOML files with their defaults."""
+    """Return the keys of torchtitan's TOML files with their defaults."""
     path = Path(__file__).with_name("keys.json")
     return json.loads(path.read_text(encoding="utf-8"))["keys"]
 
@@ -112,62 +112,65 @@ def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{above}{name}", value
 
 
-def _like(usual: Any, value: Any, *, key: str) -> Any:
-    """`value`, of the kind of torchtitan's default; a whole number is a number too."""
-    kinds = (float, int) if type(usual) is float else (type(usual),)
-    if usual is None or key == "activation_checkpoint.selective_ac_option" or type(value) in kinds:
+def _checked(value: Any, default: Any, *, key: str) -> Any:
+    """Return `value` if it has the type of torchtitan's default; an int is accepted for a float."""
+    types = (float, int) if type(default) is float else (type(default),)
+    if default is None or key == "activation_checkpoint.selective_ac_option" or type(value) in types:
         return value
-    raise InputError(f"{key} is of another kind than its default, {usual!r}", got=value)
+    raise InputError(f"{key} has another type than its default, {default!r}", got=value)
 
 
 def import_toml(path: Path, *, cluster: str) -> Imported:
-    """The run that a TOML file of torchtitan describes, on `cluster`.
+    """Return the run on `cluster` that a TOML file of torchtitan describes.
 
-    Raises InputError when the file cannot be read, names a model that the catalogue lacks, or holds what no run file
-    can say.
+    Raises InputError when the file cannot be read, names a model that the catalogue lacks, or contains settings that
+    no run file can express.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no TOML: {error}") from None
+        raise InputError(f"{path} is not TOML: {error}") from None
     if not isinstance(values.get("model"), dict):
-        raise InputError(f"{path} is no configuration of torchtitan", hint="it has [model] and [training]")
-    settings, notes = _Settings(values), []
+        raise InputError(f"{path} is not a configuration of torchtitan", hint="it has [model] and [training]")
+    settings = _TomlSettings(values)
+    notes: list[str] = []
     name = _model(settings)
     recipe = _recipe(settings, notes)
-    model = replace(catalog.model(name), num_mtp_layers=0)  # torchtitan's have no prediction modules
+    model = replace(
+        catalog.model(name), num_mtp_layers=0
+    )  # torchtitan's have no multi-token prediction modules
     is_biased = model.experts is not None and model.experts.router is Router.SIGMOID
-    described = DescribedModel(
+    imported = ImportedModel(
         model=model, lora=None, recipe=recipe, balance_rate=BIAS_RATE if is_biased else None,
-        longest=sys.maxsize, notes=(),
+        max_sequence=sys.maxsize, notes=(),
     )  # fmt: skip
-    notes += contradictions(settings.values, given=settings.given, model=described)
-    parallel = trees.parallel_section(settings, num_layers=model.num_layers)
+    notes += contradictions(settings.values, given=settings.given, model=imported)
+    parallel = run_content.parallel_section(settings, num_layers=model.num_layers)
     parallel |= _expert_tensor(settings, parallel)
     parallel["recompute"] = _recompute(settings, layers=model.num_layers // parallel["pipeline"])
-    width = trees.data_width(parallel, cluster=cluster)
+    width = run_content.data_width(parallel, cluster=cluster)
     content: dict[str, Any] = {
-        "model": name if model == catalog.model(name) else described.content,
-        **trees.weights_section(settings, None, notes),
+        "model": name if model == catalog.model(name) else imported.content,
+        **run_content.weights_section(settings, None, notes),
         "data": _data(settings),
-        "batch": trees.batch_section(settings, parallel, notes, width=width),
+        "batch": run_content.batch_section(settings, parallel, notes, width=width),
         "optimizer": _optimizer(settings, notes),
-        "precision": trees.precision(settings, described),
+        "precision": run_content.precision(settings, imported),
         "cluster": cluster,
         "parallel": parallel,
         "engine": "torchtitan",
-        "train": trees.train_section(settings, described, notes),
+        "train": run_content.train_section(settings, imported, notes),
     }
-    content["train"] |= trees.evaluation(settings, content, None, notes, width=width)
-    notes += settings.left()
+    content["train"] |= run_content.evaluation(settings, content, None, notes, width=width)
+    notes += settings.unread()
     for old, later in LATER.items():
         notes = [note.replace(later, old) for note in notes]
     return Imported(content=content, notes=tuple(notes))
 
 
-def _model(settings: _Settings) -> str:
+def _model(settings: _TomlSettings) -> str:
     asked = (settings.take("model.name"), settings.take("model.flavor"))
     if asked not in MODELS:
         known = ", ".join(" ".join(names) for names in MODELS)
@@ -177,19 +180,19 @@ def _model(settings: _Settings) -> str:
     return MODELS[asked]
 
 
-def _data(settings: _Settings) -> dict[str, Any]:
+def _data(settings: _TomlSettings) -> dict[str, Any]:
     path, name = settings.take("training.dataset_path"), settings.take("training.dataset")
     return {"source": path or name, "sequence_length": settings.take("training.seq_len")}
 
 
-def _expert_tensor(settings: _Settings, parallel: dict[str, Any]) -> dict[str, int]:
-    """Experts are divided as the rest is, or not at all."""
+def _expert_tensor(settings: _TomlSettings, parallel: dict[str, Any]) -> dict[str, int]:
+    """Return the expert tensor degree, if experts are split over it."""
     degree = settings.take("parallelism.expert_tensor_parallel_degree")
     return {"expert_tensor": degree} if parallel["expert"] > 1 and degree > 1 else {}
 
 
-def _recompute(settings: _Settings, *, layers: int) -> Any:
-    """What is recomputed of a rank's `layers`. Its default recomputes every second layer, whole."""
+def _recompute(settings: _TomlSettings, *, layers: int) -> Any:
+    """Return the recomputation of a rank's `layers`. Torchtitan's default recomputes every second layer completely."""
     mode = settings.take("activation_checkpoint.mode")
     option = str(settings.take("activation_checkpoint.selective_ac_option"))
     if mode in ("none", "full"):
@@ -199,16 +202,16 @@ def _recompute(settings: _Settings, *, layers: int) -> Any:
     if mode == "selective" and option.isdigit() and int(option):
         return {"layers": layers // int(option)} if int(option) > 1 else "full"
     raise InputError(
-        "recomputation that run files do not know", got=f"{mode}, selective_ac_option = {option!r}",
+        "recomputation that run files do not support", got=f"{mode}, selective_ac_option = {option!r}",
         allowed="none, full, selective with 'op' or every n-th layer",
     )  # fmt: skip
 
 
-def _optimizer(settings: _Settings, notes: list[str]) -> dict[str, Any]:
+def _optimizer(settings: _TomlSettings, notes: list[str]) -> dict[str, Any]:
     take = settings.take
     name = take("optimizer.name")
     if name != "AdamW":
-        raise InputError("an optimizer that run files do not know", got=name, allowed="AdamW")
+        raise InputError("an optimizer that run files do not support", got=name, allowed="AdamW")
     take("optimizer.implementation")
     return {
         "learning_rate": take("optimizer.lr"),
@@ -216,12 +219,12 @@ def _optimizer(settings: _Settings, notes: list[str]) -> dict[str, Any]:
         "epsilon": take("optimizer.eps"),
         "weight_decay": take("optimizer.weight_decay"),
         "gradient_clip": float(take("training.max_norm")),
-        **trees.learning_rates(settings, notes),
+        **run_content.learning_rates(settings, notes),
     }
 
 
-def _recipe(settings: _Settings, notes: list[str]) -> str | None:
-    """What the matrices of the layers are multiplied in, by the converters; None: not quantised."""
+def _recipe(settings: _TomlSettings, notes: list[str]) -> str | None:
+    """Return the number format of the layers' GEMMs by the converters; None: not quantised."""
     take = settings.take
     for key in [key for key in settings.given if key.endswith(".filter_fqns")]:
         if {*settings.values[key]} <= FILTERED:
@@ -237,12 +240,12 @@ def _recipe(settings: _Settings, notes: list[str]) -> str | None:
         "grouped_mm.float8",
         "grouped_mm.mx",
     }:
-        raise InputError("a converter that run files do not know", got=", ".join(sorted(unknown)))
+        raise InputError("a converter that run files do not support", got=", ".join(sorted(unknown)))
     wanted = {name.rpartition(".")[2] for name in names if not name.startswith("grouped_mm.")}
     if len(wanted) > 1:
         raise InputError("several number formats in one model", got=", ".join(sorted(wanted)))
     if not wanted:
-        notes += [f"model.converters: {name} of experts alone is not carried over" for name in names]
+        notes += [f"model.converters: {name} only for experts is not carried over" for name in names]
         return None
     asked = take("quantize.linear.float8.recipe_name") or take("float8.recipe_name")
     if asked == "rowwise_with_gw_hp":

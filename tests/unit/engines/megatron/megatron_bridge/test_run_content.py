@@ -188,7 +188,7 @@ def test_weight_decay_is_the_schedulers(configuration):
     run, notes = imported(configuration({"optimizer.weight_decay": 0.1, "scheduler.end_weight_decay": 0.033,
                                          "scheduler.start_weight_decay": 0.033}))  # fmt: skip
     assert run.optimizer.weight_decay == 0.033
-    assert notes == "optimizer.weight_decay 0.1 says nothing: scheduler.end_weight_decay is 0.033"
+    assert notes == "optimizer.weight_decay 0.1 has no effect: scheduler.end_weight_decay is 0.033"
 
 
 def test_adapters(configuration):
@@ -201,7 +201,7 @@ def test_adapters(configuration):
     run, notes = imported(configuration(peft=lora))
     assert (run.task, run.lora.rank, run.lora.alpha) == (Task.LORA, 8, 16)
     assert [str(target) for target in run.lora.targets] == ["query", "key", "value"]
-    assert "peft without checkpoint.pretrained_checkpoint is refused there" in notes
+    assert "peft without checkpoint.pretrained_checkpoint is refused by Megatron-Bridge" in notes
     _, notes = imported(configuration({"checkpoint.pretrained_checkpoint": "base"}, peft=lora))
     assert notes == "not carried over: checkpoint.pretrained_checkpoint base"
 
@@ -210,20 +210,20 @@ def test_adapters(configuration):
     ("changes", "words"),
     [
         ({"model.seq_length": 64}, "model.seq_length 64 is not dataset.seq_length 128"),
-        ({"model.sequence_parallel": True}, "model.sequence_parallel says nothing without tensor"),
-        ({"model.moe_router_topk": 4}, "options of experts say nothing without model.num_moe_experts"),
+        ({"model.sequence_parallel": True}, "model.sequence_parallel has no effect without tensor"),
+        ({"model.moe_router_topk": 4}, "options of experts have no effect without model.num_moe_experts"),
         ({"train.train_samples": 160}, "train.train_iters is said beside train.train_samples"),
         ({"dist.use_megatron_fsdp": True, "dist.use_torch_fsdp2": True}, "dist.use_megatron_fsdp is said beside"),
         ({"ddp.use_megatron_fsdp": True, "checkpoint.save": "c"}, "ckpt_format fsdp_dtensor alone"),
-        ({"model.fp16": True}, "model.fp16 says nothing: mixed_precision is otherwise"),
+        ({"model.fp16": True}, "model.fp16 has no effect: mixed_precision is otherwise"),
         ({"scheduler.start_weight_decay": 0.0}, "weight decay that begins with 0.0 is not carried over"),
         ({"model.init_method_std": 0.01}, "not carried over: model.init_method_std 0.01"),
         ({"model.teacher": {"seq_length": 4}}, "not carried over: model.teacher"),
-        ({"scheduler.lr_warmup_iters": 3, "scheduler.lr_warmup_samples": 3}, "they are refused together there"),
+        ({"scheduler.lr_warmup_iters": 3, "scheduler.lr_warmup_samples": 3}, "Megatron-Bridge refuses them together"),
         ({"model.context_parallel_size": 8, "model.seq_length": 136, "dataset.seq_length": 136},
          "no multiple of 2 x context 8"),
         ({"ddp.overlap_param_gather": True, "optimizer.use_distributed_optimizer": False},
-         "ddp.overlap_param_gather says nothing without optimizer.use_distributed_optimizer"),
+         "ddp.overlap_param_gather has no effect without optimizer.use_distributed_optimizer"),
     ],
 )  # fmt: skip
 def test_contradictions_are_noted(configuration, changes, words):
@@ -241,13 +241,13 @@ def test_contradictions_are_noted(configuration, changes, words):
         ({"model.window_size": [128, 0]}, "model.window_size"),
         ({"model.vocab_size": None}, "the vocabulary is what the tokenizer finds"),
         ({"model.hidden_size": "${oc.env:WIDTH}"}, re.escape("model.hidden_size")),
-        ({"model.seq_length": [64]}, r"run_config.yaml:\d+: model.seq_length is no whole number"),
-        ({"dataset.seq_length": 1.5}, r"run_config.yaml:\d+: dataset.seq_length is no whole number"),
+        ({"model.seq_length": [64]}, r"run_config.yaml:\d+: model.seq_length is not a whole number"),
+        ({"dataset.seq_length": 1.5}, r"run_config.yaml:\d+: dataset.seq_length is not a whole number"),
         ({"optimizer.lr": None}, "the configuration does not say optimizer.lr"),
-        ({"optimizer.optimizer": "muon"}, "an optimizer that run files do not know"),
+        ({"optimizer.optimizer": "muon"}, "an optimizer that run files do not support"),
         ({"train.global_batch_size": 12}, "got 'train.global_batch_size 12'"),
-        ({"model.pipeline_model_parallel_size": 2, "model.num_layers": 3}, "3 layers do not divide among 2 stages"),
-        ({"peft._target_": "megatron.bridge.peft.dora.DoRA"}, "adapters that run files cannot say: got 'DoRA'"),
+        ({"model.pipeline_model_parallel_size": 2, "model.num_layers": 3}, "3 layers cannot be split over 2 stages"),
+        ({"peft._target_": "megatron.bridge.peft.dora.DoRA"}, "adapters that run files cannot express: got 'DoRA'"),
         ({"peft.target_modules": ["in_proj"]}, "a module that run files do not adapt"),
     ],
 )  # fmt: skip

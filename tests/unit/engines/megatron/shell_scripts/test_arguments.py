@@ -98,7 +98,7 @@ def test_the_same_words_reach_the_program(name, given, tmp_path):
         ("for k in 1 2; do A=$k; done\n", "train.sh:1: loops and functions that set names"),
         ("if command -v nvidia-smi; then A=3; fi\n", "train.sh:1: is set by what files there are"),
         ("[ -f here ] && A=3\n", "train.sh:1: is set by what files there are"),
-        ("case $1 in\n 8B) A=3 ;;\n", "a case that is not read"),
+        ("case $1 in\n 8B) A=3 ;;\n", "a case that is not supported"),
     ],
 )
 def test_what_a_script_does_otherwise_is_refused_with_another_way(script, message):
