@@ -43,7 +43,7 @@ def test_the_page_has_both_figures_and_stands_alone(report: AccuracyReport) -> N
 
 
 def test_the_title_says_when_each_source_was_left_out(report: AccuracyReport) -> None:
-    assert "left out" in accuracy_page(report, left_out=True).split("</title>")[0]
+    assert "left out" in accuracy_page(report, leave_one_source_out=True).split("</title>")[0]
     assert "left out" not in accuracy_page(report).split("</title>")[0]
 
 
