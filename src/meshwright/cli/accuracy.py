@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from meshwright.cli.options import html_option, json_option, verb
-from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from meshwright.accuracy.corrections import CorrectionsByKernel
-    from meshwright.accuracy.metrics import Predictions
     from meshwright.accuracy.report import AccuracyReport
-    from meshwright.accuracy.rows import PublishedRun
 
 GROUP_CHOICES = ("source", "accelerator", "architecture", "size", "precision", "framework", "task", "quality")
 
@@ -76,9 +71,18 @@ def command(
     Rates are tokens/s per device. Rows that cannot be predicted are counted with the reason. The calibration
     was fitted on the shipped rows; --leave-one-source-out tells the error on runs that it never saw.
     """
-    from meshwright.cli.output import emit_json, note
+    from meshwright.cli.output import emit_json, note, progress
+    from meshwright.report.accuracy_study import accuracy_study
 
-    report = _report(runs_path, failed_path, leave_out=leave_out, corrections=_surfaces(calibrations))
+    with progress("predicting") as advance:
+        study = accuracy_study(
+            runs=runs_path,
+            failed=failed_path,
+            calibrations=calibrations,
+            leave_one_source_out=leave_out,
+            advance=advance,
+        )
+    report = study.report
     if csv_path is not None:
         from meshwright.accuracy.export import write_rows
 
@@ -91,74 +95,9 @@ def command(
         write_page(accuracy_page(report, leave_one_source_out=leave_out), path=html_path)
         note(f"wrote {html_path}")
     if as_json:
-        emit_json({**report.as_json(), "each_source_left_out": leave_out})
+        emit_json(study.to_dict())
     else:
         _print(report, by=by, show_rows=show_rows)
-
-
-def _surfaces(calibrations: Sequence[str]) -> dict[str, CorrectionsByKernel]:
-    """By accelerator, of files that `meshwright calibrate --from-tables` wrote."""
-    from meshwright.calibration.device import load
-
-    corrections: dict[str, CorrectionsByKernel] = {}
-    for path in calibrations:
-        found = load(path)
-        if found.parameters:
-            raise InputError(
-                f"{path}: holds what one machine was measured to do, which says nothing of the published runs",
-                got=found.made, allowed="files of `meshwright calibrate --from-tables`",
-            )  # fmt: skip
-        corrections[found.accelerator.name] = found.corrections
-    return corrections
-
-
-def _report(
-    runs_path: Path | None,
-    failed_path: Path | None,
-    *,
-    leave_out: bool,
-    corrections: Mapping[str, CorrectionsByKernel],
-) -> AccuracyReport:
-    from functools import partial
-
-    from meshwright.accuracy.predict import predict
-    from meshwright.accuracy.report import compare
-    from meshwright.accuracy.rows import read_failed, read_runs
-    from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
-
-    if failed_path is None and runs_path is None:
-        failed_path = failed_configs_path()
-    runs = read_runs(runs_path or measured_runs_path())
-    failed = None if failed_path is None else read_failed(failed_path)
-    chosen = _left_out_predictor(corrections) if leave_out else partial(predict, corrections=corrections)
-    return compare(runs, predict=chosen, failed=failed)
-
-
-def _left_out_predictor(
-    corrections: Mapping[str, CorrectionsByKernel],
-) -> Callable[[Sequence[PublishedRun]], Predictions]:
-    """Predicts by calibrations of the shipped runs, each without the source it predicts."""
-    from meshwright.accuracy.rows import read_runs
-    from meshwright.accuracy.shipped import measured_runs_path
-    from meshwright.calibration.parameters import fitted
-    from meshwright.cli.output import note, progress
-    from meshwright.fitting.leave_one_source_out import predict_leave_one_source_out
-    from meshwright.fitting.published_runs import fit
-
-    note("fitting the shipped runs")
-    whole = fit(
-        [r for r in read_runs(measured_runs_path()) if r.reason is None],
-        made="refitted",
-        corrections=corrections,
-    )
-
-    def predictor(runs: Sequence[PublishedRun]) -> Predictions:
-        with progress("leaving out each source", total=len(runs)) as advance:
-            return predict_leave_one_source_out(
-                runs, whole, interval_scale=fitted().interval_scale, progress=advance
-            )
-
-    return predictor
 
 
 def _print(report: AccuracyReport, *, by: str, show_rows: bool) -> None:

@@ -73,9 +73,7 @@ def command(
         write_page(estimate_page(done), path=html_path)
         note(f"wrote {html_path}")
     if as_json:
-        from meshwright.report.documents.estimate import estimate_document
-
-        emit_json(estimate_document(done))
+        emit_json(done.to_dict())
     else:
         _print(done)
 

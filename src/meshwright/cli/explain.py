@@ -71,9 +71,7 @@ def command(
         else:
             answer = explain_pair(run, run_from(against_path, calibration=calibration), questions=asked)
     if as_json:
-        from meshwright.report.documents.explanation import explanation_document
-
-        emit_json(explanation_document(answer))
+        emit_json(answer.to_dict())
     else:
         _print(answer)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +21,8 @@ from meshwright.cli.run_input import OBJECTIVE_WORDS
 
 if TYPE_CHECKING:
     from meshwright.cli.output import Align
-    from meshwright.engines.base import Unsupported
-    from meshwright.planner import PlanRequest, PlanResult, RankedPlan, WhyNot
     from meshwright.planner.estimate import PlanEstimate
-    from meshwright.planner.objective import Goal
-    from meshwright.specs.run import Run
-
-FRONT_SLACK = 0.25
-"""--pareto looks at plans up to this share worse than the best."""
-
-NUM_LOSERS = 3
-"""Plans that --explain holds against the first, whatever --top says."""
+    from meshwright.report.plan_ranking import PlanRanking
 
 
 @verb(
@@ -81,108 +71,37 @@ def command(
     """
     from meshwright.cli.output import emit_json, note, progress
     from meshwright.cli.run_input import run_from
-    from meshwright.engines.choice import not_run
-    from meshwright.planner.choice import best_plans, free_request, goal_of
     from meshwright.planner.fixed import fixed_fields
+    from meshwright.report.plan_ranking import plan_run
 
     run = run_from(run_path, overrides=overrides, objective=objective, **described)
-    request = free_request(run).fixing(**fixed_fields(fixes))
-    goal = goal_of(run)
-    with progress(f"planning {request.model.name} on {run.cluster_name}"):
-        result = best_plans(
-            request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=FRONT_SLACK if pareto else 0.0
-        )
-        answers = _answers(request, questions, result, goal)
-        estimates = _estimates(request, result.plans[:top])
+    fixed, asked = fixed_fields(fixes), [fixed_fields([question]) for question in questions]
+    with progress(f"planning {run.model.name} on {run.cluster_name}"):
+        ranking = plan_run(run, top=top, fixed=fixed, questions=asked, with_front=pareto)
     if write_path is not None:
-        from meshwright.runfile import pin_plan
-
-        pin_plan(run, result.plans[0].plan, write_path)
+        ranking.write(write_path)
         note(f"wrote {write_path}")
-    refused = not_run(run)
-    for problem in refused:
+    for problem in ranking.engine_refuses:
         note(f"{run.engine} does not run these plans: {problem}")
     if as_json:
-        emit_json(_document(run, result, estimates, answers, refused, pareto=pareto))
+        emit_json(ranking.to_dict())
         return
-    _print_plans(run, result, estimates)
+    _print_plans(ranking)
     if pareto:
-        _print_front(result)
+        _print_front(ranking)
     if explain:
-        _print_losers(result)
-    if answers:
-        _print_answers(answers)
+        _print_losers(ranking)
+    if ranking.why_not:
+        _print_answers(ranking)
 
 
-def _answers(request: PlanRequest, questions: Sequence[str], result: PlanResult, goal: Goal) -> list[WhyNot]:
-    from meshwright.planner import why_not
-    from meshwright.planner.fixed import fixed_fields
-
-    winner = result.plans[0]
-    return [why_not(request, fixed_fields([q]), winner=winner, goal=goal) for q in questions]
-
-
-def _estimates(request: PlanRequest, plans: Sequence[RankedPlan]) -> list[PlanEstimate]:
-    from meshwright.planner.estimate import estimate_plan
-
-    return [estimate_plan(request, ranked.plan) for ranked in plans]
-
-
-# --- JSON ---
-
-
-def _document(
-    run: Run,
-    result: PlanResult,
-    estimates: list[PlanEstimate],
-    answers: list[WhyNot],
-    refused: Sequence[Unsupported],
-    *,
-    pareto: bool,
-) -> dict[str, Any]:
-    from meshwright.planner import nearest_losers
-    from meshwright.report.documents.plan import (
-        comparison_document,
-        plan_document,
-        request_document,
-        step_document,
-        why_not_document,
-    )
-
-    plans = [
-        {"rank": i, **plan_document(done.plan), "objective_value": ranked.value, **step_document(done.step)}
-        for i, (ranked, done) in enumerate(zip(result.plans, estimates, strict=False), start=1)
-    ]
-    document = {
-        "request": request_document(run, result.request),
-        "plans": plans,
-        "counts": result.counts,
-        "seconds": {**result.seconds, "search": sum(result.seconds.values())},
-        "explanation": {
-            "losers": [comparison_document(c) for c in nearest_losers(result, count=NUM_LOSERS)],
-            "why_not": [why_not_document(a) for a in answers],
-            "not_tried": result.space.left_out,
-            "engine_refuses": [str(problem) for problem in refused],
-        },
-    }
-    if pareto:
-        document["pareto"] = [
-            {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
-            for r in result.front
-        ]
-    return document
-
-
-# --- tables ---
-
-
-def _print_plans(run: Run, result: PlanResult, estimates: list[PlanEstimate]) -> None:
+def _print_plans(ranking: PlanRanking) -> None:
     from meshwright.cli.output import print_line, print_table
     from meshwright.units import gib
 
-    request, counts = result.request, result.counts
+    request, counts = ranking.request, ranking.search.counts
     print_line(
-        f"{request.model.name} on {run.cluster_name} ({request.num_devices:,} devices), "
+        f"{request.model.name} on {ranking.run.cluster_name} ({request.num_devices:,} devices), "
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, "
         f"{request.precision.name}, engine {request.engine}"
     )
@@ -191,12 +110,12 @@ def _print_plans(run: Run, result: PlanResult, estimates: list[PlanEstimate]) ->
         "   plan": "left", "step": "right", "tokens/s/device\n(80 % interval)": "right", "MFU": "right",
         f"GiB\nof {gib(request.cluster.accelerator.memory_bytes):.0f}": "right", "bound by": "left",
     }  # fmt: skip
-    print_table(headings, (_row(i, done) for i, done in enumerate(estimates, start=1)))
+    print_table(headings, (_row(i, done) for i, done in enumerate(ranking, start=1)))
     print_line()
     print_line(
         f"{counts.enumerated:,} plans enumerated, {counts.expanded:,} not excluded by their bound, "
         f"{counts.legal:,} of these legal, {counts.fit:,} fit, {counts.scored:,} scored, "
-        f"{counts.simulated:,} simulated; {sum(result.seconds.values()):.2f} s"
+        f"{counts.simulated:,} simulated; {sum(ranking.search.seconds.values()):.2f} s"
     )
 
 
@@ -216,12 +135,12 @@ def _row(rank: int, done: PlanEstimate) -> tuple[object, ...]:
     )
 
 
-def _print_front(result: PlanResult) -> None:
+def _print_front(ranking: PlanRanking) -> None:
     from meshwright.cli.output import print_line, print_table
     from meshwright.report.quantities import seconds
     from meshwright.units import gib
 
-    rows = [(r.plan.describe(), seconds(r.step_s), f"{gib(r.reserved_bytes):.1f}") for r in result.front]
+    rows = [(r.plan.describe(), seconds(r.step_s), f"{gib(r.reserved_bytes):.1f}") for r in ranking.front]
     print_line()
     print_table(
         {"plan": "left", "step": "right", "GiB": "right"},
@@ -230,24 +149,23 @@ def _print_front(result: PlanResult) -> None:
     )
 
 
-def _print_losers(result: PlanResult) -> None:
+def _print_losers(ranking: PlanRanking) -> None:
     from meshwright.cli.output import print_line
-    from meshwright.planner import nearest_losers
     from meshwright.report.documents.plan import loser_sentence
 
     print_line()
-    print_line(f"Why {result.plans[0].plan.describe()}", style="bold")
-    for comparison in nearest_losers(result, count=NUM_LOSERS):
+    print_line(f"Why {ranking.best.plan.describe()}", style="bold")
+    for comparison in ranking.losers:
         print_line(f"- {loser_sentence(comparison)}")
-    if len(result.plans) == 1:
+    if len(ranking.search.plans) == 1:
         print_line("It is the only plan that is legal and fits.")
 
 
-def _print_answers(answers: list[WhyNot]) -> None:
+def _print_answers(ranking: PlanRanking) -> None:
     from meshwright.cli.output import print_line
     from meshwright.report.documents.plan import why_not_sentence
 
     print_line()
     print_line("Why not", style="bold")
-    for answer in answers:
+    for answer in ranking.why_not:
         print_line(f"- {why_not_sentence(answer)}")

@@ -124,9 +124,7 @@ def command(
         write_page(scale_page(report), path=html_path)
         note(f"wrote {html_path}")
     if as_json:
-        from meshwright.report.documents.scale import scale_document
-
-        emit_json(scale_document(report))
+        emit_json(report.to_dict())
     else:
         from meshwright.cli.output import print_text_tables
         from meshwright.report.scale_tables import tables_of

@@ -1,4 +1,4 @@
-"""Why one plan and not another: a run's plan against the planner's best, or against another run's.
+"""Comparison of two plans: a run's plan against the planner's best, or against another run's.
 
 explain_run(run)            the pinned plan against the best one; an open plan: the best against the second
 explain_pair(run, other)    the plans of two runs, each pinned or planned
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from meshwright.errors import InfeasibleError
 from meshwright.planner import RankedPlan, WhyNot, why_not
@@ -16,19 +17,28 @@ from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.report.difference import MemoryLimit, PlanDifference, differ, memory_limit
+from meshwright.report.result import Result
 from meshwright.report.run_estimate import estimate_run, require_fit, require_legal
 from meshwright.specs.run import Run
 
 FixedFields = Mapping[str, object]
-"""Fields of a plan, each at one value: why not these?"""
+"""Fields of a plan, each held at one value, as in {"tensor": 8}."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Explanation(Result):
     """Two plans and what decides between them.
 
-    `obstacle` says why the first cannot run, and then there is no difference; `limit` is the plan that would
-    win if memory had no limit, where there is one.
+    Attributes:
+        run: the run that was explained.
+        request: the question that the planner was asked.
+        this_name: name of the first plan.
+        other_name: name of the second plan.
+        other: estimate of the second plan.
+        difference: both plans, compared by component; None if the first plan cannot run.
+        obstacle: the reason why the first plan cannot run, or None.
+        limit: the plan that would win if memory had no limit; None if memory does not bind.
+        why_not: answers to the questions, in their order.
     """
 
     run: Run
@@ -40,6 +50,38 @@ class Explanation:
     obstacle: str | None = None
     limit: MemoryLimit | None = None
     why_not: tuple[WhyNot, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright explain --json`."""
+        from meshwright.report.documents.explanation import explanation_document
+        from meshwright.report.documents.json_values import jsonable
+
+        return jsonable(explanation_document(self))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each component in milliseconds of a step, then one for each part of memory in GiB."""
+        if self.difference is None:
+            return []
+        comparison = self.difference.comparison
+        compared = [("step_ms", d) for d in (*comparison.components_ms, comparison.step_ms)]
+        compared += [("memory_gib", d) for d in comparison.memory_gib]
+        return [
+            {"quantity": quantity, "name": d.name, "this": d.winner, "other": d.loser, "delta": d.delta}
+            for quantity, d in compared
+        ]
+
+    def summary(self) -> str:
+        """Return the verdict: how much longer or shorter the second plan's step is, and which component decides."""
+        from meshwright.report.documents.explanation import verdict_sentence
+
+        if self.difference is None:
+            return f"{self.this_name} cannot run: {self.obstacle}"
+        return verdict_sentence(self, self.difference)
+
+    def _repr_html_(self) -> str:
+        from meshwright.report.notebook import explanation_html
+
+        return explanation_html(self)
 
 
 def explain_run(run: Run, *, questions: Sequence[FixedFields] = ()) -> Explanation:

@@ -1,8 +1,9 @@
-"""Everything that is said of one run: its plan, its step, and what the whole training takes."""
+"""The estimate of one run: its plan, its step, and the whole training with failures, energy and money."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from meshwright.catalog.prices import Price
 from meshwright.cost.goodput import Goodput
@@ -15,8 +16,11 @@ from meshwright.planner.legality import setting_for
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import PlanResult
 from meshwright.planner.training import Training, catalogue_price, goodput_at, hourly_price, training_at
+from meshwright.report.components import family
 from meshwright.report.quantities import memory as memory_text
-from meshwright.specs.estimate import MemoryEstimate, Tier
+from meshwright.report.quantities import rate, value_of
+from meshwright.report.result import Result
+from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.units import JOULE_PER_KWH, gib
@@ -26,7 +30,7 @@ MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
 
 @dataclass(frozen=True, kw_only=True)
 class Economics:
-    """What surrounds the step: failures, energy and money."""
+    """Failures, energy and money of the whole training."""
 
     goodput: Goodput
     usd_per_device_hour: float | None
@@ -36,9 +40,18 @@ class Economics:
     totals: Training | None  # when the run file says how long to train
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RunEstimate:
-    """`estimate_run`'s answer."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RunEstimate(Result):
+    """The estimate of one run.
+
+    Attributes:
+        run: the run that was estimated.
+        request: the question that the planner was asked.
+        estimate: plan, step, memory, uncertainty by input, and the pipeline's timeline.
+        economics: goodput, energy and cost of the whole training.
+        chosen: the planner's search if the run leaves its plan open, else None.
+        notes: cautions for the reader.
+    """
 
     run: Run
     request: PlanRequest
@@ -49,7 +62,61 @@ class RunEstimate:
 
     @property
     def plan(self) -> Plan:
+        """The plan that was estimated."""
         return self.estimate.plan
+
+    @property
+    def step(self) -> Estimate:
+        """Time of one optimizer step, in seconds."""
+        return self.estimate.step.step
+
+    @property
+    def tokens_per_s_per_device(self) -> Estimate:
+        """Throughput of one device."""
+        return self.estimate.step.tokens_per_s_per_device
+
+    @property
+    def mfu(self) -> Estimate:
+        """Model FLOPs utilization as a ratio: causal attention, dense peak, no recomputation."""
+        return self.estimate.step.mfu
+
+    @property
+    def components_s(self) -> dict[str, float]:
+        """Seconds of the step by component; their sum is the step."""
+        return self.estimate.step.components_s
+
+    @property
+    def memory(self) -> MemoryEstimate:
+        """Bytes per device on the fullest pipeline stage."""
+        return self.estimate.step.memory
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright estimate --json`."""
+        from meshwright.report.documents.estimate import estimate_document
+        from meshwright.report.documents.json_values import jsonable
+
+        return jsonable(estimate_document(self))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each component of the step: name, family, seconds, share of the step."""
+        return [
+            {"component": n, "family": family(n).value, "seconds": s, "share_ratio": s / self.step.value}
+            for n, s in self.components_s.items()
+        ]
+
+    def summary(self) -> str:
+        """Return model, cluster, plan, step time, throughput and MFU."""
+        tokens = self.tokens_per_s_per_device
+        return (
+            f"{self.request.model.name} on {self.run.cluster_name}, {self.plan.describe()}: "
+            f"{value_of(self.step)} a step, {rate(tokens.value)} tokens/s/device "
+            f"({rate(tokens.low)} to {rate(tokens.high)}), MFU {value_of(self.mfu)}"
+        )
+
+    def _repr_html_(self) -> str:
+        from meshwright.report.notebook import estimate_html
+
+        return estimate_html(self)
 
 
 def estimate_run(run: Run) -> RunEstimate:
@@ -101,7 +168,7 @@ def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
 
 
 def memory_parts(memory: MemoryEstimate) -> dict[str, float]:
-    """Bytes of each part of the fullest stage; they add up to what is reserved."""
+    """Bytes of each part of the fullest stage; their sum is what is reserved."""
     parts = {name: getattr(memory, f"{name}_bytes") for name in MEMORY_PARTS}
     parts["beside the allocator"] = memory.reserved_bytes - memory.allocated_bytes
     return parts

@@ -1,9 +1,10 @@
-"""Everything that `meshwright scale` is asked, answered once for the terminal, JSON and the page."""
+"""The scaling study of a run, made once for the terminal, JSON, the page and the notebook."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from meshwright.errors import InfeasibleError
 from meshwright.planner import request_for
@@ -12,6 +13,7 @@ from meshwright.planner.scaling import (
     Mode,
     Replica,
     ScaleCurve,
+    ScalePoint,
     Sensitivity,
     Study,
     Unreached,
@@ -25,6 +27,9 @@ from meshwright.planner.scaling import (
     tokens_in,
     with_tokens,
 )
+from meshwright.report.plan_ranking import with_ends
+from meshwright.report.quantities import percent
+from meshwright.report.result import Result
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.units import DAY_S
@@ -35,9 +40,10 @@ DEFAULT_FACTORS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleQuestion:
-    """What is asked. `sizes` empty: `DEFAULT_FACTORS`. `small` None: nothing is emulated.
+    """Parameters of a study.
 
-    `days`: take as length of the training what the first size trains in so many days, failures aside.
+    `sizes` empty: `DEFAULT_FACTORS`. `small`: number of devices that emulate each size; None: no emulation.
+    `days`: the training is as long as what the first size trains in so many days without failures.
     """
 
     sizes: tuple[int, ...] = ()
@@ -52,9 +58,19 @@ class ScaleQuestion:
     days: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ScaleReport:
-    """The answers; those that were not asked for are None or empty."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ScaleReport(Result):
+    """The study's answers; those that were not asked for are None or empty.
+
+    Attributes:
+        run: the run that was scaled.
+        study: mode, length of the training, costs.
+        curve: one point for each number of devices: efficiency, speed-up, goodput, whole training.
+        emulation: a small cluster that stands for each size, and what it cannot show.
+        replicas: replica sizes of the largest cluster, best first.
+        replica_cluster: name of that cluster.
+        sensitivity: efficiency with one assumption changed at a time.
+    """
 
     run: Run
     study: Study
@@ -63,6 +79,67 @@ class ScaleReport:
     replicas: tuple[Replica, ...] = ()
     replica_cluster: str = ""
     sensitivity: Sensitivity | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright scale --json`."""
+        from meshwright.report.documents.json_values import jsonable
+        from meshwright.report.documents.scale import scale_document
+
+        return jsonable(scale_document(self))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each number of devices; without a curve, for each emulated size or replica."""
+        if self.curve is not None:
+            return [_curve_row(point) for point in self.curve.points]
+        if self.emulation is not None:
+            return [
+                {"num_devices": p.num_devices, "plan": p.emulated.plan.describe(), "step_s": p.emulated.step_s,
+                 **with_ends("efficiency_ratio", p.efficiency)}
+                for p in self.emulation.points
+            ]  # fmt: skip
+        return [
+            {"replica_devices": r.num_devices, "plan": r.costed.plan.describe(), "step_s": r.costed.step_s,
+             "relative_ratio": r.relative_ratio}
+            for r in self.replicas
+        ]  # fmt: skip
+
+    def summary(self) -> str:
+        """Return model, accelerator and the efficiency at the largest size."""
+        request = self.study.request
+        named = f"{request.model.name} on {request.cluster.accelerator.name}, {self.study.mode.value} scaling"
+        if self.curve is None:
+            return named
+        first, last = self.curve.points[0], self.curve.points[-1]
+        return (
+            f"{named} from {first.num_devices:,} to {last.num_devices:,} devices: "
+            f"efficiency {percent(last.efficiency.value)}"
+        )
+
+    def _repr_html_(self) -> str:
+        from meshwright.report.notebook import scale_html
+
+        return scale_html(self)
+
+
+def _curve_row(point: ScalePoint) -> dict[str, Any]:
+    step, training = point.costed.estimate.step, point.training
+    row: dict[str, Any] = {
+        "num_devices": point.num_devices,
+        "plan": point.costed.plan.describe(),
+        "global_sequences": point.costed.global_batch,
+        **with_ends("step_s", step.step),
+        **with_ends("tokens_per_s_per_device", step.tokens_per_s_per_device),
+        **with_ends("efficiency_ratio", point.efficiency),
+        "speedup_ratio": point.speedup,
+        "goodput_ratio": point.goodput and point.goodput.value,
+    }
+    if training is not None:
+        row |= {
+            **with_ends("training_s", training.wall),
+            "energy_mwh": training.energy and training.energy.value,
+            "cost_usd": training.cost and training.cost.value,
+        }
+    return row
 
 
 def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:

@@ -85,9 +85,11 @@ def _lead(done: TrainingRun) -> str:
         rows.append((f"{s['last_loss']:.3f}", "loss", f"from {s['first_loss']:.3f}{held}"))
     for row in done.measured_quantities():
         about = (
-            "not predicted" if row.predicted is None else f"predicted {_value(row.predicted.value, row.unit)}"
+            "not predicted"
+            if row.predicted is None
+            else f"predicted {quantity_text(row.predicted.value, row.unit)}"
         )
-        rows.append((_value(row.measured, row.unit), _tile(row), about))
+        rows.append((quantity_text(row.measured, row.unit), _tile(row), about))
     cautions = "".join(paragraph(f"Note: {note}.", css_class="lead") for note in record["notes"])
     return paragraph(text, css_class="lead") + tiles(rows) + cautions
 
@@ -96,7 +98,8 @@ def _tile(row: MeasuredQuantity) -> str:
     return "step time, median" if row.unit == "s" else row.name
 
 
-def _value(value: float, unit: str) -> str:
+def quantity_text(value: float, unit: str) -> str:
+    """A measured value in the unit that a reader expects."""
     return seconds(value) if unit == "s" else FORMATS[unit](value)
 
 
@@ -114,13 +117,13 @@ def _quantities(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
         p = row.predicted
         has_interval = p is not None and p.low < p.high
         spread = (
-            f"{_value(row.measured_low, row.unit)} to {_value(row.measured_high, row.unit)}"
+            f"{quantity_text(row.measured_low, row.unit)} to {quantity_text(row.measured_high, row.unit)}"
             if row.measured_low is not None and row.measured_high is not None
             else ""
         )
         cells.append(
             (
-                row.name, _value(row.measured, row.unit), spread,
+                row.name, quantity_text(row.measured, row.unit), spread,
                 "not predicted" if p is None else value_of(p),
                 interval_of(p) if p is not None and has_interval else "",
                 "" if row.ratio is None else f"{row.ratio:.2f}",

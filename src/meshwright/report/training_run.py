@@ -1,4 +1,4 @@
-"""A training as its folder tells it: `record.json` and `steps.jsonl`, read back without a tensor framework.
+"""A training read back from its folder: `record.json` and `steps.jsonl`. Imports no tensor framework.
 
 docs/reference/record.md explains every key.
 """
@@ -14,6 +14,9 @@ from typing import Any
 from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.errors import InputError
+from meshwright.report.documents.json_values import jsonable
+from meshwright.report.quantities import rate, seconds
+from meshwright.report.result import Result
 from meshwright.specs.estimate import Estimate, Tier
 
 WARM_UP_STEPS = 3
@@ -22,7 +25,7 @@ WARM_UP_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredQuantity:
-    """One measured quantity beside what was predicted. `measured_low` and `measured_high` are the extreme steps."""
+    """One measured quantity and its prediction. `measured_low` and `measured_high` are the extreme steps."""
 
     name: str
     measured: float
@@ -38,29 +41,63 @@ class MeasuredQuantity:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the interval holds the measured value; None where there is no interval."""
+        """True if the interval holds the measured value; None where there is no interval."""
         p = self.predicted
         return None if p is None or p.low == p.high else p.low <= self.measured <= p.high
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingRun:
-    """What one training left behind."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TrainingRun(Result):
+    """The results of one training.
 
+    Attributes:
+        folder: the folder that they were read from.
+        record: the content of `record.json`; docs/reference/record.md explains every key.
+        steps: one mapping for each optimizer step, in order.
+        text: the run file.
+    """
+
+    folder: Path
     record: Mapping[str, Any]
-    steps: Sequence[Mapping[str, Any]]  # one line a step, in order
-    text: str  # the run file
+    steps: Sequence[Mapping[str, Any]]
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright train --json`: the record."""
+        return jsonable(self.record)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each optimizer step: step, loss, step_s, tokens_per_s_per_device and more."""
+        return [dict(step) for step in self.steps]
+
+    def summary(self) -> str:
+        """Return model, plan, number of steps, loss and median step time."""
+        s, run = self.statistics, self.run
+        parts = [f"{s['steps']:,} steps"]
+        if s["last_loss"] is not None:
+            parts.append(f"loss {s['first_loss']:.3f} to {s['last_loss']:.3f}")
+        if s["step_s"]["n"]:
+            parts.append(f"{seconds(s['step_s']['median'])} a step")
+            parts.append(f"{rate(s['tokens_per_s_per_device'])} tokens/s/device")
+        return f"{run['model']['name']}, {run['plan_in_words']}: {', '.join(parts)}"
+
+    def _repr_html_(self) -> str:
+        from meshwright.report.notebook import training_html
+
+        return training_html(self)
 
     @property
     def statistics(self) -> Mapping[str, Any]:
+        """Medians and totals over the steps."""
         return self.record["statistics"]
 
     @property
     def run(self) -> Mapping[str, Any]:
+        """The resolved run."""
         return self.record["run"]
 
     def measured_quantities(self) -> list[MeasuredQuantity]:
-        """Measured beside predicted, quantity by quantity; nothing that was not measured."""
+        """Return each measured quantity with its prediction: step time, throughput, MFU, memory."""
         s = self.statistics
         rows = []
         if s["step_s"]["n"]:
@@ -122,7 +159,7 @@ class TrainingRun:
 
 
 def read_training(folder: Path) -> TrainingRun:
-    """The training that `folder` holds. Raises InputError when there is none, or its files are not what they were."""
+    """Read the training in `folder`. Raises InputError when there is none, or when a file is damaged."""
     try:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
         lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
@@ -138,4 +175,4 @@ def read_training(folder: Path) -> TrainingRun:
     missing = [key for key in ("run", "device", "statistics", "ending") if key not in record]
     if missing:
         raise InputError(f"{folder / 'record.json'} lacks {', '.join(missing)}")
-    return TrainingRun(record=record, steps=steps, text=text)
+    return TrainingRun(folder=folder, record=record, steps=steps, text=text)

@@ -10,9 +10,41 @@ if TYPE_CHECKING:
     from meshwright.planner import Comparison, PlanRequest, WhyNot
     from meshwright.planner.explain import Difference
     from meshwright.planner.training import Training
+    from meshwright.report.plan_ranking import PlanRanking
     from meshwright.specs.estimate import Estimate, StepEstimate
     from meshwright.specs.plan import Plan
     from meshwright.specs.run import Run
+
+
+def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
+    """Everything that `meshwright plan` says. The front of speed against memory only where it was asked for."""
+    search = ranking.search
+    document = {
+        "request": request_document(ranking.run, search.request),
+        "plans": [
+            {
+                "rank": i,
+                **plan_document(done.plan),
+                "objective_value": ranked.value,
+                **step_document(done.step),
+            }
+            for i, (ranked, done) in enumerate(zip(ranking.ranked, ranking, strict=True), start=1)
+        ],
+        "counts": search.counts,
+        "seconds": {**search.seconds, "search": sum(search.seconds.values())},
+        "explanation": {
+            "losers": [comparison_document(c) for c in ranking.losers],
+            "why_not": [why_not_document(a) for a in ranking.why_not],
+            "not_tried": search.space.left_out,
+            "engine_refuses": [str(problem) for problem in ranking.engine_refuses],
+        },
+    }
+    if ranking.has_front:
+        document["pareto"] = [
+            {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
+            for r in ranking.front
+        ]
+    return document
 
 
 def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Progress of a document that takes long: a callback with the amount of work done."""
+"""Progress of work that takes long: a callback with the amount of work done."""
 
 from __future__ import annotations
 

@@ -1,0 +1,228 @@
+"""Results as HTML for a notebook: the key figures, one figure and one table of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshwright.report.components import bound_by, label, shown_components
+from meshwright.report.figures import family_legend, memory_legend, memory_svg, waterfall_svg
+from meshwright.report.fragment import fragment, titled_table
+from meshwright.report.html import figure, table, text_table, tiles
+from meshwright.report.quantities import interval_of, percent, rate, seconds, value_of
+from meshwright.report.text_table import TextTable
+from meshwright.units import gib
+
+if TYPE_CHECKING:
+    from meshwright.report.accuracy_study import AccuracyStudy
+    from meshwright.report.catalog_listing import CatalogEntry, CatalogListing
+    from meshwright.report.explanation import Explanation
+    from meshwright.report.plan_ranking import PlanRanking
+    from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
+    from meshwright.report.run_estimate import RunEstimate
+    from meshwright.report.scale_study import ScaleReport
+    from meshwright.report.training_run import TrainingRun
+    from meshwright.specs.estimate import StepEstimate
+
+MAX_ROWS = 200
+"""Longer tables end here; `to_frame()` has every row."""
+
+
+def ranking_html(ranking: PlanRanking) -> str:
+    """Return the ranked plans as a table, and their throughput with its interval as a figure."""
+    from meshwright.report.ranking_figure import ranking_svg
+
+    request = ranking.request
+    rows = [
+        (rank, done.plan.describe(), value_of(done.step.step), rate(done.step.tokens_per_s_per_device.value),
+         interval_of(done.step.tokens_per_s_per_device), percent(done.step.mfu.value),
+         f"{gib(done.step.memory.reserved_bytes):.1f}", bound_by(done.step.components_s))
+        for rank, done in enumerate(ranking, start=1)
+    ]  # fmt: skip
+    headings = (
+        "", "plan", "step", "tokens/s/device", "80 % interval", "MFU",
+        f"GiB of {gib(request.cluster.accelerator.memory_bytes):.0f}", "bound by",
+    )  # fmt: skip
+    lead = (
+        f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, {request.precision.name}, engine "
+        f"{request.engine}; {ranking.search.counts.enumerated:,} plans enumerated."
+    )
+    parts = [table(headings, rows, text_columns=("plan", "bound by")), figure(ranking_svg(ranking))]
+    title = f"{request.model.name} on {ranking.run.cluster_name} ({request.num_devices:,} devices)"
+    return fragment(title, parts, lead=lead)
+
+
+def estimate_html(done: RunEstimate) -> str:
+    """Return step time, throughput, MFU and memory with their intervals, and where time and memory go."""
+    step = done.estimate.step
+    shares = [(label(n), seconds(s), percent(s / step.step.value)) for n, s in _components(step).items()]
+    memory = {**_memory_parts(done)}
+    parts = [
+        tiles(_step_tiles(step)),
+        figure(waterfall_svg(step.components_s), legend=family_legend(step.components_s)),
+        figure(memory_svg(memory, capacity_bytes=step.memory.capacity_bytes), legend=memory_legend()),
+        table(("component", "time", "share"), shares),
+    ]
+    title = f"{done.request.model.name} on {done.run.cluster_name}: {done.plan.describe()}"
+    return fragment(title, parts, lead=" ".join(f"Note: {note}." for note in done.notes))
+
+
+def _components(step: StepEstimate) -> dict[str, float]:
+    return shown_components(step.components_s)
+
+
+def _memory_parts(done: RunEstimate) -> dict[str, float]:
+    from meshwright.report.run_estimate import memory_parts
+
+    return memory_parts(done.memory)
+
+
+def _step_tiles(step: StepEstimate) -> list[tuple[str, str, str]]:
+    memory = step.memory
+    estimates = (
+        ("step time", step.step), ("tokens/s/device", step.tokens_per_s_per_device), ("MFU", step.mfu),
+    )  # fmt: skip
+    return [
+        *((value_of(e), name, interval_of(e)) for name, e in estimates),
+        (
+            f"{gib(memory.reserved_bytes):.1f} GiB", "memory per device", f"of {gib(memory.capacity_bytes):.1f} GiB",
+        ),
+    ]  # fmt: skip
+
+
+def explanation_html(answer: Explanation) -> str:
+    """Return both plans by component, in milliseconds of a step, and the answers to "why not"."""
+    from meshwright.report.documents.plan import why_not_sentence
+    from meshwright.report.ranking_figure import difference_svg
+
+    parts = []
+    difference = answer.difference
+    if difference is not None:
+        comparison = difference.comparison
+        headings = ("ms of a step", "first", "second", "difference")
+        rows = [
+            (label(d.name), f"{d.winner:,.1f}", f"{d.loser:,.1f}", f"{d.delta:+,.1f}")
+            for d in (*comparison.components_ms, comparison.step_ms)
+            if max(abs(d.winner), abs(d.loser)) >= 0.05
+        ]
+        compared = [
+            ("first", answer.this_name, difference.this.plan.describe()),
+            ("second", answer.other_name, difference.other.plan.describe()),
+        ]
+        parts += [
+            table(("", "plan of", "plan"), compared, text_columns=("plan of", "plan")),
+            figure(difference_svg(comparison.components_ms)),
+            table(headings, rows),
+        ]
+    lead = " ".join(f"Why not {why_not_sentence(answered)}." for answered in answer.why_not)
+    return fragment(answer.summary(), parts, lead=lead)
+
+
+def scale_html(report: ScaleReport) -> str:
+    """Return the tables of the study, and efficiency over devices as a figure."""
+    from meshwright.report.scale_figures import efficiency_svg
+    from meshwright.report.scale_tables import tables_of
+
+    parts = [] if report.curve is None else [figure(efficiency_svg(report.curve))]
+    parts += [titled_table(shown) for shown in tables_of(report)]
+    return fragment(report.summary(), parts)
+
+
+def accuracy_html(study: AccuracyStudy) -> str:
+    """Return errors by subset as a table, and by accelerator as a figure."""
+    from meshwright.report.accuracy_figures import errors_svg
+    from meshwright.report.accuracy_tables import metrics_table
+
+    groups = {"all rows": study.overall, **study.groups["subset"]}
+    svg = errors_svg(study.report, by="accelerator")
+    parts = [titled_table(metrics_table("Error of tokens/s per device", groups))]
+    parts += [] if svg is None else [figure(svg)]
+    return fragment(study.summary(), parts)
+
+
+def training_html(done: TrainingRun) -> str:
+    """Return measured and predicted quantities as a table, and the loss over steps as a figure."""
+    from meshwright.report.training_figures import loss_svg
+    from meshwright.report.training_page import quantity_text
+
+    rows = [
+        (
+            q.name, quantity_text(q.measured, q.unit),
+            "not predicted" if q.predicted is None else value_of(q.predicted),
+            "" if q.predicted is None or q.predicted.low == q.predicted.high else interval_of(q.predicted),
+        )
+        for q in done.measured_quantities()
+    ]  # fmt: skip
+    parts = [table(("", "measured", "predicted", "80 % interval"), rows)]
+    if done.steps:
+        parts.append(figure(loss_svg(done.steps)))
+    return fragment(f"{done.run['name']}: {done.summary()}", parts, lead=str(done.folder))
+
+
+def device_html(found: DeviceMeasurements) -> str:
+    """Return the number of measurements of each family, and the highest rates that were measured."""
+    families: dict[str, list[float]] = {}
+    for row in found.records.measured:
+        families.setdefault(row.point.family.value, []).append(row.point.flops / row.seconds_median / 1e12)
+    rows = [
+        (name, len(values), f"{max(values):,.1f}" if max(values) > 0 else "")
+        for name, values in families.items()
+    ]
+    return fragment(
+        found.summary(), [table(("family", "measured", "highest TFLOP/s"), rows)], lead=str(found.folder)
+    )
+
+
+def sweep_html(sweep: TrainingSweep) -> str:
+    """Return the throughput of each configuration, measured and predicted, as table and figure."""
+    from meshwright.report.training_sweep import rates_svg, tables
+
+    measured = [s for s in sweep.summaries if s.is_measured]
+    parts = [figure(rates_svg(measured))] if measured else []
+    parts += [titled_table(shown) for shown in tables(sweep.summaries)]
+    return fragment(sweep.summary(), parts, lead=str(sweep.folder))
+
+
+def records_html(found: RecordSet) -> str:
+    """Return one line for each record."""
+    rows = [(type(r).__name__, str(r.folder), r.summary()) for r in found]
+    unreadable = "; ".join(f"{path}: {reason}" for path, reason in found.unreadable)
+    parts = [table(("record", "folder", "content"), rows, text_columns=("folder", "content"))]
+    return fragment(found.summary(), parts, lead=f"Not readable: {unreadable}" if unreadable else "")
+
+
+def listing_html(listing: CatalogListing) -> str:
+    """Return the entries as a table."""
+    rows = listing.to_rows()
+    columns = [name for name in rows[0] if any(_short(row.get(name)) for row in rows)] if rows else []
+    shown = TextTable(
+        title=listing.kind,
+        headings=[name.replace("_", " ") for name in columns],
+        rows=[[_cell(row.get(name)) for name in columns] for row in rows[:MAX_ROWS]],
+        caption=f"The first {MAX_ROWS} of {len(rows)}." if len(rows) > MAX_ROWS else "",
+        text_columns=("title",),
+    )
+    return fragment(listing.summary(), [text_table(shown)])
+
+
+def entry_html(entry: CatalogEntry) -> str:
+    """Return every field with its source; a run file as its text."""
+    from html import escape
+
+    if "text" in entry.document:
+        return fragment(entry.summary(), [f"<pre>{escape(entry.document['text'])}</pre>"])
+    rows = [(r["field"], _cell(r["value"]), r["source"] or "") for r in entry.to_rows()]
+    return fragment(
+        entry.summary(), [table(("field", "value", "source"), rows, text_columns=("value", "source"))]
+    )
+
+
+def _short(value: object) -> bool:
+    return value is not None and not isinstance(value, list | dict)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return "" if value is None else str(value).lower()
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.6g}" if isinstance(value, float) else str(value)

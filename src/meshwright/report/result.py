@@ -1,0 +1,58 @@
+"""Base class of every answer: the object that a command prints and that a function of `meshwright` returns.
+
+to_dict()        the document that the command writes with --json
+to_frame()       a pandas DataFrame; units are in the names of the columns
+_repr_html_()    table and figure for a notebook, in one piece
+str(), repr()    one line
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Result(ABC):
+    """An answer that can be printed, written as JSON, turned into a table and shown in a notebook."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that the command writes with `--json`: dicts, lists, text and finite numbers."""
+
+    @abstractmethod
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of `to_frame()` as dicts of scalars. A unit is the end of its column's name."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """Return one line of text."""
+
+    @abstractmethod
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook. Nothing is loaded from elsewhere."""
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return the rows of this result as a pandas DataFrame.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                "to_frame() needs pandas, which is not installed",
+                hint="pip install 'meshwright[notebook]'; to_rows() returns the same rows as dicts",
+            ) from error
+        return pandas.DataFrame.from_records(self.to_rows())
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary()}>"
