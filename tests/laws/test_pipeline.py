@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from meshwright.cost.pipeline.closed_form import in_flight, step_length_s
 from meshwright.cost.pipeline.graph import event_graph
-from meshwright.cost.pipeline.schedules import OpKind, PipelineShape, schedule_shortfall
+from meshwright.cost.pipeline.orders import OpKind
+from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
 from meshwright.cost.pipeline.simulate import Sends, StageTimes, peak_in_flight, simulate
 from meshwright.cost.tables import SCHEDULES
 from meshwright.specs.plan import Schedule

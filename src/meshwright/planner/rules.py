@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.arrays import Array, Mask
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, chunks_allowed, column_of
 from meshwright.cost.tables import RECOMPUTES, SCHEDULES, PlanTable
 from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting, Severity
 from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
@@ -56,18 +57,16 @@ def _says_layers(s: Setting, p: PlanTable) -> str:
 
 
 def _chunks_fit(_: Setting, plan: PlanTable) -> Mask:
-    v, alone = plan.virtual_pipeline, plan.pipeline == 1
-    several = has_schedule(plan, Schedule.INTERLEAVED)
-    vee = has_schedule(plan, Schedule.ZBV)
-    pipelined = np.where(several, v > 1, np.where(vee, v == 2, v == 1))
-    return np.where(alone, v == 1, pipelined)
+    return np.where(
+        plan.pipeline == 1, plan.virtual_pipeline == 1, chunks_allowed(plan.virtual_pipeline, plan.schedule)
+    )
 
 
 def _says_chunks(_: Setting, p: PlanTable) -> str:
     if p.pipeline == 1:
         return f"virtual_pipeline {p.virtual_pipeline} needs a pipeline of 2 ranks or more, there is 1"
     schedule = SCHEDULES[int(p.schedule)]
-    needed = {Schedule.INTERLEAVED: "2 or more", Schedule.ZBV: "exactly 2"}.get(schedule, "exactly 1")
+    needed = SCHEDULE_RECORDS[schedule].chunks_allowed
     return f"{schedule.value} needs {needed} virtual stages per rank, there are {p.virtual_pipeline}"
 
 
@@ -107,21 +106,23 @@ def _sequence_unit(s: Setting, plan: PlanTable) -> Array:
 
 def _enough_micro_batches(s: Setting, plan: PlanTable) -> Mask:
     m, p = num_micro_batches(s, plan), plan.pipeline
-    dual = has_schedule(plan, Schedule.DUALPIPE)
-    needed = np.where(dual, 2 * p, np.where(has_schedule(plan, Schedule.ZBV), 2 * p - 1, 1))
+    needed = column_of(lambda r: r.micro_batches_per_rank, plan.schedule) * p
+    needed = needed + column_of(lambda r: r.extra_micro_batches, plan.schedule)
     if not s.facts.short_interleaving:
-        needed = np.where(has_schedule(plan, Schedule.INTERLEAVED), p, needed)
-    return (p == 1) | ((m >= needed) & (~dual | ((m % 2 == 0) & (p % 2 == 0))))
+        needed = np.where(column_of(lambda r: r.in_rounds, plan.schedule), p, needed)
+    any_count = ~column_of(lambda r: r.needs_even_counts, plan.schedule)
+    return (p == 1) | ((m >= needed) & (any_count | ((m % 2 == 0) & (p % 2 == 0))))
 
 
 def _says_micro_batches(s: Setting, p: PlanTable) -> str:
     schedule, m = SCHEDULES[int(p.schedule)], int(num_micro_batches(s, p))
-    if schedule is Schedule.DUALPIPE:
+    record = SCHEDULE_RECORDS[schedule]
+    needed = p.pipeline if record.in_rounds else record.min_micro_batches(int(p.pipeline))
+    if record.needs_even_counts:
         return (
-            "dualpipe needs an even pipeline and an even number of micro-batches, at least "
-            f"{2 * p.pipeline}: pipeline is {p.pipeline}, micro-batches {m}"
+            f"{schedule.value} needs an even pipeline and an even number of micro-batches, at least "
+            f"{needed}: pipeline is {p.pipeline}, micro-batches {m}"
         )
-    needed = 2 * p.pipeline - 1 if schedule is Schedule.ZBV else p.pipeline
     return f"{schedule.value} on {p.pipeline} ranks needs {needed} micro-batches, there are {m}"
 
 

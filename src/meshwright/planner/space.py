@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, chunks_allowed
 from meshwright.cost.tables import RECOMPUTES, SCHEDULES, PlanTable
 from meshwright.errors import InputError
 from meshwright.planner.engines import EngineFacts, engine_facts, selective_sets
@@ -129,7 +130,7 @@ def default_space(request: PlanRequest) -> Space:
         context=context,
         pipeline=pipeline,
         virtual_pipeline=tuple(range(1, model.num_layers + 1)),
-        schedule=tuple(s for s in facts.schedules if s is not Schedule.GPIPE or not _has_1f1b(facts)),
+        schedule=tuple(s for s in facts.schedules if SCHEDULE_RECORDS[s].dominated_by not in facts.schedules),
         expert=tuple(e for e in degrees if experts and experts.num_experts % e == 0) or (1,),
         expert_tensor=tensor if experts else (1,),
         sharding=facts.shardings,
@@ -140,10 +141,6 @@ def default_space(request: PlanRequest) -> Space:
         left_out=_left_out(domain, facts),
     )
     return space.restrict(request.fixed)
-
-
-def _has_1f1b(facts: EngineFacts) -> bool:
-    return Schedule.ONE_F_ONE_B in facts.schedules
 
 
 def _replica_counts(devices: int, domain: int) -> tuple[int, ...]:
@@ -189,8 +186,12 @@ def _left_out(domain: int, facts: EngineFacts) -> tuple[str, ...]:
         f"above {MAX_SMALL_WORLD} devices, replica counts other than powers of four and one per domain",
         "offloading: ask for it with a fixed `offload`",
     ]
-    if _has_1f1b(facts) and Schedule.GPIPE in facts.schedules:
-        notes.append("the gpipe schedule: 1f1b has the same bubble and keeps fewer activations")
+    for schedule in facts.schedules:
+        better = SCHEDULE_RECORDS[schedule].dominated_by
+        if better is not None and better in facts.schedules:
+            notes.append(
+                f"the {schedule.value} schedule: {better.value} has the same bubble and keeps fewer activations"
+            )
     return tuple(notes)
 
 
@@ -214,7 +215,7 @@ def shapes(space: Space) -> PlanTable:
     schedules = [SCHEDULES.index(x) for x in space.schedule]
     ranks, v, s = _cross(space.pipeline, space.virtual_pipeline, schedules)
     alone = (v == min(space.virtual_pipeline)) & (s == min(schedules))
-    real = np.where(ranks > 1, _has_chunks(v, s), alone)
+    real = np.where(ranks > 1, chunks_allowed(v, s), alone)
     if space.max_stages is not None:
         real &= ranks * v <= space.max_stages
     ranks, v, s = ranks[real], v[real], s[real]
@@ -244,13 +245,6 @@ def shapes(space: Space) -> PlanTable:
         recompute_layers=zero - 1,
         offload_optimizer=zero,
     )
-
-
-def _has_chunks(v: IntArray, schedule: IntArray) -> NDArray[np.bool_]:
-    """Interleaving needs two chunks per rank or more, ZBV has two, all other schedules one."""
-    interleaved = schedule == SCHEDULES.index(Schedule.INTERLEAVED)
-    vee = schedule == SCHEDULES.index(Schedule.ZBV)
-    return np.where(interleaved, v > 1, np.where(vee, v == 2, v == 1))
 
 
 @dataclass(frozen=True, kw_only=True)

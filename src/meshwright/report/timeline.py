@@ -12,7 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from meshwright.cost.pipeline.schedules import OpKind, PipelineShape
+from meshwright.cost.pipeline.orders import OpKind
+from meshwright.cost.pipeline.schedules import PipelineShape
 from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
 from meshwright.cost.step import StepTable
 from meshwright.planner.estimate import PlanEstimate

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cost.pipeline.graph import EventGraph
-from meshwright.cost.pipeline.schedules import OpKind
+from meshwright.cost.pipeline.orders import OpKind
 from meshwright.cost.pipeline.simulate import Timeline
 from meshwright.errors import InputError
 from meshwright.files import write_atomically

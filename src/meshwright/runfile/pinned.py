@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from meshwright.cost.pipeline.schedules import usual_schedule
 from meshwright.runfile import schema
-from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
+from meshwright.specs.plan import Offload, Plan, Recompute, Sharding
 
 _ALWAYS = ("data_shard", "data_replicate", "tensor", "context", "pipeline", "sharding")
 _WORTH_SAYING = ("sequence_parallel", "virtual_pipeline", "layers_per_stage", "expert", "expert_tensor")
@@ -31,7 +32,7 @@ def plan_from_section(section: schema.ParallelSection, *, data_shard: int, micro
         data_replicate=section.data_replicate,
         sharding=Sharding[section.sharding.upper()],
         micro_batch=micro_batch,
-        schedule=section.schedule or _usual_schedule(section.virtual_pipeline),
+        schedule=section.schedule or usual_schedule(section.virtual_pipeline),
         recompute=recompute,
         recompute_modules=modules,
         recompute_layers=layers,
@@ -48,16 +49,12 @@ def section_from_plan(plan: Plan) -> dict[str, Any]:
     section |= {n: getattr(plan, n) for n in _WORTH_SAYING if getattr(plan, n) != usual[n]}
     if plan.layers_per_stage is not None:
         section["layers_per_stage"] = list(plan.layers_per_stage)
-    if plan.pipeline > 1 or plan.schedule is not _usual_schedule(plan.virtual_pipeline):
+    if plan.pipeline > 1 or plan.schedule is not usual_schedule(plan.virtual_pipeline):
         section["schedule"] = plan.schedule.value
     section["recompute"] = _recompute_word(plan)
     if plan.offload is not Offload.NONE:
         section["offload"] = plan.offload.value
     return section
-
-
-def _usual_schedule(virtual_pipeline: int) -> Schedule:
-    return Schedule.INTERLEAVED if virtual_pipeline > 1 else Schedule.ONE_F_ONE_B
 
 
 def _recompute(given: str | schema.RecomputeSection) -> tuple[Recompute, tuple[str, ...], int | None]:

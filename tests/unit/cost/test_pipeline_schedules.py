@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from meshwright.cost.pipeline.schedules import (
+from meshwright.cost.pipeline.orders import (
     OpKind,
-    PipelineShape,
+    Phase,
+    RankOrder,
+    Slot,
     interleaved_group,
+    one_stage,
+    unrolled,
+)
+from meshwright.cost.pipeline.schedules import (
+    SCHEDULE_RECORDS,
+    PipelineShape,
+    column_of,
     rank_orders,
     schedule_shortfall,
+    schedules_with,
 )
+from meshwright.cost.tables import SCHEDULES
 from meshwright.specs.plan import Schedule
 
 LETTERS = {
@@ -127,14 +140,14 @@ def test_groups_of_interleaved_micro_batches(m, group):
         ("1f1b", 4, 2, 8, "1 chunk"),
         ("gpipe", 0, 1, 8, "at least 1"),
         ("1f1b", 4, 1, 0, "at least 1"),
-        ("interleaved", 4, 1, 8, "at least 2 chunks"),
+        ("interleaved", 4, 1, 8, "2 or more chunks"),
         ("interleaved", 1, 2, 8, "2 pipeline ranks"),
         ("zero_bubble", 4, 2, 8, "1 chunk"),
-        ("zbv", 4, 1, 8, "2 chunks"),
+        ("zbv", 4, 1, 8, "exactly 2 chunks"),
         ("zbv", 4, 2, 6, "needs 7 micro-batches"),
         ("dualpipe", 3, 1, 8, "even number of ranks"),
         ("dualpipe", 4, 1, 9, "even number, not 9"),
-        ("dualpipe", 4, 1, 6, "8, there are 6"),
+        ("dualpipe", 4, 1, 6, "8 micro-batches on 4 ranks, there are 6"),
     ],
 )
 def test_an_illegal_shape_has_a_reason(schedule, p, v, m, words):
@@ -154,3 +167,37 @@ def test_an_illegal_shape_has_a_reason(schedule, p, v, m, words):
 )
 def test_a_legal_shape_has_none(schedule, p, v, m):
     assert schedule_shortfall(shape(schedule, p, v, m)) is None
+
+
+def test_every_schedule_has_a_record_whose_counts_agree_with_the_rules():
+    assert tuple(SCHEDULE_RECORDS) == tuple(Schedule)
+    for schedule, record in SCHEDULE_RECORDS.items():
+        least = record.min_micro_batches(4)
+        legal = shape(schedule.value, 4, record.min_chunks, max(least, 1))
+        assert schedule_shortfall(legal) is None
+        if least > 1:
+            assert schedule_shortfall(shape(schedule.value, 4, record.min_chunks, least - 1)) is not None
+
+
+def test_a_record_says_what_its_order_does():
+    for schedule, record in SCHEDULE_RECORDS.items():
+        some = shape(schedule.value, 4, record.min_chunks, 8)
+        kinds = {OpKind(kind) for order in rank_orders(some) for kind in order.kind}
+        assert record.splits_backward is (OpKind.BACKWARD_WEIGHT in kinds)
+        assert len({stage for rank in range(4) for stage in some.stages_of(rank)}) == some.num_stages
+
+
+def test_whoever_asks_the_record_follows_a_new_one(monkeypatch):
+    """GPipe that puts its weight gradients off, by its record alone: order, simulation and memory follow."""
+
+    def late_weights(shape: PipelineShape, rank: int) -> RankOrder:
+        kinds = OpKind.FORWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT
+        phases = [Phase((Slot(kind, i),), shape.num_micro_batches) for i, kind in enumerate(kinds)]
+        return unrolled([one_stage(rank, shape.num_micro_batches)] * 3, phases)
+
+    old = SCHEDULE_RECORDS[Schedule.GPIPE]
+    new = replace(old, order=late_weights, splits_backward=True, min_chunks=1, max_chunks=1)
+    monkeypatch.setitem(SCHEDULE_RECORDS, Schedule.GPIPE, new)
+    assert written("gpipe", 2, 1, 2) == ["F0 F1 B0 B1 W0 W1"] * 2
+    assert Schedule.GPIPE in schedules_with(lambda record: record.splits_backward)
+    assert column_of(lambda record: record.splits_backward, SCHEDULES.index(Schedule.GPIPE))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.cost.pipeline import graph
-from meshwright.cost.pipeline.schedules import OpKind, PipelineShape, RankOrder
+from meshwright.cost.pipeline.orders import OpKind, RankOrder
+from meshwright.cost.pipeline.schedules import PipelineShape
 from meshwright.cost.pipeline.simulate import (
     Sends,
     StageTimes,

@@ -27,12 +27,9 @@ from meshwright.cost.memory.states import (
     state_rates,
 )
 from meshwright.cost.pipeline.closed_form import in_flight
+from meshwright.cost.pipeline.schedules import Placement, column_of
 from meshwright.cost.stages import StageLayers, split_layers
-from meshwright.cost.tables import SCHEDULES, BatchTable, ModelTable, PlanTable, PrecisionTable
-from meshwright.specs.plan import Schedule
-
-DUALPIPE = SCHEDULES.index(Schedule.DUALPIPE)
-ZBV = SCHEDULES.index(Schedule.ZBV)
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,27 +102,26 @@ def estimate_memory(
 
 
 def _first(plan: PlanTable, layers: StageLayers) -> RankLayers:
-    """The first rank. Where the pipeline bends back (V-shaped, DualPipe) it holds the head too."""
-    both = (plan.pipeline == 1) | (plan.schedule == DUALPIPE) | (plan.schedule == ZBV)
+    """The first rank. With a V-shaped or mirrored placement it holds the head too."""
+    both = (plan.pipeline == 1) | column_of(lambda r: r.placement is not Placement.LOOP, plan.schedule)
     return RankLayers(dense=layers.first_dense, moe=layers.first_moe, embedding=1, head=np.where(both, 1, 0))
 
 
 def _last(plan: PlanTable, layers: StageLayers) -> RankLayers:
     """The last rank, with a copy of the embedding where the head is tied to it."""
-    dualpipe, bent = plan.schedule == DUALPIPE, plan.schedule == ZBV
     return RankLayers(
         dense=layers.last_dense,
         moe=layers.last_moe,
-        embedding=np.where(dualpipe, 1, 0),
-        head=np.where(bent, 0, 1),
+        embedding=column_of(lambda r: int(r.placement is Placement.MIRRORED), plan.schedule),
+        head=column_of(lambda r: int(r.placement is not Placement.V), plan.schedule),
     )
 
 
 def _rank(case: _Case, layers: RankLayers, rank: Array, *, is_last: int) -> MemoryTable:
     """One pipeline rank."""
     model, plan, constants, kept = case.model, case.plan, case.constants, case.kept
-    # DualPipe holds two stages: its own and that of the rank opposite. A micro-batch in flight is on one of them.
-    num_stages = 1 + (plan.schedule == DUALPIPE)
+    # A mirrored rank also holds the stage of the opposite rank. A micro-batch in flight is on one of them.
+    num_stages = column_of(lambda r: r.stages_held, plan.schedule)
     resident = replace(layers, dense=num_stages * layers.dense, moe=num_stages * layers.moe)
     held = rank_parameters(model, case.parameters, plan, resident)
     states = state_bytes(case.rates, held, resident.total)

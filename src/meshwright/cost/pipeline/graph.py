@@ -23,14 +23,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.pipeline.schedules import (
-    IntArray,
-    OpKind,
-    PipelineShape,
-    RankOrder,
-    rank_orders,
-    schedule_shortfall,
-)
+from meshwright.cost.pipeline.orders import IntArray, OpKind, RankOrder
+from meshwright.cost.pipeline.schedules import PipelineShape, rank_orders, schedule_shortfall
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

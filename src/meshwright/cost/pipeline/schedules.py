@@ -1,44 +1,150 @@
-"""Pipeline schedules as data: which operation each rank runs next.
+"""Pipeline schedules: one record each, and the shape of a pipeline that runs one.
 
-Symbols: p ranks, v model chunks per rank, m micro-batches, r a rank. The model is cut into *stages* numbered
-along the forward pass; every operation belongs to one stage and one micro-batch.
+Whoever needs to know something about a schedule asks its record: the planner's rules, the memory model, the run
+file, the engines. `orders` says which operation each rank runs next, `formulas` how long ranks wait and how many
+micro-batches are in flight. docs/guides/adding-a-schedule.md shows how to add one.
 
-A schedule is written the way its paper draws it: for each rank a few *phases*, each a short pattern of slots
-repeated some number of times. A slot says what to compute and which *stream* to take it from (say, the
-forward passes of chunk 0); the k-th use of a stream yields its k-th (micro-batch, stage). No rank's order
-depends on how long operations take.
-
-Sources
-    gpipe         Huang et al. 2019, arXiv 1811.06965, section 2.3
-    1f1b          Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1 (PipeDream-Flush)
-    interleaved   same, section 2.2.2, figure 4
-    zero_bubble   Qi et al. 2023, arXiv 2401.10241, section 2.2 (ZB-H1)
-    zbv           same authors, section 6 (ZB-V), and arXiv 2405.15362 for the V-shaped placement
-    dualpipe      DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, figure 5
+Symbols: p ranks, v model chunks per rank, m micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import NamedTuple
+from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Array
+from meshwright.cost.pipeline import formulas, orders
+from meshwright.cost.pipeline.orders import RankOrder
+from meshwright.cost.tables import SCHEDULES
 from meshwright.specs.plan import Plan, Schedule
 
-IntArray = NDArray[np.int32]
+
+class Placement(Enum):
+    """Where the stages of a model lie on the ranks."""
+
+    LOOP = "loop"  # chunk c of rank r is stage c p + r
+    V = "v"  # down the ranks and up again: rank 0 has the first and the last stage
+    MIRRORED = (
+        "mirrored"  # two copies of the model, fed from either end: rank r has stage r and stage p - 1 - r
+    )
 
 
-class OpKind(IntEnum):
-    """What an operation computes. Its value indexes the rows of `simulate.StageTimes.table`."""
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRecord:
+    """Everything that tells one schedule from the others.
 
-    FORWARD = 0
-    BACKWARD_INPUT = 1  # gradient of the stage's input; the stage before waits for it
-    BACKWARD_WEIGHT = 2  # gradient of the stage's weights; nobody waits for it
-    BACKWARD = 3  # both, one after the other, in a schedule that does not split them
+    `order(shape, rank)` builds the order of one rank, `waiting_s` and `in_flight` are its closed forms. At least
+    `micro_batches_per_rank` x p + `extra_micro_batches` micro-batches fill it.
+    """
+
+    order: Callable[[PipelineShape, int], RankOrder]
+    waiting_s: Callable[..., Array]  # (p, v, m, F, B, W, x, s), see `formulas`
+    in_flight: Callable[..., Array]  # (p, v, m, rank)
+    min_chunks: int = 1  # per rank
+    max_chunks: int | None = 1  # None: any number
+    placement: Placement = Placement.LOOP
+    splits_backward: bool = False  # weight gradients are operations of their own
+    runs_on_one_rank: bool = False  # also without a pipeline
+    in_rounds: bool = False  # chunks take turns of p micro-batches, which some engines want full
+    needs_even_counts: bool = False  # of ranks and of micro-batches
+    micro_batches_per_rank: int = 0
+    extra_micro_batches: int = 1
+    dominated_by: Schedule | None = None  # which takes as long and keeps fewer activations
+
+    def min_micro_batches(self, num_ranks: int) -> int:
+        """Fewest micro-batches per step and pipeline."""
+        return self.micro_batches_per_rank * num_ranks + self.extra_micro_batches
+
+    @property
+    def stages_held(self) -> int:
+        """Copies of the weights of a rank's share of the model."""
+        return 2 if self.placement is Placement.MIRRORED else 1
+
+    def allows_chunks(self, num_chunks: int) -> bool:
+        """True if a rank may have this many."""
+        return self.min_chunks <= num_chunks and (self.max_chunks is None or num_chunks <= self.max_chunks)
+
+    @property
+    def chunks_allowed(self) -> str:
+        """In messages: "exactly 1", "2 or more"."""
+        return f"{self.min_chunks} or more" if self.max_chunks is None else f"exactly {self.max_chunks}"
+
+
+SCHEDULE_RECORDS: dict[Schedule, ScheduleRecord] = {
+    Schedule.GPIPE: ScheduleRecord(
+        order=orders.gpipe,
+        waiting_s=formulas.gpipe_waiting_s,
+        in_flight=formulas.gpipe_in_flight,
+        runs_on_one_rank=True,
+        dominated_by=Schedule.ONE_F_ONE_B,
+    ),
+    Schedule.ONE_F_ONE_B: ScheduleRecord(
+        order=orders.one_f_one_b,
+        waiting_s=formulas.one_f_one_b_waiting_s,
+        in_flight=formulas.one_f_one_b_in_flight,
+        runs_on_one_rank=True,
+    ),
+    Schedule.INTERLEAVED: ScheduleRecord(
+        order=orders.interleaved,
+        waiting_s=formulas.interleaved_waiting_s,
+        in_flight=formulas.interleaved_in_flight,
+        min_chunks=2,
+        max_chunks=None,
+        in_rounds=True,
+    ),
+    Schedule.ZERO_BUBBLE: ScheduleRecord(
+        order=orders.zero_bubble,
+        waiting_s=formulas.zero_bubble_waiting_s,
+        in_flight=formulas.zero_bubble_in_flight,
+        splits_backward=True,
+    ),
+    Schedule.ZBV: ScheduleRecord(
+        order=orders.zbv,
+        waiting_s=formulas.zbv_waiting_s,
+        in_flight=formulas.zero_bubble_in_flight,
+        min_chunks=2,
+        max_chunks=2,
+        placement=Placement.V,
+        splits_backward=True,
+        micro_batches_per_rank=2,
+        extra_micro_batches=-1,
+    ),
+    Schedule.DUALPIPE: ScheduleRecord(
+        order=orders.dualpipe,
+        waiting_s=formulas.dualpipe_waiting_s,
+        in_flight=formulas.dualpipe_in_flight,
+        placement=Placement.MIRRORED,
+        splits_backward=True,
+        needs_even_counts=True,
+        micro_batches_per_rank=2,
+        extra_micro_batches=0,
+    ),
+}
+
+
+def schedules_with(trait: Callable[[ScheduleRecord], bool]) -> tuple[Schedule, ...]:
+    """The schedules whose record has `trait`.
+
+    >>> [s.value for s in schedules_with(lambda record: record.splits_backward)]
+    ['zero_bubble', 'zbv', 'dualpipe']
+    """
+    return tuple(schedule for schedule, record in SCHEDULE_RECORDS.items() if trait(record))
+
+
+def chunks_allowed(num_chunks: Array, schedule: Array) -> NDArray[np.bool_]:
+    """True where a rank may have `num_chunks` under the row's schedule."""
+    most = column_of(lambda record: np.inf if record.max_chunks is None else record.max_chunks, schedule)
+    return (num_chunks >= column_of(lambda record: record.min_chunks, schedule)) & (num_chunks <= most)
+
+
+def column_of(trait: Callable[[ScheduleRecord], Any], schedule: Array) -> NDArray[Any]:
+    """`trait` of every row's schedule; `schedule` holds indices into `cost.tables.SCHEDULES`."""
+    return np.array([trait(SCHEDULE_RECORDS[s]) for s in SCHEDULES])[np.asarray(schedule)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,31 +157,37 @@ class PipelineShape:
     num_micro_batches: int  # m, per optimizer step and pipeline
 
     @property
+    def record(self) -> ScheduleRecord:
+        return SCHEDULE_RECORDS[self.schedule]
+
+    @property
     def num_stages(self) -> int:
-        """Stages of the model. DualPipe holds every stage on two ranks, so it has p of them, not 2p."""
+        """Stages of the model. A mirrored schedule holds every stage on two ranks, so it has p of them, not 2p."""
         return self.num_ranks * self.num_chunks
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, chunk 0 first."""
         p = self.num_ranks
-        if self.schedule is Schedule.ZBV:
-            return (rank, 2 * p - 1 - rank)  # down and up again: rank 0 has the first and the last stage
-        if self.schedule is Schedule.DUALPIPE:
-            return (rank, p - 1 - rank)  # of the copy fed from rank 0 and of the one fed from rank p - 1
-        return tuple(chunk * p + rank for chunk in range(self.num_chunks))
+        match self.record.placement:
+            case Placement.V:
+                return (rank, 2 * p - 1 - rank)
+            case Placement.MIRRORED:
+                return (rank, p - 1 - rank)  # of the copy fed from rank 0 and of the one fed from rank p - 1
+            case Placement.LOOP:
+                return tuple(chunk * p + rank for chunk in range(self.num_chunks))
 
     @property
     def hop_crosses(self) -> NDArray[np.bool_]:
-        """[num_stages], whether stage s and s + 1 live on different ranks; the last entry is False."""
+        """[num_stages], True where stage s and s + 1 are on different ranks; the last entry is False."""
         crosses = np.full(self.num_stages, self.num_ranks > 1)
         crosses[-1] = False
-        if self.schedule is Schedule.ZBV:
+        if self.record.placement is Placement.V:
             crosses[self.num_ranks - 1] = False  # the foot of the V
         return crosses
 
 
 def shape_of(plan: Plan, *, num_micro_batches: int = 1) -> PipelineShape:
-    """The shape of `plan`. Without a pipeline the schedule says nothing."""
+    """The shape of `plan`. Without a pipeline the schedule has no meaning."""
     return PipelineShape(
         schedule=plan.schedule if plan.pipeline > 1 else Schedule.ONE_F_ONE_B,
         num_ranks=plan.pipeline,
@@ -84,252 +196,31 @@ def shape_of(plan: Plan, *, num_micro_batches: int = 1) -> PipelineShape:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankOrder:
-    """The operations of one rank in the order in which it runs them; arrays of equal length."""
-
-    kind: NDArray[np.int8]  # OpKind
-    micro_batch: IntArray
-    stage: IntArray
-    is_paired: NDArray[np.bool_]  # a backward that runs together with the forward just before it
-
-
-class Stream(NamedTuple):
-    """The micro-batches and stages that the slots of one stream go through, in order; equal lengths."""
-
-    micro_batch: IntArray
-    stage: IntArray
-
-
-class Slot(NamedTuple):
-    """Compute `kind` for the next (micro-batch, stage) of the stream with index `stream`."""
-
-    kind: OpKind
-    stream: int
-
-
-class Phase(NamedTuple):
-    """`slots`, `repeats` times over. If paired, a fused backward overlaps the forward directly before it."""
-
-    slots: tuple[Slot, ...]
-    repeats: int
-    paired: bool = False
+def usual_schedule(virtual_pipeline: int) -> Schedule:
+    """The schedule that a number of virtual stages stands for where none is named."""
+    return Schedule.INTERLEAVED if virtual_pipeline > 1 else Schedule.ONE_F_ONE_B
 
 
 def schedule_shortfall(shape: PipelineShape) -> str | None:
-    """Why the schedule cannot run with these counts, or None when it can."""
+    """The reason why the schedule cannot run with these counts, or None when it can."""
     p, v, m = shape.num_ranks, shape.num_chunks, shape.num_micro_batches
-    name = shape.schedule.value
+    name, record = shape.schedule.value, shape.record
     if min(p, v, m) < 1:
         return f"{name}: ranks, chunks and micro-batches must be at least 1"
-    if p == 1 and shape.schedule not in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
+    if p == 1 and not record.runs_on_one_rank:
         return f"{name} needs at least 2 pipeline ranks, there is 1"
-    if shape.schedule is Schedule.INTERLEAVED:
-        return None if v > 1 else "interleaved needs at least 2 chunks per rank, there is 1"
-    if shape.schedule is Schedule.ZBV:
-        if v != 2:
-            return f"zbv has exactly 2 chunks per rank, not {v}"
-        if m < 2 * p - 1:
-            return f"zbv needs {2 * p - 1} micro-batches to fill its warm-up, there are {m}"
-        return None
-    if v != 1:
-        return f"{name} has exactly 1 chunk per rank, not {v}"
-    if shape.schedule is Schedule.DUALPIPE:
-        if p % 2:
-            return f"dualpipe pairs rank i with rank p-1-i and needs an even number of ranks, not {p}"
-        if m % 2:
-            return (
-                f"dualpipe feeds half of the micro-batches from either end and needs an even number, not {m}"
-            )
-        if m < 2 * p:
-            return f"dualpipe needs at least 2 micro-batches per rank: {2 * p}, there are {m}"
+    if not record.allows_chunks(v):
+        chunks = record.chunks_allowed + (" chunk" if record.max_chunks == 1 else " chunks")
+        return f"{name} has {chunks} per rank, not {v}"
+    if record.needs_even_counts and p % 2:
+        return f"{name} pairs ranks and needs an even number of ranks, not {p}"
+    if record.needs_even_counts and m % 2:
+        return f"{name} feeds half of the micro-batches from either end and needs an even number, not {m}"
+    if m < record.min_micro_batches(p):
+        return f"{name} needs {record.min_micro_batches(p)} micro-batches on {p} ranks, there are {m}"
     return None
 
 
 def rank_orders(shape: PipelineShape) -> list[RankOrder]:
     """The order of operations of every rank. `shape` is legal (`schedule_shortfall` says None)."""
-    build = {
-        Schedule.GPIPE: _gpipe,
-        Schedule.ONE_F_ONE_B: _one_f_one_b,
-        Schedule.INTERLEAVED: _interleaved,
-        Schedule.ZERO_BUBBLE: _zero_bubble,
-        Schedule.ZBV: _zbv,
-        Schedule.DUALPIPE: _dualpipe,
-    }[shape.schedule]
-    return [build(shape, rank) for rank in range(shape.num_ranks)]
-
-
-def interleaved_group(num_ranks: int, num_micro_batches: int) -> int:
-    """Micro-batches that pass through one chunk before the next chunk takes its turn.
-
-    p when p divides m, as published. Otherwise a last group shorter than p would deadlock, so it is the
-    smallest group that leaves a remainder of 0 or at least p: what Megatron-Core accepts as
-    `microbatch_group_size_per_vp_stage`. Larger groups cost memory, not time. With m < p there is one group.
-
-    >>> [interleaved_group(4, m) for m in (3, 8, 9, 10, 11)]
-    [3, 4, 5, 5, 6]
-    """
-    p, m = num_ranks, num_micro_batches
-    if m <= p:
-        return m
-    return next(n for n in range(p, m + 1) if m % n == 0 or m % n >= p)
-
-
-def _gpipe(shape: PipelineShape, rank: int) -> RankOrder:
-    m = shape.num_micro_batches
-    phases = (Phase((_forward(0),), m), Phase((_backward(1),), m))
-    return _merge([_one_stage(rank, m)] * 2, phases)
-
-
-def _one_f_one_b(shape: PipelineShape, rank: int) -> RankOrder:
-    m = shape.num_micro_batches
-    return _merge([_one_stage(rank, m)] * 2, _alternate(m, warm_up=shape.num_ranks - 1 - rank))
-
-
-def _interleaved(shape: PipelineShape, rank: int) -> RankOrder:
-    p, v = shape.num_ranks, shape.num_chunks
-    m = shape.num_micro_batches
-    group = interleaved_group(p, m)
-    groups = [np.arange(start, min(start + group, m), dtype=np.int32) for start in range(0, m, group)]
-    micro_batch = np.concatenate([np.tile(members, v) for members in groups])
-    chunk = np.concatenate([np.repeat(np.arange(v, dtype=np.int32), len(members)) for members in groups])
-    streams = [Stream(micro_batch, chunk * p + rank), Stream(micro_batch, (v - 1 - chunk) * p + rank)]
-    warm_up = 2 * (p - 1 - rank) + (v - 1) * group
-    return _merge(streams, _alternate(m * v, warm_up=warm_up))
-
-
-def _zero_bubble(shape: PipelineShape, rank: int) -> RankOrder:
-    """1F1B with the weight gradients of rank r running r micro-batches late, so that every rank holds p."""
-    p = shape.num_ranks
-    m = max(shape.num_micro_batches, p)
-    warm_up, late = p - 1 - rank, rank
-    f, b, w = _forward(0), _backward_input(1), _backward_weight(2)
-    phases = (
-        Phase((f,), warm_up),
-        Phase((f, b), late),
-        Phase((f, b, w), m - warm_up - late),
-        Phase((b, w), warm_up),
-        Phase((w,), late),
-    )
-    return _without_surplus(_merge([_one_stage(rank, m)] * 3, phases), shape.num_micro_batches)
-
-
-def _zbv(shape: PipelineShape, rank: int) -> RankOrder:
-    """Chunk 0 goes down the ranks and chunk 1 up again; weight gradients fill the gaps of the tail."""
-    p, r = shape.num_ranks, rank
-    m = shape.num_micro_batches
-    down, up = (_one_stage(stage, m) for stage in shape.stages_of(rank))
-    f0, b0, w0 = _forward(0), _backward_input(1), _backward_weight(2)
-    f1, b1, w1 = _forward(3), _backward_input(4), _backward_weight(5)
-    phases = (
-        Phase((f0,), 2 * (p - r) - 1),
-        Phase((f1, f0), r),
-        Phase((f1, b1, w1), p - r),
-        Phase((f0, b0, w0, f1, b1, w1), m - 2 * p + r + 1),
-        Phase((b0, w0, f1, b1, w1), p - 1 - r),
-        Phase((b0, b1), r),
-        Phase((b0, w0), p - r),
-        Phase((w0, w1), r),
-    )
-    return _merge([down] * 3 + [up] * 3, phases)
-
-
-def _dualpipe(shape: PipelineShape, rank: int) -> RankOrder:
-    """Half of the micro-batches enter at either end; forwards of one half overlap backwards of the other.
-
-    `near` is the direction that enters at the end of the pipeline nearer to this rank: the two halves of the
-    ranks are mirror images of each other.
-    """
-    p, n = shape.num_ranks, shape.num_micro_batches // 2
-    depth = min(rank, p - 1 - rank) + 1  # ranks from the nearer end, this one included
-    inward = p // 2 - depth  # ranks between this one and the middle
-    directions = [_one_stage(shape.stages_of(rank)[0], n), _one_stage(shape.stages_of(rank)[1], n, first=n)]
-    near, far = directions if rank < p // 2 else directions[::-1]
-
-    f_near, f_far, w = _forward(0), _forward(1), _backward_weight(4)
-    b_near, b_far = _backward_input(2), _backward_input(3)
-    bw_near, bw_far = _backward(2), _backward(3)
-    drain = [(bw_far, bw_near)[i % 2] for i in range(depth)]
-    drain += [(b_far, b_near)[i % 2] for i in range(depth, 2 * depth)]
-    # The middle ranks do not overlap their first pair: its forward is ready earlier, and others wait for it.
-    alone = int(inward == 0)
-    phases = (
-        Phase((f_near,), 2 * inward),
-        Phase((f_near, f_far), depth),
-        Phase((b_far, w, f_far), inward),
-        Phase((f_near, bw_far), alone),
-        Phase((f_far, bw_near), alone, paired=True),
-        Phase((f_near, bw_far, f_far, bw_near), n - p + depth - alone, paired=True),
-        Phase((bw_far, f_far, bw_near), inward, paired=True),
-        Phase(tuple(drain), 1),
-        Phase((w, b_near), inward),
-        Phase((w,), depth),
-    )
-    weights = _dualpipe_weight_stream(near, far, depth=depth, inward=inward)
-    return _merge([near, far, near, far, weights], phases)
-
-
-def _dualpipe_weight_stream(near: Stream, far: Stream, *, depth: int, inward: int) -> Stream:
-    """Weight gradients that DualPipe computes apart: early ones of `far`, then those the drain put off."""
-    n = len(near.stage)
-    positions = [(far, i) for i in range(inward)]
-    for i in range(depth, 2 * depth):
-        direction, first = (near, n - inward - depth) if i % 2 else (far, n - depth)
-        positions.append((direction, first + i // 2))
-    positions += [(near, i) for i in range(n - inward, n)]
-    return Stream(
-        np.array([direction.micro_batch[i] for direction, i in positions], dtype=np.int32),
-        np.array([direction.stage[i] for direction, i in positions], dtype=np.int32),
-    )
-
-
-def _forward(stream: int) -> Slot:
-    return Slot(OpKind.FORWARD, stream)
-
-
-def _backward(stream: int) -> Slot:
-    return Slot(OpKind.BACKWARD, stream)
-
-
-def _backward_input(stream: int) -> Slot:
-    return Slot(OpKind.BACKWARD_INPUT, stream)
-
-
-def _backward_weight(stream: int) -> Slot:
-    return Slot(OpKind.BACKWARD_WEIGHT, stream)
-
-
-def _one_stage(stage: int, num_micro_batches: int, *, first: int = 0) -> Stream:
-    micro_batch = np.arange(first, first + num_micro_batches, dtype=np.int32)
-    return Stream(micro_batch, np.full(num_micro_batches, stage, dtype=np.int32))
-
-
-def _alternate(num_each: int, *, warm_up: int) -> tuple[Phase, ...]:
-    """Some forward passes (stream 0), then one forward and one backward (stream 1) in turn, then the rest."""
-    warm_up = min(warm_up, num_each)
-    f, bw = _forward(0), _backward(1)
-    return Phase((f,), warm_up), Phase((f, bw), num_each - warm_up), Phase((bw,), warm_up)
-
-
-def _merge(streams: Sequence[Stream], phases: Sequence[Phase]) -> RankOrder:
-    """Unroll phases into one order."""
-    slots = np.concatenate([np.tile(np.array(p.slots, dtype=np.int8), (p.repeats, 1)) for p in phases])
-    in_paired_phase = np.concatenate([np.full(len(p.slots) * p.repeats, p.paired) for p in phases])
-    kind = slots[:, 0]
-    micro_batch, stage = np.empty((2, len(slots)), dtype=np.int32)
-    for index, stream in enumerate(streams):
-        uses = slots[:, 1] == index
-        micro_batch[uses], stage[uses] = stream
-    after_forward = np.append(False, kind[:-1] == OpKind.FORWARD)
-    is_paired = in_paired_phase & after_forward & (kind == OpKind.BACKWARD)
-    return RankOrder(kind=kind, micro_batch=micro_batch, stage=stage, is_paired=is_paired)
-
-
-def _without_surplus(order: RankOrder, num_micro_batches: int) -> RankOrder:
-    """Drop all micro-batches from `num_micro_batches` on.
-
-    An order drawn for more micro-batches than there are stays free of deadlocks: the operations that remain
-    wait only for operations that remain, in the same order.
-    """
-    keep = order.micro_batch < num_micro_batches
-    return RankOrder(**{name: column[keep] for name, column in vars(order).items()})
+    return [shape.record.order(shape, rank) for rank in range(shape.num_ranks)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.cost.pipeline.schedules import schedule_shortfall, shape_of
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, Placement, schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
@@ -17,7 +17,6 @@ from meshwright.specs.plan import (
     RECOMPUTE_MODULES,
     Plan,
     Recompute,
-    Schedule,
     Sharding,
 )
 from meshwright.specs.run import BIAS_RATE, Run
@@ -119,7 +118,7 @@ def _recompute(plan: Plan, run: Run) -> Iterator[Unsupported]:
                 key=key, reason="norm frees nothing when tensor > 1: what is kept is the gathered output"
             )
     whole = plan.recompute is Recompute.FULL or names - set(DROPPED_MODULES)
-    if plan.pipeline > 1 and plan.schedule in (Schedule.ZERO_BUBBLE, Schedule.ZBV) and whole:
+    if plan.pipeline > 1 and SCHEDULE_RECORDS[plan.schedule].splits_backward and whole:
         yield Unsupported(
             key=key,
             reason=f"{plan.schedule.value} would compute it twice, for gradients of inputs and of weights",
@@ -136,7 +135,7 @@ def _compiled(plan: Plan, run: Run) -> Iterator[Unsupported]:
             reason="a compiled layer chooses by itself what of norms and activations is computed again",
             hint="set parallel.recompute to none or full",
         )
-    if plan.pipeline > 1 and plan.schedule in (Schedule.ZERO_BUBBLE, Schedule.ZBV):
+    if plan.pipeline > 1 and SCHEDULE_RECORDS[plan.schedule].splits_backward:
         yield Unsupported(
             key="train.compile",
             reason=f"the backward pass of a compiled layer is one piece, which {plan.schedule.value} would split",
@@ -244,7 +243,7 @@ def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:
             yield Unsupported(key="parallel.virtual_pipeline", reason="needs pipeline > 1")
         return
     shape = shape_of(plan, num_micro_batches=plan.num_micro_batches(run.global_batch))
-    if plan.schedule is Schedule.DUALPIPE:
+    if SCHEDULE_RECORDS[plan.schedule].placement is Placement.MIRRORED:
         yield Unsupported(
             key="parallel.schedule",
             reason="dualpipe needs every stage on two ranks, which PyTorch's pipeline runtime does not have",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.cost.pipeline.schedules import Placement, schedules_with
 from meshwright.cost.tables import RECOMPUTES, SCHEDULES
 from meshwright.planner.engines import EngineFacts, Rule, Scope
 from meshwright.planner.rules import has_experts, has_schedule, mask_of, module_names
-from meshwright.specs.plan import DROPPED_MODULES, Recompute, Schedule, Sharding
+from meshwright.specs.plan import DROPPED_MODULES, Recompute, Sharding
 
 RULES = (
     Rule(
@@ -21,7 +22,7 @@ RULES = (
         name="recomputation under zero bubble",
         scope=Scope.CHOICE,
         holds=lambda _, p: (
-            ~(has_schedule(p, Schedule.ZERO_BUBBLE, Schedule.ZBV) & (p.pipeline > 1))
+            ~(has_schedule(p, *schedules_with(lambda r: r.splits_backward)) & (p.pipeline > 1))
             | (
                 np.not_equal(p.recompute, RECOMPUTES.index(Recompute.FULL))
                 & ((np.asarray(p.recompute_mask) & ~mask_of(*DROPPED_MODULES)) == 0)
@@ -58,7 +59,7 @@ FACTS = EngineFacts(
     title="native",
     stack="torchtitan",
     # DualPipe holds every stage on two ranks, which the runtime under it does not know.
-    schedules=tuple(s for s in Schedule if s is not Schedule.DUALPIPE),
+    schedules=schedules_with(lambda record: record.placement is not Placement.MIRRORED),
     shardings=tuple(Sharding),
     recomputes=tuple(Recompute),
     selective=None,

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from meshwright.specs.plan import Plan, Schedule, Sharding
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, Placement
+from meshwright.specs.plan import Plan, Sharding
 
 PIPELINE, REPLICATE, SHARD, TENSOR = "pipeline", "replicate", "shard", "tensor"
 
@@ -100,8 +101,8 @@ class MeshCoordinates:
 
 
 def last_pipeline_rank(plan: Plan) -> int:
-    """The pipeline rank with the last stage. A V comes back to where it began."""
-    return 0 if plan.schedule is Schedule.ZBV else plan.pipeline - 1
+    """Return the pipeline rank with the last stage. A V comes back to where it began."""
+    return 0 if SCHEDULE_RECORDS[plan.schedule].placement is Placement.V else plan.pipeline - 1
 
 
 def state_axes(plan: Plan) -> tuple[int, int]:

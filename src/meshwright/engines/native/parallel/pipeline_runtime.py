@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from meshwright.cost.pipeline.schedules import OpKind, PipelineShape, RankOrder, rank_orders
+from meshwright.cost.pipeline.orders import OpKind, RankOrder
+from meshwright.cost.pipeline.schedules import PipelineShape, rank_orders
 from meshwright.errors import MissingDependencyError
 
 LETTERS = {
