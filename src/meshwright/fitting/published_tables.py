@@ -31,7 +31,10 @@ from meshwright.cost.compute import gemm_s
 from meshwright.errors import InputError
 from meshwright.fitting import aiconfigurator
 from meshwright.fitting.aiconfigurator import COLLECTIVES, PRODUCTS, KernelTable, Package
-from meshwright.fitting.device import AXES, BF16, Errors, curve_of, errors_of
+from meshwright.fitting.device_fabric import curve_of
+from meshwright.fitting.device_kernels import AXES
+from meshwright.fitting.device_rates import BF16
+from meshwright.fitting.errors import Errors, errors_of
 from meshwright.records.device import DeviceRow, PointStatus
 from meshwright.records.points import KERNELS, Point, PointFamily
 from meshwright.specs.hardware import Accelerator

@@ -17,7 +17,9 @@ from meshwright.calibration import device as device_calibration
 from meshwright.calibration.device import DeviceCalibration, installed_path, load, to_document
 from meshwright.errors import InputError
 from meshwright.fitting.advice import advise
-from meshwright.fitting.device import calibrate, coordinates, correction_name
+from meshwright.fitting.device import calibrate
+from meshwright.fitting.device_fabric import modelled_all_reduce_s
+from meshwright.fitting.device_kernels import coordinates, correction_name
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import request_for
 from meshwright.records.device import TIMES, DeviceRow, PointStatus, Records, read, row_of
@@ -101,11 +103,10 @@ def test_a_size_that_nobody_measured_lies_between_its_neighbours(found, machine)
 
 
 def test_the_planner_s_all_reduce_is_the_measured_one(found, records):
-    from meshwright.fitting.device import _reduce_s
 
     rows = [r for r in records.measured if r.point.kernel == "all_reduce"]
     for row in (min(rows, key=lambda r: r.point.size_bytes), max(rows, key=lambda r: r.point.size_bytes)):
-        assert _reduce_s(found.fabric, row) == pytest.approx(row.seconds_median, rel=0.05)
+        assert modelled_all_reduce_s(found.fabric, row) == pytest.approx(row.seconds_median, rel=0.05)
 
 
 def test_kernels_with_fewer_threads_are_kept_apart(records, found):
