@@ -13,15 +13,15 @@ from meshwright.specs.hardware import Fabric
 T = TypeVar("T")
 
 GENERIC = "generic"
-"""The technology of a fabric that the table does not name: middling values, guessed."""
+"""Technology of a fabric that the data does not name: guessed values between those of known technologies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleUpConstants:
-    """What a scale-up link gives of its nominal rate, and what starting a collective on it costs."""
+    """Efficiency of a scale-up link and overhead of a collective on it."""
 
     efficiency: float  # ratio of the nominal rate that ring traffic reaches on large messages
-    all_to_all_efficiency: float  # the same for all-to-all and for one pair
+    all_to_all_efficiency: float  # the same for all-to-all and for a pair of ranks
     in_switch_efficiency: float  # the same where the switch reduces (NVLS); 0: it cannot
     launch_s: float  # per collective, on the device
     step_s: float  # software per dependent step, on top of the fabric's nominal latency
@@ -31,13 +31,13 @@ class ScaleUpConstants:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleOutConstants:
-    """What a network gives of its nominal rate, and what a step over it costs."""
+    """Efficiency of a network and overhead of a step over it."""
 
     efficiency: float  # ratio of the nominal rate that ring traffic reaches on large messages
     all_to_all_efficiency: float  # the same for all-to-all
     step_s: float  # software per dependent step, on top of the fabric's nominal latency
     message_s: float  # per remote peer of a flat all-to-all
-    routing_efficiency: float  # of the spine: what hashing of flows onto links leaves
+    routing_efficiency: float  # of the spine, after the collisions of flows hashed onto links
     congestion_exponent: float  # the rate falls as (domains/2)^-x; 0 on a quiet fabric
     log_gather: int  # 1: the library has all-gather and reduce-scatter in log2(domains) steps
 

@@ -1,8 +1,9 @@
-"""Exchanges as they were measured: seconds by collective, by number of processes, by size of the message.
+"""Measured seconds of collectives by kind, number of processes and message size.
 
-Between two sizes the logarithm of the seconds is a line in the logarithm of the size; below the smallest an exchange
-takes what the smallest took, above the largest its seconds grow like its bytes. Between two numbers of processes it is
-a line likewise; a smaller group than any measured takes what the smallest took, for a larger one the formulas stand.
+Between two sizes the logarithm of the seconds is linear in the logarithm of the size. Below the smallest size the
+seconds are those of the smallest; above the largest they are proportional to the bytes. The interpolation between two
+numbers of processes is the same. A group smaller than any measured one takes the seconds of the smallest; a larger
+group uses the formulas.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Array = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Seconds of one collective between so many processes, the sizes rising."""
+    """Seconds of one collective between one number of processes. Sizes are in rising order."""
 
     size_bytes: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -32,10 +33,10 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredCollectives:
-    """Of one machine; empty where nothing was measured.
+    """Measured collectives of one machine; empty where nothing was measured.
 
-    `crowd`: processes that share the machine's processor. Where a group is one of several, all of them exchange at the
-    same time through the same memory, and each takes so many times longer.
+    processes_per_host: processes on the machine's CPU. Several groups communicate at the same time through the same
+    memory, so each takes as many times longer as there are groups.
     """
 
     curves: Mapping[str, Mapping[int, Curve]] = field(
@@ -44,7 +45,7 @@ class MeasuredCollectives:
     processes_per_host: int = 1
 
     def seconds(self, kernel: str, size_bytes: Array, num_processes: Array, formula_s: Array) -> Array:
-        """Of one exchange of a buffer of `size_bytes`; `formula_s` where that was not measured."""
+        """Seconds of one collective on a buffer of `size_bytes`; `formula_s` where it was not measured."""
         known = self.curves.get(kernel)
         if not known:
             return formula_s
@@ -60,7 +61,7 @@ class MeasuredCollectives:
 
 
 def _between(x: Array, knots: Array, values: Array) -> Array:
-    """Linear in `x` between rows of `values`, which belong to the rising `knots`."""
+    """Interpolate linearly in `x` between rows of `values` at the rising `knots`."""
     found = np.broadcast_to(values[0], np.broadcast(x, values[0]).shape)
     for i in range(1, len(knots)):
         share = np.clip((x - knots[i - 1]) / (knots[i] - knots[i - 1]), 0.0, 1.0)
@@ -69,7 +70,7 @@ def _between(x: Array, knots: Array, values: Array) -> Array:
 
 
 def to_document(collectives: MeasuredCollectives) -> dict[str, Any]:
-    """As JSON has it: pairs of bytes and seconds."""
+    """JSON document: pairs of bytes and seconds."""
     return {
         kernel: {
             str(count): [[b, float(f"{s:.4g}")] for b, s in zip(curve.size_bytes, curve.seconds, strict=True)]
@@ -80,7 +81,7 @@ def to_document(collectives: MeasuredCollectives) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any]) -> MeasuredCollectives:
-    """What `to_document` wrote. Raises KeyError, TypeError or ValueError for what it did not."""
+    """Read a document of `to_document`. Raises KeyError, TypeError or ValueError for any other."""
     return MeasuredCollectives(
         curves={
             kernel: {int(count): _curve(pairs) for count, pairs in by_count.items()}
@@ -92,5 +93,5 @@ def from_document(document: Mapping[str, Any]) -> MeasuredCollectives:
 def _curve(pairs: Any) -> Curve:
     size_bytes, seconds = (tuple(float(x) for x in column) for column in zip(*pairs, strict=True))
     if not all(x > 0 for x in (*size_bytes, *seconds)) or list(size_bytes) != sorted(set(size_bytes)):
-        raise ValueError("sizes of an exchange rise, and its seconds are above 0")
+        raise ValueError("sizes of a collective must rise, and its seconds must be above 0")
     return Curve(size_bytes=size_bytes, seconds=seconds)

@@ -1,11 +1,11 @@
-"""What a kernel takes beside what the cost model says, as a function of its shape, learned from measured shapes.
+"""Efficiency correction of a kernel: measured over modelled seconds as a function of its shape.
 
     y(x) = log(measured seconds / modelled seconds)          x = log2 of the shape
     y(x) = mean + f(x) + noise,   f a Gaussian process, Matérn 3/2, one length for all axes
 
-Far from all measured shapes f returns to 0 and what is left is the cost model's roofline times exp(mean); nowhere does
-it leave the range of what was measured. Length and size of f are those under which each point is best predicted by the
-others (leave one out). Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, sections 2.2
+Far from all measured shapes f returns to 0, and the prediction is the cost model's roofline times exp(mean). It never
+leaves the range of the measured y. Length and standard deviation of f are those that best predict each point from the
+others (leave-one-out). Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, sections 2.2
 and 5.4.2; interpolation in the space of utilisation rather than of time: Nvidia, AIConfigurator.
 """
 
@@ -24,11 +24,11 @@ Floats = NDArray[np.float64]
 LENGTHS = (0.5, 1.0, 2.0, 4.0, 8.0)  # doublings of the shape
 SDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 LEAST_NOISE = 0.02
-"""Repetitions of one process agree better than two processes do: nothing is known better than this."""
+"""Least standard deviation of a point. Two processes differ more than the repetitions of one."""
 
 FEWEST_POINTS = 4
-MOST_POINTS = 256  # their matrix is inverted
-MOST_SHAPES = 4096  # at once; more are first reduced to those that differ
+MAX_POINTS = 256  # the cost is that of inverting their covariance
+MAX_SHAPES = 4096  # in one evaluation; more are first reduced to the distinct ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Predicted:
 class EfficiencyCorrection:
     """One kernel in one number format: n points of d axes."""
 
-    axes: tuple[str, ...]  # what x is the log2 of
+    axes: tuple[str, ...]  # names of the sizes; x is their log2
     x: Floats  # n x d
     y: Floats  # n
     noise: Floats  # n, standard deviations
@@ -53,7 +53,7 @@ class EfficiencyCorrection:
 
     @cached_property
     def inverse(self) -> Floats:
-        """Of the covariance of the points, n x n."""
+        """Inverse covariance of the points, n x n."""
         return np.asarray(np.linalg.inv(self._covariance(self.x) + np.diag(self.noise**2)), dtype=np.float64)
 
     @cached_property
@@ -61,25 +61,25 @@ class EfficiencyCorrection:
         return self.inverse @ (self.y - self.mean)
 
     def predict(self, x: Floats) -> Predicted:
-        """At shapes q x d, given as log2. Within the range of the measured y, whatever the shape."""
+        """y at shapes q x d, given as log2. It is within the range of the measured y."""
         near = self._covariance(x)
         mean = np.clip(self.mean + near @ self.weights, self.y.min(), self.y.max())
         variance = self.sd**2 - np.einsum("qn,nm,qm->q", near, self.inverse, near)
         return Predicted(mean=mean, sd=np.sqrt(np.maximum(variance, 0.0)))
 
     def factor(self, *shape: Any) -> Any:
-        """exp(y): what to multiply modelled seconds by. Numbers, or arrays that broadcast; sizes below 1 count as 1."""
+        """exp(y), the factor on modelled seconds. Sizes broadcast; those below 1 count as 1."""
         sizes = np.broadcast_arrays(*(np.maximum(np.asarray(s, dtype=float), 1.0) for s in shape))
         x = np.log2(np.stack([s.ravel() for s in sizes], axis=1))
         back = None
-        if len(x) > MOST_SHAPES:
+        if len(x) > MAX_SHAPES:
             x, back = np.unique(x, axis=0, return_inverse=True)
         y = np.clip(self.mean + self._covariance(x) @ self.weights, self.y.min(), self.y.max())
         found = np.exp(y if back is None else y[back.ravel()]).reshape(sizes[0].shape)
         return found if found.ndim else float(found)
 
     def leave_one_out(self) -> Predicted:
-        """Each measured point as the others predict it, with the noise of measuring it."""
+        """Each measured point predicted from the others, with the noise of its measurement."""
         variance = 1 / np.diag(self.inverse)
         return Predicted(mean=self.y - self.weights * variance, sd=np.sqrt(variance))
 
@@ -90,11 +90,11 @@ class EfficiencyCorrection:
 def fit_correction(
     x: Floats, y: Floats, noise: Floats, *, axes: Sequence[str]
 ) -> EfficiencyCorrection | None:
-    """The surface through points (x, y); None when there are too few."""
+    """Fit a correction to points (x, y); None when there are too few."""
     if len(y) < FEWEST_POINTS:
         return None
-    x, y = x[:MOST_POINTS], y[:MOST_POINTS]
-    noise = np.hypot(noise[:MOST_POINTS], LEAST_NOISE)
+    x, y = x[:MAX_POINTS], y[:MAX_POINTS]
+    noise = np.hypot(noise[:MAX_POINTS], LEAST_NOISE)
     mean = float(np.median(y))
     tried = [
         EfficiencyCorrection(axes=tuple(axes), x=x, y=y, noise=noise, mean=mean, length=length, sd=sd)
@@ -105,7 +105,7 @@ def fit_correction(
 
 
 def _log_density(correction: EfficiencyCorrection) -> float:
-    """Of the points, each under what the others say of it."""
+    """Sum of the log densities of the points, each predicted from the others."""
     out = correction.leave_one_out()
     return float(np.sum(-np.log(out.sd) - 0.5 * ((correction.y - out.mean) / out.sd) ** 2))
 
@@ -121,7 +121,7 @@ def _matern(distance: Floats) -> Floats:
 
 
 def to_document(correction: EfficiencyCorrection) -> dict[str, Any]:
-    """As JSON has it; numbers rounded to what was measured."""
+    """JSON document, with numbers rounded to the precision of the measurements."""
     return {
         "axes": list(correction.axes),
         "mean": round(correction.mean, 6),
@@ -135,7 +135,7 @@ def to_document(correction: EfficiencyCorrection) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any]) -> EfficiencyCorrection:
-    """What `to_document` wrote. Raises KeyError, TypeError or ValueError for what it did not."""
+    """Read a document of `to_document`. Raises KeyError, TypeError or ValueError for any other."""
     points = document["points"]
     correction = EfficiencyCorrection(
         axes=tuple(document["axes"]),
@@ -150,7 +150,9 @@ def from_document(document: Mapping[str, Any]) -> EfficiencyCorrection:
     if correction.x.shape != (len(points), len(correction.axes)) or not all(
         np.isfinite(a).all() for a in numbers
     ):
-        raise ValueError("a surface has points that are no numbers, or of another number of axes")
+        raise ValueError(
+            "an efficiency correction has points that are not finite, or of another number of axes"
+        )
     if not (correction.length > 0 and correction.sd > 0 and (correction.noise > 0).all()):
-        raise ValueError("length, sd and noise of a surface are above 0")
+        raise ValueError("length, sd and noise of an efficiency correction must be above 0")
     return correction

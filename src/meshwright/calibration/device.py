@@ -1,7 +1,8 @@
-"""A device as it was measured: the document that `meshwright calibrate` writes and the planner reads.
+"""One measured device: the file that `meshwright calibrate` writes and the planner reads.
 
-It holds the rates of the device where no catalogue has them, parameters of the cost model with their spread, surfaces
-of its kernels, and what collectives took. Without torch: a plan for `cluster: here` needs only this file.
+It holds the rates of a device that is not in the catalogue, parameters of the cost model with their standard
+deviations, efficiency corrections of its kernels, and measured collectives. A plan for `cluster: here` needs only this
+file, not torch.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ RENAMED_SINCE_3 = {
     "tensor_exchange_factor": "tensor_collective_factor",
     "pipeline_exchange_s": "pipeline_transfer_s",
 }
-"""Keys of a document of the schema before, which `load` still reads. The rest of it is the same."""
+"""Keys of schema 3 that have other names in schema 4. `load` reads both schemas."""
 
-STARTS = {"kernel_s", "data_layer_s", "step_s"}
-"""Parameters that are a processor's own seconds: processes that crowd it take turns."""
+PROCESSOR_SECONDS = {"kernel_s", "data_layer_s", "step_s"}
+"""Parameters that are seconds of a CPU core. With more processes than cores they grow with the oversubscription."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """What one process reaches with some of a processor's threads."""
+    """Rates, parameters and corrections of a process that has some threads of the CPU."""
 
     peak_flops_per_s: Mapping[str, float]
     memory_bytes_per_s: float
@@ -55,46 +56,50 @@ class Kernels:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A step that was timed when the device was measured. Who times it again knows whether the machine is as fast."""
+    """A step that was timed when the device was measured. Timing it again shows if the machine is as fast."""
 
-    run: str  # a run file: one process's step
-    num_processes: int  # that took such steps at the same time
+    run: str  # run file of one process
+    num_processes: int  # that ran such steps at the same time
     seconds: float
-    spread: float  # longest over shortest in the windows in which it was timed
+    spread: float  # longest over shortest of its measuring windows
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCalibration:
-    """What is known of one device from its records."""
+    """Everything that the records of one device give."""
 
     accelerator: Accelerator
     fabric: Fabric
     num_devices: int  # of the machine that was measured
-    shares_host: bool  # its devices are processes that share the cores and the memory of one CPU
-    num_cores: int = 1  # threads of that machine; more processes than these crowd it
+    shares_host: bool  # devices are processes on one CPU, with common cores and memory
+    num_cores: int = 1  # threads of that machine; more processes oversubscribe it
     parameters: Mapping[str, MeasuredParameter]
     corrections: Mapping[str, EfficiencyCorrection]  # "gemm/forward/bf16" -> ...
-    by_threads: Mapping[int, Kernels] = field(default_factory=dict)  # of a process that has not all cores
+    by_threads: Mapping[int, Kernels] = field(
+        default_factory=dict
+    )  # of a process with fewer threads than cores
     collectives: MeasuredCollectives = field(default_factory=MeasuredCollectives)
     contention: Mapping[int, float] = field(default_factory=dict)
-    """Processes -> time of a step's work over that of even parts of the machine; 1 process: 1."""
+    """Processes -> time of a step over that on an equal part of the machine without contention; 1 process: 1."""
     by_processes: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """Parameter -> processes -> its value there over its value: what surrounds an exchange when more of them wait."""
+    """Parameter -> processes -> factor on its value: time around collectives grows with the processes that wait."""
     unexplained_sd: float | None = None
-    """Of the logarithm of whole steps that were measured and left out; None: none was measured."""
+    """Standard deviation of the logarithm of whole steps in leave-one-out; None: no steps were measured."""
     checks: tuple[Check, ...] = ()
     made: str  # one line: of what, when, with which software
-    details: Mapping[str, Any] = field(default_factory=dict)  # errors, collectives, records: for readers
+    details: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # errors, records, sources; not used in estimates
 
     def calibration(self, base: Calibration | None = None, *, num_devices: int | None = None) -> Calibration:
-        """The shipped calibration with what was measured in its place, for so many devices of this machine."""
+        """The shipped calibration with the measured values in place, for `num_devices` devices of this machine."""
         count = num_devices or self.num_devices
         parameters, corrections = dict(self.parameters), self.corrections
         if self.shares_host:
             _, kernels = self._kernels(count)
             if kernels is not None:
                 parameters, corrections = {**parameters, **kernels.parameters}, kernels.corrections
-            for name in STARTS & parameters.keys():
+            for name in PROCESSOR_SECONDS & parameters.keys():
                 parameters[name] = _times(parameters[name], self.cpu_oversubscription(count))
         for name, factors in {**self.by_processes, "general_factor": self.contention}.items():
             if factors and name in parameters:
@@ -113,7 +118,7 @@ class DeviceCalibration:
         return max(1.0, count / self.num_cores)
 
     def _kernels(self, count: int) -> tuple[int, Kernels | None]:
-        """(threads, what was measured with them) of one of `count` processes; None: with all, and even parts of it."""
+        """(threads, measurements with them) of one of `count` processes; None: equal parts of the whole machine."""
         threads = max(1, self.num_cores // count)
         if not self.by_threads or threads == self.num_cores:
             return threads, None
@@ -121,7 +126,7 @@ class DeviceCalibration:
         return threads, _scaled(self.by_threads[nearest], threads / nearest)
 
     def cluster(self, num_devices: int | None = None) -> Cluster:
-        """This machine, with so many of its devices. Processes of one CPU divide its rates and its memory."""
+        """This machine with `num_devices` devices. Processes on one CPU get equal parts of its rates and memory."""
         count = num_devices or self.num_devices
         if not self.shares_host and count > self.num_devices:
             raise InputError(
@@ -132,7 +137,7 @@ class DeviceCalibration:
             _, kernels = self._kernels(count)
             oversubscription = self.cpu_oversubscription(count)
             accelerator = (
-                _divided(accelerator, count)
+                _equal_part(accelerator, count)
                 if kernels is None
                 else _oversubscribed(accelerator, kernels, count=count, factor=oversubscription)
             )
@@ -142,7 +147,7 @@ class DeviceCalibration:
 
 
 def _between(factors: Mapping[int, float], count: int) -> float:
-    """The factor at `count` processes: the logarithm on a line in that of their number, level beyond those known."""
+    """The factor at `count` processes, interpolated in logarithms; constant outside the known counts."""
     known = sorted(factors)
     logs = [math.log(factors[n]) for n in known]
     return math.exp(float(np.interp(math.log(count), [math.log(n) for n in known], logs)))
@@ -152,7 +157,7 @@ def _times(measured: MeasuredParameter, factor: float) -> MeasuredParameter:
     return replace(measured, value=measured.value * factor)
 
 
-def _divided(accelerator: Accelerator, count: int) -> Accelerator:
+def _equal_part(accelerator: Accelerator, count: int) -> Accelerator:
     return replace(
         accelerator,
         peak_flops_per_s={name: rate / count for name, rate in accelerator.peak_flops_per_s.items()},
@@ -177,7 +182,7 @@ def _oversubscribed(accelerator: Accelerator, kernels: Kernels, *, count: int, f
 
 
 def to_document(found: DeviceCalibration) -> dict[str, Any]:
-    """As JSON has it."""
+    """JSON document."""
     return {
         "schema": SCHEMA,
         "made": found.made,
@@ -230,7 +235,7 @@ def _read(path: str, changed_ns: int) -> DeviceCalibration:
 
 
 def _renamed(document: Any) -> Any:
-    """`document` of schema 3 with the keys of today, at any depth."""
+    """A document of schema 3 with the keys of schema 4, at any depth."""
     if isinstance(document, dict):
         return {RENAMED_SINCE_3.get(key, key): _renamed(value) for key, value in document.items()}
     return document
@@ -270,7 +275,7 @@ def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
 def _check(document: Mapping[str, Any]) -> Check:
     check = Check(**document)
     if not (check.seconds > 0 and check.spread >= 1):
-        raise ValueError("a step that was timed took time")
+        raise ValueError("a timed step must have taken time")
     return check
 
 
@@ -319,6 +324,6 @@ def _kernels_from(document: Mapping[str, Any]) -> Kernels:
 
 
 def installed_path() -> Path:
-    """Where this user's calibration of this machine lies: XDG_DATA_HOME, or ~/.local/share."""
+    """Path of this user's calibration of this machine, under XDG_DATA_HOME or ~/.local/share."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "meshwright" / "here.json"

@@ -1,6 +1,6 @@
-"""What a software stack keeps, and what its allocator adds: calibration/data/memory.toml.
+"""Tensors that a software stack keeps, and its allocator overhead: calibration/data/memory.toml.
 
-Traits are read in the source or the paper of the stack; only the constants at the end are fitted.
+Traits come from the source or the paper of the stack. Only the constants at the end are fitted.
 """
 
 from __future__ import annotations
@@ -20,28 +20,26 @@ class MemoryConstants(Table):
     """Traits and measured constants of one stack. Traits without a unit are 0 or 1."""
 
     accumulates_in_16_bits: Array  # gradients are accumulated in 16 bits, not in fp32
-    second_gradient_bytes: Array  # per parameter: 16-bit gradients beside the accumulated ones
+    second_gradient_bytes: Array  # per parameter: 16-bit gradients in addition to the accumulated ones
     step_gradient_bytes: Array  # per parameter of an optimizer shard: fp32 gradients made for the update
     gradients_as_they_come: Array  # gradients are allocated during backward, not before
-    optimizer_in_16_bits: Array  # no fp32 master, moments in 16 bits
+    optimizer_in_16_bits: Array  # no fp32 master weights, optimizer states in 16 bits
     splits_by_cost: Array  # the pipeline split counts the output head as layers
     unfused_attention: Array  # the s x s probabilities are kept
     probability_bytes: Array  # per probability that unfused attention keeps, copies and masks included
     keeps_dropout_masks: Array  # of both residual branches
     keeps_gathered_inputs: Array  # linear layers keep their input gathered over tensor ranks, not their part
     norm_copy_bytes: Array  # per element and norm: fp32 copies that an unfused norm keeps
-    ffn_copies: Array  # 16-bit copies of f kept beside gate, up and their product
+    ffn_copies: Array  # 16-bit copies of f kept in addition to gate, up and their product
     splits_logits: Array  # logits stay split over tensor ranks in the loss
     logits_bytes: Array  # per logit at the loss's peak: 16-bit logits and gradient, fp32 copies
     head_gradient_bytes: Array  # per parameter of the head: weight gradient before it is accumulated
-    waiting_buffers: (
-        Array  # tensors gathered over tensor ranks that wait for another stream, without a pipeline
-    )
-    waiting_buffers_in_pipeline: Array  # the same with a pipeline, which waits for neighbours anyway
+    waiting_buffers: Array  # tensors gathered over tensor ranks that wait for another stream
+    waiting_buffers_in_pipeline: Array  # the same with a pipeline, which waits for neighbours in any case
     workspace_bytes: Array  # GEMM and attention workspaces, buckets
-    context_bytes: Array  # beside the allocator: driver context, kernels
-    communicator_bytes: Array  # beside the allocator, per communicator that a rank takes part in
-    fragmentation_ratio: Array  # reserved / allocated - 1, of what comes and goes
+    context_bytes: Array  # outside the allocator: driver context, kernels
+    communicator_bytes: Array  # outside the allocator, per communicator of a rank
+    fragmentation_ratio: Array  # reserved / allocated - 1, of temporary tensors
 
 
 @cache
@@ -54,9 +52,9 @@ def _sections() -> dict[str, dict[str, float]]:
 def memory_constants(
     stack: Stack, *, unfused_attention: bool | None = None, fused_norm: bool = False
 ) -> MemoryConstants:
-    """The constants of a stack: defaults, what its lineage does otherwise, what itself does otherwise.
+    """The constants of a stack: the defaults, overridden by those of its lineage and then by its own.
 
-    unfused_attention: overrides what the stack usually does. fused_norm: the run replaced the stack's norms by a
+    unfused_attention: overrides the default of the stack. fused_norm: the run replaced the stack's norms by a
     fused kernel. Raises UnknownNameError for an unknown stack.
     """
     facts, sections = stack_facts(stack.framework), _sections()

@@ -1,11 +1,11 @@
-"""Calibrated parameters: priors, fitted offsets, and how sure we are of each.
+"""Calibrated parameters: priors, fitted offsets, and the uncertainty of each.
 
     value = inverse_transform(transform(prior) + offset_of_all + Σ_levels offset[level, key])
 
-A level says what a parameter may depend on (architecture, framework, fabric, ...), a key which one. Priors are
-written by hand in data/parameters.toml; offsets are fitted and written to data/step.json,
-each with its standard deviation and the number of rows behind it. A key without rows has offset 0 and the full
-prior standard deviation: that is how an unknown accelerator or stack widens the interval.
+A level names what a parameter may depend on (architecture, framework, fabric, ...); a key is one value of it. Priors
+are written by hand in data/parameters.toml. Offsets are fitted and written to data/step.json, each with its standard
+deviation and the number of rows behind it. A key without rows has offset 0 and the full prior standard deviation, so an
+unknown accelerator or stack widens the interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Factors = Mapping[str, str]
 """Level name -> key, for one run: {"architecture": "hopper", "framework": "nemo", ...}."""
 
 STEP_CALIBRATION = Path(str(files("meshwright.calibration"))) / "data" / "step.json"
-"""The fitted offsets that ship."""
+"""The shipped offsets."""
 
 ALL = "all"
 """The level with one key that every run has."""
@@ -38,7 +38,7 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One quantity that is measured rather than derived, with its prior."""
+    """One quantity that is measured, not derived, with its prior."""
 
     name: str
     meaning: str
@@ -50,7 +50,7 @@ class Parameter:
     measured: Mapping[str, Any] = field(default_factory=dict)  # {"level", "values": {key: prior}, "source"}
 
     def prior_of(self, factors: Factors) -> float:
-        """What is believed before the fit: a measured value where there is one, else the general prior."""
+        """The prior for one run: a measured value where there is one, else the general prior."""
         if not self.measured:
             return self.prior
         return self.measured["values"].get(factors[self.measured["level"]], self.prior)
@@ -75,7 +75,7 @@ class Offset:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredParameter:
-    """A parameter as it was measured on the very device and software for which it is used."""
+    """A parameter measured on the device and software for which it is used."""
 
     value: float
     sd: float  # of its logarithm
@@ -88,7 +88,7 @@ class Calibration:
     parameters: Mapping[str, Parameter]
     offsets: Mapping[tuple[str, str, str], Offset] = field(default_factory=dict)  # (parameter, level, key)
     residual_sd: Mapping[str, float] = field(default_factory=dict)  # of log step time: "dense", "moe", ...
-    interval_scale: float = 1.0  # so that 80 % intervals held 80 % of left-out sources
+    interval_scale: float = 1.0  # such that 80 % intervals hold 80 % of rows in leave-one-source-out
     made: str = "prior"
     corrections: Mapping[str, EfficiencyCorrection] = field(default_factory=dict)
     """Of a measured device, by kernel and format: "gemm/forward/bf16"."""
@@ -129,7 +129,7 @@ class Calibration:
         return replace(self, interval_scale=interval_scale)
 
     def with_measured(self, measured: Mapping[str, MeasuredParameter], *, made: str) -> Calibration:
-        """The same where `measured` parameters have the values given: what was fitted of them no longer counts."""
+        """The same with `measured` values. Fitted offsets of these parameters no longer count."""
         parameters = dict(self.parameters)
         for name, m in measured.items():
             p = parameters[name]
@@ -170,7 +170,7 @@ def fitted() -> Calibration:
 
 
 def from_document(document: Mapping[str, object]) -> Calibration:
-    """Read what `to_document` wrote."""
+    """Read a document of `to_document`."""
     offsets = {
         (o["parameter"], o["level"], o["key"]): Offset(value=o["value"], sd=o["sd"], num_rows=o["num_rows"])
         for o in document["offsets"]  # pyright: ignore[reportGeneralTypeIssues]

@@ -1,11 +1,12 @@
-"""From measurements to calibrations of the cost model.
+"""Fits of the cost model's parameters to measurements. Each ends in a calibration (`meshwright.calibration`).
 
-published_runs            the shipped calibration: a maximum a posteriori fit to published runs
-leave_one_source_out      its errors on sources that the fit has not seen
-ship                      `python -m meshwright.fitting.ship` writes it
-kernel_times              parameters that give the seconds measured on one device
-device                    the calibration of a device from the records of `bench device`
-residual                  what whole steps take besides their kernels
-published_tables          kernel tables that others measured (`aiconfigurator`)
-advice                    which measurement would narrow a run's interval most
+published_runs        the shipped calibration: a maximum a posteriori fit to published runs
+leave_one_source_out  predictions of each published source by a fit without it
+ship                  `python -m meshwright.fitting.ship` writes the shipped calibration
+device                the calibration of a device from the records of `bench device`, with
+                      device_rates, device_kernels, device_fabric, errors
+residual              parameters of whole steps: time that the kernels do not explain
+kernel_times          the calibration of a training with `cluster: here`, from kernels timed just before it
+published_tables      efficiency corrections from published kernel tables (aiconfigurator)
+advice                the measurement that would narrow a run's interval most
 """

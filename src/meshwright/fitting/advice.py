@@ -1,10 +1,10 @@
-"""Which measurement would make a run's estimate surer: how little a kernel is known, times how much the step needs it.
+"""Ranking of measurements by how much each would narrow the interval of a run's estimate.
 
-    gain(x) = (d log step / d log seconds of the kernel at x  *  sd of its surface at x)^2
+    gain(x) = (d log step / d log seconds of the kernel at x  *  sd of its efficiency correction at x)^2
 
-is what the variance of the log step time loses when the kernel is measured at shape x (Settles 2009, "Active learning
-literature survey", section 3.4). Shapes and slopes come from the cost model itself: it is asked for the step with
-surfaces that note where they are read, and again with each of these places 1 % slower.
+The gain is the variance that the log step time loses when the kernel is measured at shape x (Settles 2009, "Active
+learning literature survey", section 3.4). Shapes and slopes come from the cost model: it estimates the step with
+corrections that record the shapes at which they are read, and again with each of these shapes 1 % slower.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
 SLOWER = 1.01
+"""Factor on a kernel's seconds for its slope."""
+LEAST_STEP_SHARE = 1e-6
+"""Share of the step below which the step does not depend on a kernel."""
 Shape = tuple[float, ...]
 
 
@@ -46,7 +49,7 @@ class KernelCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to measure next for `run`, best first, and what no measurement of a kernel makes surer."""
+    """Measurements for `run` in order of their gain, and the variance that no kernel measurement reduces."""
 
     run: str
     step: Estimate
@@ -57,7 +60,7 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Noted(EfficiencyCorrection):
-    """A surface that notes its readers, and makes one of them slower."""
+    """A correction that records the shapes at which it is read, and is larger at one of them."""
 
     asked: dict[Shape, None] = field(default_factory=dict)
     slow: Shape | None = None
@@ -71,11 +74,12 @@ class _Noted(EfficiencyCorrection):
 
 
 def advise(run: Run) -> Advice:
-    """Raises InputError when the run's calibration has no surfaces."""
+    """Raises InputError when the run's calibration has no efficiency corrections."""
     request = request_for(run)
     if request.calibration is None or not request.calibration.corrections:
         raise InputError(
-            "there is nothing to choose from: the calibration has no surfaces", got=run.calibration
+            "there is nothing to choose from: the calibration has no efficiency corrections",
+            got=run.calibration,
         )
     plan = run.plan or best_plans(free_request(run), goal=goal_of(run)).plans[0].plan
     noted = {name: _noted(s) for name, s in request.calibration.corrections.items()}
@@ -97,8 +101,8 @@ def advise(run: Run) -> Advice:
 
 
 def _needed(candidates: Iterable[KernelCandidate]) -> list[KernelCandidate]:
-    """Without those that the plan's step does not depend on."""
-    return [c for c in candidates if c.step_share > 1e-6]
+    """The candidates that the plan's step depends on."""
+    return [c for c in candidates if c.step_share > LEAST_STEP_SHARE]
 
 
 def _noted(correction: EfficiencyCorrection, *, slow: Shape | None = None) -> _Noted:
@@ -107,7 +111,7 @@ def _noted(correction: EfficiencyCorrection, *, slow: Shape | None = None) -> _N
 
 
 def _step_s(request: PlanRequest, plan: Plan, corrections: Mapping[str, EfficiencyCorrection]) -> float:
-    """The step's seconds, the pipeline in closed form."""
+    """Seconds of the step, with the pipeline in closed form."""
     assert request.calibration is not None
     rates = system_rates(
         request.cluster, request.precision, request.stack,

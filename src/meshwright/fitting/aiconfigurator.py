@@ -1,12 +1,12 @@
-"""The measured kernel tables of aiconfigurator-core (NVIDIA, Apache-2.0): where they lie and what their columns mean.
+"""Reader of the measured kernel tables of aiconfigurator-core (NVIDIA, Apache-2.0): paths and columns.
 
     systems/data/SYSTEM/gemm/FRAMEWORK/VERSION/gemm_perf.parquet                 m, n, k, gemm_dtype
     systems/data/SYSTEM/attention/FRAMEWORK/VERSION/context_attention_perf...    batch_size, isl, num_heads, head_dim
     systems/data/SYSTEM/comm/nccl/VERSION/nccl_perf.parquet                      op_name, num_gpus, message_size
 
-`latency` is in milliseconds, `message_size` in elements, of 2 bytes where `nccl_dtype` is half. Products take 16-bit
-inputs: in a narrow format quantising them is part of the time. Attention is causal and forward only.
-The package is looked for but never imported: its compiled part is not needed here.
+`latency` is in milliseconds, `message_size` in elements, of 2 bytes where `nccl_dtype` is "half". GEMMs take 16-bit
+inputs: in a narrow format their time includes the quantization. Attention is causal and forward only.
+The package is found but never imported: its compiled part is not needed here.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SYSTEMS = {
 }  # fmt: skip
 """Accelerators of the catalogue and their folders. Others of the package are not in the catalogue."""
 
-PRODUCTS = {"bf16": "bfloat16", "fp8": "fp8", "fp4": "nvfp4"}
-"""Our formats. Not fp8_block: in some versions its small shapes measure the host."""
+GEMM_FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "fp4": "nvfp4"}
+"""Number format -> its name in the tables. Not fp8_block: in some versions its small shapes measure the host."""
 
 COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
@@ -53,13 +53,13 @@ class Package:
     data: Path
 
     def systems(self) -> list[str]:
-        """Accelerators of the catalogue that it measured products of."""
+        """Accelerators of the catalogue that have GEMM tables."""
         return [name for name, folder in SYSTEMS.items() if (self.data / folder / "gemm").is_dir()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTable:
-    """One file, each column an array of its rows."""
+    """One file, as columns of equal length."""
 
     columns: Mapping[str, NDArray[Any]]
     file: str  # inside the package's data
@@ -100,8 +100,8 @@ def installed() -> Package:
     )
 
 
-def products(package: Package, device: str, framework: str) -> KernelTable:
-    """Every matrix product of `device` that was measured in `framework`. Raises InputError when there is none."""
+def gemms(package: Package, device: str, framework: str) -> KernelTable:
+    """All GEMMs of `device` measured in `framework`. Raises InputError when there is none."""
     if device not in package.systems():
         raise InputError(
             f"{package.name} {package.version} has no tables of this accelerator",
@@ -115,7 +115,7 @@ def products(package: Package, device: str, framework: str) -> KernelTable:
         files = (package.data / SYSTEMS[device] / "gemm").glob(f"*/*/{name}")
         there = sorted({file.parent.parent.name for file in files})
         raise InputError(
-            f"{package.name} has no products of {device} with this framework",
+            f"{package.name} has no GEMM tables of {device} with this framework",
             got=framework, allowed=", ".join(there),
         )  # fmt: skip
     return table

@@ -1,17 +1,17 @@
-"""From seconds measured on one device to the parameters of the cost model that give these seconds.
+"""The calibration of a training with `cluster: here`, from kernels timed at its shapes just before it.
 
     measured                               parameter that is solved for
-    plain matrix products of a layer       gemm_ratio
+    linear layers                          gemm_ratio
     attention, forward and backward        attention_forward_ratio, attention_backward_ratio
     experts and their routing              grouped_ratio
-    what is left of the layer              elementwise_factor
+    rest of the layer                      elementwise_factor
     all layers together                    general_factor
     embedding, head and loss               head_factor
     the optimizer's step                   optimizer_passes
-    an exchange between processes          scale_up_ratio
+    an all-reduce between processes        scale_up_ratio
 
-Each is found by bisection on the cost model itself, one after the other: every parameter moves its own seconds one
-way. So the model gives at the measured shape what was measured, and its formulas carry that to other plans.
+Each parameter is found by bisection on the cost model, one after the other: its own seconds are monotone in it. At the
+measured shape the model then gives the measured seconds; its formulas extrapolate to other plans.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from meshwright.specs.plan import Plan
 
 BISECTIONS = 30
 REACH = 12.0
-"""How far from its prior a parameter is looked for, in transformed units (logarithm or logit)."""
+"""Largest distance of a parameter from its prior in the search, in transformed units (logarithm or logit)."""
 
 NOTHING_S = 1e-9
-"""Seconds that count as none where a logarithm is taken."""
+"""Seconds that stand for zero where a logarithm is taken."""
 
 
 TODAY = {
@@ -47,14 +47,14 @@ TODAY = {
     "moe_gain_per_year": NOTHING_S,
     "host_gain_per_year": NOTHING_S,
 }
-"""What tells one stack and its age from another: `general_factor` is measured with today's."""
+"""Parameters of a stack's age. They are neutral here: `general_factor` is measured with the installed stack."""
 
 HOST = {
-    "host_layer_s": NOTHING_S,  # nothing is issued from elsewhere
+    "host_layer_s": NOTHING_S,  # no separate host issues kernels
     "host_moe_s": NOTHING_S,
-    "sustained_ratio": 1 - NOTHING_S,  # the peak was measured, not printed, and so was the rate of copying
+    "sustained_ratio": 1 - NOTHING_S,  # peak and copy rate were measured, not read from a datasheet
     "memory_ratio": 1 - NOTHING_S,
-    # What computes also exchanges, so nothing hides behind anything.
+    # The cores that compute also communicate: nothing overlaps.
     "tensor_exposed_ratio": 1 - NOTHING_S,
     "expert_exposed_ratio": 1 - NOTHING_S,
     "pipeline_exposed_ratio": 1 - NOTHING_S,
@@ -71,8 +71,8 @@ AROUND = {
     "pipeline_transfer_s": 2e-4,
 }
 AROUND_SD = 1.0
-"""What a process does around exchanges, where it is the processor that computes too. An assumption: what steps on one
-processor showed (docs/log.md), right within a factor of three. `bench device` and `calibrate` measure it."""
+"""Seconds that a process spends around communication where it computes on the same CPU. An assumption from steps on one
+CPU (docs/log.md), right within a factor of three. `bench device` and `calibrate` measure it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class KernelTimes:
     """
 
     micro_batch: int  # sequences
-    linear_s: float  # plain matrix products of one layer
+    linear_s: float  # linear layers of one layer
     attention_forward_s: float  # scores and values of one layer
     attention_backward_s: float
     experts_s: float | None  # one layer's mixture of experts, routing included; None in a dense model
@@ -93,7 +93,7 @@ class KernelTimes:
     update_s: float  # optimizer step of a model of `update_layers` layers
     update_layers: int
     sd: float
-    on_host: bool  # the device is the host, its rates measured
+    on_host: bool  # the device is the host CPU, with measured rates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class CollectiveTime:
 def calibration_here(
     request: PlanRequest, times: KernelTimes, *, collective: CollectiveTime | None = None, made: str
 ) -> Calibration:
-    """The shipped calibration with what `times` imply for this device, at the request's model and precision."""
+    """The shipped calibration with the parameters that `times` give at the request's model and precision."""
     solver = _Solver(request, times, request.calibration or fitted(), made)
     solver.know(TODAY)
     if times.on_host:
@@ -143,7 +143,7 @@ def calibration_here(
 
 
 def _linear_s(layer: LayerCompute, model: Model) -> float:
-    """Attention's projections, and the feed-forward block where it is dense."""
+    """Projections of attention, and the feed-forward block where it is dense."""
     dense = 0.0 if model.experts is not None else layer.dense_ffn.total_s
     return float(layer.attention_gemm.total_s + dense)
 
@@ -185,7 +185,7 @@ class _Point:
         return estimate_steps(**self.facts, rates=self.rates)  # pyright: ignore[reportArgumentType]
 
     def layers_s(self) -> float:
-        """The step without the head and what happens once."""
+        """Seconds of the step without the head and without what happens once per step."""
         steps = self.steps()
         others = ("head", "optimizer", "fixed", "stragglers")
         return _number(steps.step_s - sum(steps.components_s[name] for name in others))
@@ -196,7 +196,7 @@ class _Point:
 
 
 class _Solver:
-    """The calibration as it is known so far."""
+    """Base calibration and the parameters found so far."""
 
     def __init__(self, request: PlanRequest, times: KernelTimes, base: Calibration, made: str) -> None:
         self.request, self.times, self.made = request, times, made
@@ -207,13 +207,13 @@ class _Solver:
         return self.base.with_measured(self.measured, made=self.made)
 
     def know(self, values: Mapping[str, float], *, sd: float = 0.0) -> None:
-        """Take these values as they are, or as they are believed to be."""
+        """Set these values without measuring them."""
         self.measured |= {name: MeasuredParameter(value=value, sd=sd) for name, value in values.items()}
 
     def solve(
         self, name: str, seconds: float, model_s: Callable[[_Point], object], *, sd: float | None = None
     ) -> None:
-        """Set `name` so that `model_s` gives `seconds`; the end of its reach where nothing does."""
+        """Set `name` so that `model_s` gives `seconds`, or to the end of its range where no value does."""
         parameter = self.base.parameters[name]
         low, high = (parameter.forward(parameter.prior) + d for d in (-REACH, REACH))
         rises = self._at(name, high, model_s) > self._at(name, low, model_s)

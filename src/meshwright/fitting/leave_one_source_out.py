@@ -1,6 +1,6 @@
-"""Predictions by calibrations that never saw the source they predict: leave-one-source-out.
+"""Leave-one-source-out: each published source predicted by a calibration fitted to all other sources.
 
-This is the error to expect on somebody else's cluster and software; the error on rows that were fitted is smaller.
+This is the error to expect on an unseen cluster and software. The error on fitted rows is smaller.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def predict_leave_one_source_out(
     interval_scale: float,
     progress: Progress = lambda _: None,
 ) -> Predictions:
-    """As `predict`, each source by the calibration of all other sources. Every run must have conditions.
+    """Predict each source by the calibration of all other sources. Every run must have conditions.
 
-    With the surfaces of kernels that `fitted` had.
+    The efficiency corrections of kernels are those of `fitted`.
     """
     columns: dict[str, NDArray[np.generic]] = {}
     whole = fitted.problem.tables.corrections

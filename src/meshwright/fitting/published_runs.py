@@ -1,15 +1,15 @@
-"""Fit the calibration to published runs: maximum a posteriori by Gauss-Newton, robust.
+"""Robust maximum a posteriori fit of the calibration to published runs, by Gauss-Newton.
 
     minimise  Σ_rows rho((log predicted - log measured) / s_row)  +  Σ_offsets (offset / prior sd)^2
 
-rho is Cauchy's loss c^2 log(1 + (r/c)^2), which lets go of rows that no physics explains (a sweep in which every
-tenth run stalls for a second per micro-batch), s_row the noise of the row by its quality and the error of the model
-itself (Kennedy and O'Hagan 2001, "Bayesian calibration of computer models", section 4). Rows of one source share
-their errors, so a source never counts as more than `EFFECTIVE_ROWS`. The Jacobian needs one costing per
-parameter, not per offset: the derivative of a row by an offset is its derivative by the parameter that the offset
-moves. `python -m meshwright.fitting.ship` writes the result that ships.
+rho is Cauchy's loss c^2 log(1 + (r/c)^2), which gives little weight to rows that no physics explains (a sweep in which
+every tenth run stalls for a second per micro-batch). s_row is the noise of the row by its quality, plus the error of
+the model itself (Kennedy and O'Hagan 2001, "Bayesian calibration of computer models", section 4). Rows of one source
+have common errors, so a source never counts as more than `EFFECTIVE_ROWS`. The Jacobian needs one evaluation of the
+cost model per parameter, not per offset: the derivative of a row by an offset is its derivative by the parameter that
+the offset moves. `python -m meshwright.fitting.ship` writes the shipped result.
 
-Every fit, of all rows or of all but one source's, begins at the prior and ends where going on gains nothing.
+Every fit, of all rows or of all but one source's, starts at the prior and ends when a step gains less than a tolerance.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ NOISE = {"A": 0.05, "B": 0.10, "C": 0.25}
 """Standard deviation of log rate by quality letter: the data's own noise floor is about 6 % between releases."""
 MODEL_ERROR = 0.08
 """Standard deviation of log step time that is the model's own. Profiling simulators of training steps err by 5 to 15 %
-in the mean (vTrain, arXiv 2312.12391: 8.4 % on one node, 14.7 % on many). Left out, the noise of a measurement alone
-would let the fit explain by its parameters what the model does not know."""
+in the mean (vTrain, arXiv 2312.12391: 8.4 % on one node, 14.7 % on many). Without this term the parameters would
+absorb what the model does not know."""
 EFFECTIVE_ROWS = 25
-"""A source with more rows than this counts as this many: its rows share their errors."""
+"""A source with more rows than this counts as this many, because its rows have common errors."""
 CAUCHY = 2.0
 WIDE_CAUCHY = 3.0
-"""The fit begins with this wider loss, so that a distant start does not take good rows for outliers."""
+"""Scale of the loss in the first phase: from a distant start, good rows are then not outliers."""
 MAX_ITERATIONS = 200
 TOLERANCE = 1e-3
-"""A step that lowers the objective by less ends the fit. The objective is -2 log(posterior density): this much is a
-thirtieth of a posterior standard deviation of one parameter, so stopping decides nothing."""
+"""The fit ends with a step that lowers the objective by less. The objective is -2 log(posterior density): this is a
+thirtieth of a posterior standard deviation of one parameter, so further steps change nothing."""
 MEDIAN_OF_NORMAL = 0.6745
 """Median absolute deviation of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitProblem:
-    """Rows to fit, and which offset moves which parameter of which row."""
+    """Rows to fit, and the map from offsets to the parameters of the rows that they move."""
 
     tables: RunTables
     log_measured: NDArray[np.float64]  # log seconds per step
     noise: NDArray[np.float64]  # standard deviation of log measured - log predicted
-    share: NDArray[np.float64]  # how much of a row counts: less than 1 in sources with many
+    share: NDArray[np.float64]  # weight of a row: below 1 in sources with many rows
     is_moe: NDArray[np.bool_]
     is_sweep: NDArray[np.bool_]
     keys: list[tuple[str, str, str]]  # (parameter, level, key) of every offset
     prior_sd: NDArray[np.float64]
     columns: dict[str, NDArray[np.intp]]  # parameter that is fitted -> (rows, levels) indices of offsets
-    bf16_columns: NDArray[np.intp]  # of gemm_ratio when multiplying in 16 bits
+    bf16_columns: NDArray[np.intp]  # of gemm_ratio of 16-bit GEMMs
     prior_etas: Etas
     prior_bf16_eta: NDArray[np.float64]
 
@@ -150,7 +150,7 @@ class Solution:
 
 
 def solve(problem: FitProblem, calibration: Calibration, *, use: NDArray[np.bool_]) -> Solution:
-    """The mode of the rows where `use` is true, from the prior by way of the wider loss."""
+    """The posterior mode of the rows where `use` is true, from the prior, first with the wider loss."""
     wide = _descend(
         problem, calibration, use=use, start=np.zeros(len(problem.keys)), cauchy=WIDE_CAUCHY, tolerance=1.0
     )
@@ -166,7 +166,7 @@ def _descend(
     cauchy: float,
     tolerance: float,
 ) -> Solution:
-    """Gauss-Newton with Levenberg's damping, until a step gains less than `tolerance`."""
+    """Minimize by Gauss-Newton with Levenberg's damping until a step gains less than `tolerance`."""
     precision = 1 / problem.prior_sd**2
     log_step = log_step_of(problem.tables, calibration)
 
@@ -199,7 +199,7 @@ def _descend(
             break
         H, gradient = normal(J)
     else:
-        raise RuntimeError(f"the fit goes on after {MAX_ITERATIONS} steps")
+        raise RuntimeError(f"the fit has not converged after {MAX_ITERATIONS} steps")
     curvature = (J**2 * _weights(residual, problem, use, cauchy)[:, None]).sum(axis=0) + precision
     touched = ((np.abs(J) > 1e-4) & use[:, None]).sum(axis=0)
     return Solution(beta=beta, sd=1 / np.sqrt(curvature), num_rows=touched, residual=residual)
@@ -222,7 +222,7 @@ def _score(
 def as_calibration(
     problem: FitProblem, solution: Solution, *, use: NDArray[np.bool_], made: str
 ) -> Calibration:
-    """The solution as offsets of the prior; those that no row informs are left to it."""
+    """The solution as offsets of the prior. Offsets without rows are not in it."""
     offsets = {
         key: Offset(
             value=float(solution.beta[i]), sd=float(solution.sd[i]), num_rows=int(solution.num_rows[i])
@@ -241,7 +241,7 @@ def as_calibration(
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A calibration with what it was fitted to."""
+    """A calibration with the problem that it solves."""
 
     problem: FitProblem
     solution: Solution
@@ -252,7 +252,10 @@ class Fitted:
 def fit(
     runs: Sequence[PublishedRun], *, made: str, corrections: Mapping[str, CorrectionsByKernel] | None = None
 ) -> Fitted:
-    """The calibration of all `runs`; each has conditions and a rate. `surfaces` by accelerator are not fitted."""
+    """The calibration of all `runs`, each with conditions and a rate.
+
+    `corrections` by accelerator are applied, not fitted.
+    """
     problem = make_problem(runs, prior(), corrections=corrections)
     everything = np.ones(len(runs), dtype=bool)
     solution = solve(problem, prior(), use=everything)
@@ -265,7 +268,7 @@ def fit(
 
 
 def without(fitted: Fitted, source: str) -> Calibration:
-    """The calibration of all rows but those of `source`: found as `fit` finds its own, and from where that begins."""
+    """The calibration of all rows but those of `source`, found from the same start as that of `fit`."""
     use = np.array([s != source for s in fitted.sources])
     if use.all():
         return fitted.calibration

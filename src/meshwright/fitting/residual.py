@@ -1,12 +1,12 @@
-"""From kernels to steps: what only whole training steps show, fitted to those that were measured.
+"""Fit of the parameters that only whole training steps show: the residual that the kernels do not explain.
 
     minimise  Σ_steps rho(log predicted - log measured)  +  Σ_parameters ((log parameter - log prior) / prior sd)^2
 
-Kernels and exchanges by themselves leave out what a process does between them, and how processes that share a host get
-in each other's way. Both are a handful of parameters of the cost model; they start from what the kernels say, and
-Gauss-Newton moves them so that the steps of the records come out. rho is Cauchy's, which lets go of a step that
-something else disturbed. How wrong the result is, each step left out in turn says (the linear formula for it: Cook and
-Weisberg 1982, "Residuals and influence in regression", section 2.2).
+Isolated kernels and collectives do not include the work of a process between them, nor the contention of processes on
+one host. Both are a handful of parameters of the cost model. They start at the values of the kernels, and Gauss-Newton
+fits them to the measured steps. rho is Cauchy's loss, which gives little weight to a disturbed step. The error is that
+of leave-one-out over steps, in its linear approximation (Cook and Weisberg 1982, "Residuals and influence in
+regression", section 2.2).
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ Floats = NDArray[np.float64]
 
 FEWEST_STEPS = 8
 LEAST_NOISE = 0.03
-"""Of the logarithm of a step: two processes agree no better than this."""
+"""Standard deviation of the logarithm of a step between two processes: no step is known better."""
 FEW_NOISE = 0.08
-"""Likewise when there were too few repetitions for an interval; steps repeat better than kernels do."""
+"""The same with too few repetitions for an interval. Steps repeat better than kernels."""
 Z95 = 1.96
 LARGEST_SHARE = 0.999
+"""Upper bound of a fitted parameter that is a share."""
+MAX_LEVERAGE = 0.9
+"""A step of more leverage counts with this much: the linear approximation of leave-one-out fails there."""
+DAMPING = 1e-2
 CAUCHY = 2.0
 ITERATIONS = 12
 DERIVATIVE_STEP = 0.02
-COVERED = 0.8  # share of left-out steps that an interval holds
+COVERED = 0.8  # share of steps that an interval holds, each predicted without it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Free:
-    """A parameter that the fit may move: where it starts, and how far it is believed to be from there. Both are
-    assumptions; what moves it are the measured steps."""
+    """A fitted parameter: its start and prior standard deviation. Both are assumptions."""
 
     start: float
     sd: float  # of its logarithm
@@ -61,7 +64,7 @@ KERNELS = (
     "attention_forward_ratio",
     "attention_backward_ratio",
 )
-"""Measured by themselves: they start from there."""
+"""Measured in isolation. They start at the measured values."""
 KERNELS_SD = 0.6
 ON_HOST = ANYWHERE | {
     "general_factor": Free(start=1.0, sd=0.1),
@@ -69,8 +72,8 @@ ON_HOST = ANYWHERE | {
     "head_factor": Free(start=1.0, sd=0.3),
     "accumulation_passes": Free(start=1.0, sd=0.5),
 }
-"""A processor starts each operation itself."""
-EXCHANGES = {
+"""On a CPU, which launches each operation itself."""
+COLLECTIVES = {
     "data": {
         "data_collective_s": Free(start=3e-4, sd=1.5),
         "data_collective_factor": Free(start=1.0, sd=0.4),
@@ -81,22 +84,22 @@ EXCHANGES = {
     },
     "pipeline": {"pipeline_transfer_s": Free(start=3e-4, sd=1.5)},
 }
-"""And what surrounds an exchange, by what is divided."""
-DIVIDED = {"ddp": "data", "zero1": "data", "fsdp": "data", "tensor": "tensor", "pipeline": "pipeline"}
-AROUND = {"data_layer_s", *(name for names in EXCHANGES.values() for name in names)}
+"""Time around collectives, by mesh axis."""
+AXIS = {"ddp": "data", "zero1": "data", "fsdp": "data", "tensor": "tensor", "pipeline": "pipeline"}
+AROUND = {"data_layer_s", *(name for names in COLLECTIVES.values() for name in names)}
 LAYER = Free(start=5e-4, sd=1.5)
 CONTENTION = Free(start=1.0, sd=0.2)
 MORE_PROCESSES = Free(start=1.0, sd=1.0)
-"""Of what is around an exchange, where more processes wait for it than the fewest that were measured."""
+"""Factor on the time around collectives with more processes than the fewest measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualFit:
-    """A calibration that gives the measured steps, and by how much it misses each of them when that was left out."""
+    """A calibration fitted to the measured steps, and its leave-one-out errors."""
 
     device: DeviceCalibration
     leave_one_out: Floats  # log(predicted / measured)
-    before: Floats  # the same of the kernels alone
+    before: Floats  # the same of the kernels without a fit to steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ class _Case:
 
 
 def fit_residual(device: DeviceCalibration, rows: Sequence[DeviceRow]) -> ResidualFit | None:
-    """`device` with the parameters that whole steps show; None when there are too few of them."""
+    """Fit `device` to whole steps; None when there are too few of them."""
     if len(rows) < FEWEST_STEPS:
         return None
     cases = _cases(rows)
@@ -132,7 +135,7 @@ def fit_residual(device: DeviceCalibration, rows: Sequence[DeviceRow]) -> Residu
         return float(rho.sum() + (beta**2 * precision).sum())
 
     beta = np.zeros(len(names))
-    residual, damping = residual_at(beta), 1e-2
+    residual, damping = residual_at(beta), DAMPING
     for _ in range(ITERATIONS):
         jacobian = _jacobian(residual_at, beta, residual)
         weights = weights_at(residual)
@@ -147,7 +150,7 @@ def fit_residual(device: DeviceCalibration, rows: Sequence[DeviceRow]) -> Residu
     jacobian, weights = _jacobian(residual_at, beta, residual), weights_at(residual)
     curvature = (jacobian.T * weights) @ jacobian + np.diag(precision)
     leverage = weights * np.einsum("rp,pq,rq->r", jacobian, np.linalg.inv(curvature), jacobian)
-    leave_one_out = residual / (1 - np.minimum(leverage, 0.9))
+    leave_one_out = residual / (1 - np.minimum(leverage, MAX_LEVERAGE))
     found = _with(device, names, starts + beta)
     spread = float(np.quantile(np.abs(leave_one_out), COVERED)) / Z80
     return ResidualFit(
@@ -158,7 +161,7 @@ def fit_residual(device: DeviceCalibration, rows: Sequence[DeviceRow]) -> Residu
 
 
 def _noise(row: DeviceRow) -> float:
-    """Of the logarithm of a step's seconds."""
+    """Standard deviation of the logarithm of a step's seconds."""
     few = FEW_NOISE if row.samples < FEWEST_SAMPLES else LEAST_NOISE
     return math.hypot(math.log(row.seconds_high / row.seconds_low) / (2 * Z95), few)
 
@@ -192,15 +195,15 @@ def _case(index: list[int], rows: list[DeviceRow], *, num_processes: int) -> _Ca
 
 
 def _free(device: DeviceCalibration, rows: Sequence[DeviceRow]) -> dict[str, Free]:
-    """What these steps may move. What is called `NAME:N` is a factor on it with N processes."""
+    """Parameters that these steps can determine. `NAME:N` is a factor on NAME with N processes."""
     free = dict(ON_HOST if device.shares_host else ANYWHERE)
     for name in KERNELS:
         if name in device.parameters:
             free[name] = Free(start=device.parameters[name].value, sd=KERNELS_SD)
     if not device.shares_host:
         return free
-    for kernel in {row.point.kernel for row in rows} & DIVIDED.keys():
-        free |= EXCHANGES[DIVIDED[kernel]]
+    for kernel in {row.point.kernel for row in rows} & AXIS.keys():
+        free |= COLLECTIVES[AXIS[kernel]]
     if any(row.point.num_processes > 1 for row in rows):
         free["data_layer_s"] = LAYER
     counts = sorted({row.point.num_processes for row in rows} - {1})
@@ -235,7 +238,7 @@ def _known(name: str, value: float) -> MeasuredParameter:
 
 
 def _moved(kernels: Kernels, factors: Mapping[str, float]) -> Kernels:
-    """With fewer threads a kernel is as far from what it takes alone as with all."""
+    """Apply the factors of all threads to the kernels with fewer threads."""
     moved = {
         name: _known(name, kernels.parameters[name].value * factor)
         for name, factor in factors.items()

@@ -1,8 +1,8 @@
 """Write the calibration that ships: `python -m meshwright.fitting.ship`.
 
-Fits every predictable row of the shipped measured runs, then leaves each source out in turn to find the factor on
-standard deviations with which 80 % intervals held 80 % of rows outside sweeps: intervals speak of sources that the
-calibration has not seen.
+The calibration is fitted to every predictable row of the shipped measured runs. Its standard deviations are then scaled
+so that the 80 % intervals of a leave-one-source-out prediction hold 80 % of the rows outside sweeps: intervals are for
+sources that the calibration has not seen.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from meshwright.fitting.leave_one_source_out import leave_one_source_out_errors
 from meshwright.fitting.published_runs import fit
 
 COVERAGE = 0.8
+"""Share of rows that the intervals hold."""
 
 
 def calibrate(runs: Sequence[PublishedRun], *, made: str) -> Calibration:
-    """The calibration of `runs`, with intervals scaled by its left-out errors. Each run has conditions and a rate."""
+    """The calibration of `runs`, its intervals scaled by leave-one-source-out. Each run has conditions and a rate."""
     fitted = fit(runs, made=made)
     error, sd = leave_one_source_out_errors(runs, fitted)
     steady = np.array([not r.is_sweep for r in runs])
-    _say(f"left-out median absolute error outside sweeps {np.median(np.abs(np.expm1(error[steady]))):.3f}")
+    _say(
+        f"leave-one-source-out: median absolute error outside sweeps {np.median(np.abs(np.expm1(error[steady]))):.3f}"
+    )
     return fitted.calibration.scaled(float(np.quantile(np.abs(error[steady]) / (Z80 * sd[steady]), COVERAGE)))
 
 

@@ -221,7 +221,7 @@ def _row(line: Cells) -> TrainingRow:
         match kind:
             case "str":
                 values[name] = line.cells[name]
-            case "Status":
+            case "TrainingStatus":
                 values[name] = line.one_of(name, TrainingStatus)
             case "int":
                 values[name] = line.whole(name)

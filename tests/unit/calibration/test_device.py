@@ -12,7 +12,14 @@ import pytest
 
 from meshwright.calibration.communication import Curve, MeasuredCollectives
 from meshwright.calibration.correction import fit_correction
-from meshwright.calibration.device import STARTS, Check, DeviceCalibration, Kernels, load, to_document
+from meshwright.calibration.device import (
+    PROCESSOR_SECONDS,
+    Check,
+    DeviceCalibration,
+    Kernels,
+    load,
+    to_document,
+)
 from meshwright.calibration.parameters import MeasuredParameter, prior
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator, Fabric
@@ -120,7 +127,7 @@ class TestCrowd:
 
     def test_their_own_seconds_last_longer_too(self, machine):
         at = {count: values(machine, count) for count in (8, 32)}
-        for name in STARTS & machine.parameters.keys():
+        for name in PROCESSOR_SECONDS & machine.parameters.keys():
             assert at[8][name] == machine.parameters[name].value
             assert at[32][name] == pytest.approx(4 * machine.parameters[name].value)
         assert at[32]["elementwise_factor"] == at[8]["elementwise_factor"]
@@ -216,12 +223,12 @@ def test_a_document_reads_back(complete, file):
         ({"contention": {"2": 0.0}}, "their contention factors are above 0"),
         ({"contention": {"0": 1.2}}, "numbers of processes and their"),
         ({"by_processes": {"step_s": {"4": -1}}}, "their contention factors are above 0"),
-        ({"checks": [{"run": "", "num_processes": 1, "seconds": 0, "spread": 1}]}, "that was timed took time"),
+        ({"checks": [{"run": "", "num_processes": 1, "seconds": 0, "spread": 1}]}, "a timed step must have taken time"),
         ({"checks": [{"run": ""}]}, "not a calibration of a device"),
         ({"contention": [1.2]}, "not a calibration of a device"),
         ({"unexplained_sd": "small"}, "not a calibration of a device"),
         ({"num_cores": None}, "not a calibration of a device"),
-        ({"measured_collectives": {"all_reduce": {"2": [[2048, 1e-4], [1024, 1e-4]]}}}, "sizes of an exchange rise"),
+        ({"measured_collectives": {"all_reduce": {"2": [[2048, 1e-4], [1024, 1e-4]]}}}, "of a collective must rise"),
         ({"by_threads": {"4": {}}}, "'peak_flops_per_s' is missing"),
         ({"by_threads": {"4": {"peak_flops_per_s": {"fp32": -1}, "memory_bytes_per_s": 1e9, "parameters": {},
                                "corrections": {}}}}, "rates of a processor are above 0"),

@@ -224,7 +224,7 @@ def test_tables_of_another_accelerator_are_refused(package):
 
 @pytest.mark.parametrize(
     ("device", "framework", "words"),
-    [("mi300x", "trtllm", "no tables of this accelerator"), ("h100", "vllm", "no products of h100")],
+    [("mi300x", "trtllm", "no tables of this accelerator"), ("h100", "vllm", "no GEMM tables of h100")],
 )
 def test_what_the_package_lacks(package, device, framework, words):
     with pytest.raises(InputError, match=words) as caught:
