@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from meshwright import catalog
 from meshwright.catalog import engine_names
 from meshwright.catalog.stacks import stack_for_engine
+from meshwright.cost.tables import plan_from_row
+from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.legality import legal_mask, setting_for
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.screen import cost_model, fits
+from meshwright.planner.screen import cost_model
 from meshwright.planner.search import Distinct, search
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
 from meshwright.specs.model import Attention, Experts, Model
@@ -57,8 +59,11 @@ def requests(draw) -> PlanRequest:
         precision=PRECISIONS[draw(st.sampled_from(["bf16", "fp8"]))],
         stack=stack_for_engine(engine),
         engine=engine,
-        memory_margin=0.0,
     )
+
+
+def reserved_bytes(model, plan):
+    return np.broadcast_to(np.asarray(model.memory(plan).reserved_bytes), np.shape(plan.tensor))
 
 
 @FEW
@@ -68,7 +73,7 @@ def test_search_equals_exhaustive_search(request):
     plan = enumerate_plans(default_space(request))
     plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(request))))
     if num_rows(plan):
-        plan = plan.take(np.flatnonzero(fits(model.memory(plan), model.usable_bytes)))
+        plan = plan.take(np.flatnonzero(model.memory_budget.fits(reserved_bytes(model, plan))))
     expected = np.sort(np.atleast_1d(model.steps(plan).step_s))[:7] if num_rows(plan) else []
     result = search(request, top=7, model=model, distinct=Distinct.PLANS)
     assert [p.value for p in result.plans] == pytest.approx(list(expected), rel=1e-12)
@@ -101,7 +106,27 @@ def test_fixing_what_the_winner_has_changes_nothing(request, data):
 def test_more_memory_is_never_slower(request):
     model = replace(cost_model(request), refine=lambda plan, steps: None)
     little = search(request, top=1, model=model).best
-    much = search(request, top=1, model=replace(model, usable_bytes=2 * model.usable_bytes)).best
+    twice = replace(model.memory_budget, capacity_bytes=2 * model.memory_budget.capacity_bytes)
+    much = search(request, top=1, model=replace(model, memory_budget=twice)).best
     if little is not None:
         assert much is not None
         assert much.value <= little.value
+
+
+@FEW
+@given(requests(), st.data())
+def test_what_fits_for_the_search_fits_for_the_estimate_and_the_reverse(request, data):
+    """One memory budget: every returned plan fits when it is estimated, and what the search drops does not."""
+    for found in search(request, top=5).plans:
+        assert estimate_plan(request, found.plan).step.memory.fits
+    plan = enumerate_plans(default_space(request))
+    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(request))))
+    if not num_rows(plan):
+        return
+    model = cost_model(request)
+    needs = reserved_bytes(model, plan)
+    # The rows on both sides of the limit are those that two rules would tell apart.
+    nearest = np.argsort(np.abs(np.log(needs / request.usable_bytes)))[:20]
+    row = int(data.draw(st.sampled_from(list(nearest))))
+    one = plan_from_row(plan.take(row))
+    assert model.memory_budget.fits(needs[row]) == estimate_plan(request, one).step.memory.fits

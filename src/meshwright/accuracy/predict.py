@@ -16,6 +16,7 @@ from meshwright.calibration.parameters import Calibration, fitted
 from meshwright.cost.rates import rates_from_etas
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.uncertainty import Etas, LogStep, derivatives, log_variances, spread
+from meshwright.specs.memory_budget import WHOLE_DEVICE_RATIO, MemoryBudget
 
 
 def log_step_of(tables: RunTables, calibration: Calibration) -> LogStep:
@@ -63,5 +64,10 @@ def predict(
         high=rate * factor,
         memory_allocated_bytes=np.asarray(memory.allocated_bytes),
         memory_reserved_bytes=np.asarray(memory.reserved_bytes),
-        fits=np.asarray(memory.reserved_bytes <= tables.facts.memory_bytes),
+        fits=np.asarray(_budget(tables).fits(memory.reserved_bytes)),
     )
+
+
+def _budget(tables: RunTables) -> MemoryBudget:
+    """All memory of each row's device: the outcome of these runs is known, and a reserve would count as an error."""
+    return MemoryBudget(capacity_bytes=tables.facts.memory_bytes, ratio=WHOLE_DEVICE_RATIO)

@@ -126,5 +126,7 @@ def lint(run: Run) -> list[str]:
         return [f"nothing was estimated: {error.message}"]
     if memory.fits:
         return []
-    needed, there = format_bytes(memory.reserved_bytes), format_bytes(memory.capacity_bytes)
-    return [f"the plan does not fit: stage {memory.stage} needs {needed} of {there} a device"]
+    needed, there = format_bytes(memory.reserved_bytes), format_bytes(memory.usable_bytes)
+    return [
+        f"the plan does not fit: stage {memory.stage} needs {needed}; a plan may reserve {there} of a device"
+    ]

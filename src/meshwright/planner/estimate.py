@@ -126,6 +126,6 @@ def _memory(memory: MemoryTable, request: PlanRequest, plan: Plan) -> MemoryEsti
         workspace_bytes=number(memory.workspace_bytes),
         allocated_bytes=number(memory.allocated_bytes),
         reserved_bytes=number(memory.reserved_bytes),
-        capacity_bytes=request.cluster.accelerator.memory_bytes,
+        budget=request.memory_budget,
         stage=plan.pipeline - 1 if number(memory.on_last_stage) else 0,
     )

@@ -11,13 +11,11 @@ from meshwright.calibration.parameters import Calibration
 from meshwright.cost.tables import BatchTable, ModelTable, PrecisionTable, model_row, precision_row
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Cluster, Stack
+from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
 from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import NATIVE, Run
-
-DEFAULT_MEMORY_MARGIN = 0.05
-"""Share of device memory kept free. An assumption: what drivers and other processes take differs by host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +35,7 @@ class PlanRequest:
     stack: Stack
     engine: str = NATIVE
     fixed: Mapping[str, object] = field(default_factory=dict)
-    memory_margin: float = DEFAULT_MEMORY_MARGIN
+    usable_memory_ratio: float = PLANNING_RATIO
     calibration: Calibration | None = None  # None: the one that ships
 
     def __post_init__(self) -> None:
@@ -48,8 +46,7 @@ class PlanRequest:
         for name in ("seq_len", "global_batch"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is out of range", got=getattr(self, name), allowed=">= 1")
-        if not 0 <= self.memory_margin < 1:
-            raise InputError("memory margin is out of range", got=self.memory_margin, allowed="0 to below 1")
+        _ = self.memory_budget  # raises for a ratio out of range
 
     @cached_property
     def model_table(self) -> ModelTable:
@@ -68,9 +65,16 @@ class PlanRequest:
         return self.cluster.num_devices
 
     @property
+    def memory_budget(self) -> MemoryBudget:
+        """Device memory, and how much of it a plan may reserve."""
+        return MemoryBudget(
+            capacity_bytes=self.cluster.accelerator.memory_bytes, ratio=self.usable_memory_ratio
+        )
+
+    @property
     def usable_bytes(self) -> float:
         """Device memory that a plan may reserve."""
-        return self.cluster.accelerator.memory_bytes * (1 - self.memory_margin)
+        return self.memory_budget.usable_bytes
 
     def fixing(self, **values: object) -> PlanRequest:
         """The same question with more fields fixed."""

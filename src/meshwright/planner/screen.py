@@ -26,6 +26,7 @@ from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.planner.finalists import simulated_step_s
 from meshwright.planner.request import PlanRequest
+from meshwright.specs.memory_budget import MemoryBudget
 from meshwright.specs.plan import Plan, Recompute, Sharding
 
 RELAXED = ("data_parallel", "optimizer")
@@ -39,7 +40,7 @@ class CostModel:
     memory: Callable[[PlanTable], MemoryTable]
     steps: Callable[[PlanTable], StepTable]
     bound_s: Callable[[PlanTable], FloatArray]  # never above the step time of any plan with these shapes
-    usable_bytes: float
+    memory_budget: MemoryBudget
     refine: Callable[[Plan, StepTable], float | None] = simulated_step_s  # step time of a finalist
 
 
@@ -60,7 +61,7 @@ def cost_model(request: PlanRequest) -> CostModel:
         memory=lambda plan: estimate_memory(plan=plan, constants=constants, **facts),
         steps=steps,
         bound_s=lambda plan: relaxed_step_s(steps(relaxation(plan))),
-        usable_bytes=request.usable_bytes,
+        memory_budget=request.memory_budget,
     )
 
 
@@ -101,8 +102,3 @@ def step_rows(steps: StepTable, index: NDArray[np.intp]) -> StepTable:
 
 def _rows(column: Array, index: NDArray[np.intp]) -> Array:
     return column[index] if isinstance(column, np.ndarray) and column.ndim else column
-
-
-def fits(memory: MemoryTable, usable_bytes: float) -> NDArray[np.bool_]:
-    """True where the reserved memory is at most `usable_bytes`."""
-    return np.asarray(memory.reserved_bytes) <= usable_bytes

@@ -28,7 +28,7 @@ from meshwright.planner.engines import Scope, Setting
 from meshwright.planner.legality import legal_mask, setting_for
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.screen import CostModel, cost_model, fits, step_rows
+from meshwright.planner.screen import CostModel, cost_model, step_rows
 from meshwright.planner.space import (
     Choices,
     Space,
@@ -297,7 +297,7 @@ def _expand(
         memory = model.memory(plan)
         reserved = np.broadcast_to(np.asarray(memory.reserved_bytes, dtype=np.float64), np.shape(plan.tensor))
         kept.note_least(plan, reserved)
-        fit = np.flatnonzero(fits(memory, model.usable_bytes))
+        fit = np.flatnonzero(model.memory_budget.fits(reserved))
         tally["fit"] += len(fit)
         if not len(fit):
             continue

@@ -16,6 +16,7 @@ from meshwright.planner.explain import Comparison, Difference
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
+from meshwright.specs.memory_budget import MemoryBudget
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.units import gib
 
@@ -84,7 +85,7 @@ def changes(this: Plan, other: Plan) -> tuple[Change, ...]:
 
 def memory_limit(request: PlanRequest, *, goal: Goal, best: RankedPlan) -> MemoryLimit | None:
     """The plan that would win if memory had no limit; None when `best` wins anyway."""
-    boundless = replace(cost_model(request), usable_bytes=float("inf"))
+    boundless = replace(cost_model(request), memory_budget=MemoryBudget(capacity_bytes=float("inf")))
     free = search(request, top=1, goal=goal, model=boundless).best
     if free is None or free.value >= best.value or free.plan == best.plan:
         return None

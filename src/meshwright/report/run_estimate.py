@@ -17,7 +17,6 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import PlanResult
 from meshwright.planner.training import Training, catalogue_price, goodput_at, hourly_price, training_at
 from meshwright.report.components import family
-from meshwright.report.quantities import memory as memory_text
 from meshwright.report.quantities import rate, value_of
 from meshwright.report.result import Result
 from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
@@ -162,7 +161,8 @@ def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
     parts = ", ".join(f"{n} {gib(b):.1f}" for n, b in memory_parts(memory).items() if b > 0)
     raise InfeasibleError(
         f"device memory: {estimate.plan.describe()} needs {gib(memory.reserved_bytes):.1f} GiB on pipeline "
-        f"stage {memory.stage}, {request.cluster.accelerator.name} has {gib(memory.capacity_bytes):.1f} GiB",
+        f"stage {memory.stage}, {request.cluster.accelerator.name} has {gib(memory.capacity_bytes):.1f} GiB, "
+        f"of which a plan may reserve {gib(memory.usable_bytes):.1f}",
         hint=f"of these GiB, {parts}; `meshwright plan` finds what fits",
     )
 
@@ -175,12 +175,7 @@ def memory_parts(memory: MemoryEstimate) -> dict[str, float]:
 
 
 def _notes(request: PlanRequest, estimate: PlanEstimate) -> list[str]:
-    notes, memory = [], estimate.step.memory
-    if memory.reserved_bytes > request.usable_bytes:
-        notes.append(
-            f"memory is tight: {memory_text(memory.reserved_bytes, memory.capacity_bytes)}, less than the "
-            f"{request.memory_margin:.0%} that the planner leaves free".replace("%", " %")
-        )
+    notes = []
     if estimate.step.step.tier is Tier.GUESSED:
         notes.append("nothing was measured on this accelerator with this software: the interval is wide")
     return notes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from meshwright.specs.memory_budget import MemoryBudget
+
 
 class Tier(IntEnum):
     """Where a number comes from, best first. An estimate has the tier of its worst input."""
@@ -57,12 +59,23 @@ class MemoryEstimate:
     workspace_bytes: float
     allocated_bytes: float
     reserved_bytes: float
-    capacity_bytes: float
+    budget: MemoryBudget
     stage: int = 0
 
     @property
+    def capacity_bytes(self) -> float:
+        """Memory of the device."""
+        return self.budget.capacity_bytes
+
+    @property
+    def usable_bytes(self) -> float:
+        """Memory that a plan may reserve."""
+        return self.budget.usable_bytes
+
+    @property
     def fits(self) -> bool:
-        return self.reserved_bytes <= self.capacity_bytes
+        """True if the plan reserves no more than it may."""
+        return bool(self.budget.fits(self.reserved_bytes))
 
 
 @dataclass(frozen=True, kw_only=True)

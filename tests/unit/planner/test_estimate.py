@@ -88,8 +88,9 @@ def test_formats_are_compared_with_their_own_peak():
 
 
 def test_memory_says_whether_it_fits():
-    memory = estimate_plan(request(), FLAT).step.memory
+    memory = estimate_plan(request(), PIPELINED).step.memory
     assert memory.fits
+    assert memory.usable_bytes == pytest.approx(0.95 * memory.capacity_bytes)
     assert memory.capacity_bytes == request().cluster.accelerator.memory_bytes
     parts = (
         memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes

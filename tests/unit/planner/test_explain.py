@@ -111,9 +111,9 @@ def test_unknown_field():
         request(tensr=2)
 
 
-def test_margin_out_of_range():
-    with pytest.raises(InputError, match="margin"):
+def test_share_of_memory_out_of_range():
+    with pytest.raises(InputError, match="share of usable memory"):
         PlanRequest(
             model=catalog.model("llama3-8b"), cluster=catalog.cluster("h100-8x1"), seq_len=1, global_batch=1,
-            precision=PRECISIONS["bf16"], stack=stack_for_engine("native"), memory_margin=1.5,
+            precision=PRECISIONS["bf16"], stack=stack_for_engine("native"), usable_memory_ratio=1.5,
         )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.legality import legal_mask, setting_for
 from meshwright.planner.request import PlanRequest, request_for
-from meshwright.planner.screen import CostModel, cost_model, fits, relaxation
+from meshwright.planner.screen import CostModel, cost_model, relaxation
 from meshwright.planner.search import Distinct, search
 from meshwright.planner.space import Space, default_space, enumerate_plans
 from meshwright.runfile import from_options
@@ -30,7 +30,7 @@ def exhaustive_s(wanted: PlanRequest, space: Space) -> np.ndarray:
     model = cost_model(wanted)
     plan = enumerate_plans(space)
     plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(wanted))))
-    plan = plan.take(np.flatnonzero(fits(model.memory(plan), model.usable_bytes)))
+    plan = plan.take(np.flatnonzero(model.memory_budget.fits(model.memory(plan).reserved_bytes)))
     return np.sort(model.steps(plan).step_s)
 
 

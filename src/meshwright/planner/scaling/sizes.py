@@ -178,8 +178,8 @@ def costed(study: Study, request: PlanRequest) -> Costed | Unreached:
         memory = estimate.step.memory
         if memory.fits:
             return Costed(request=request, estimate=estimate)
-        needed, there = gib(memory.reserved_bytes), gib(memory.capacity_bytes)
-        why_not = f"needs {needed:.0f} GiB a device, there are {there:.0f}"
+        needed, there = gib(memory.reserved_bytes), gib(memory.usable_bytes)
+        why_not = f"needs {needed:.0f} GiB a device, a plan may reserve {there:.0f}"
     return Unreached(num_devices=request.num_devices, global_batch=request.global_batch, why_not=why_not)
 
 

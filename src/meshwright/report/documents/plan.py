@@ -101,6 +101,7 @@ def step_document(step: StepEstimate) -> dict[str, Any]:
             "allocated_bytes": memory.allocated_bytes,
             "reserved_bytes": memory.reserved_bytes,
             "capacity_bytes": memory.capacity_bytes,
+            "usable_bytes": memory.usable_bytes,
             "fits": memory.fits,
             "stage": memory.stage,
         },
