@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from meshwright.cost.mfu import mfu
 from meshwright.errors import InputError
 from meshwright.records.files import driver_version
 from meshwright.records.sweep import Configuration
@@ -267,7 +268,11 @@ def measured_of(record: Mapping[str, Any], step_s: Sequence[float]) -> dict[str,
         "step_s_low": min(step_s),
         "step_s_high": max(step_s),
         "tokens_per_s_per_device": rate,
-        "mfu": rate * found["model_flops_per_token"] / found["peak_flops_per_s"],
+        "mfu": mfu(
+            tokens_per_s_per_device=rate,
+            flops_per_token=found["model_flops_per_token"],
+            peak_flops_per_s=found["peak_flops_per_s"],
+        ),
         "mfu_convention": found["mfu_convention"],
         "peak_memory_bytes": float(found["peak_memory_bytes"]),
         "first_loss": found["first_loss"],

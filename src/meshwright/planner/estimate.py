@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
+from meshwright.cost.mfu import mfu
 from meshwright.cost.pipeline.simulate import Timeline
 from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, system_facts
 from meshwright.cost.step import StepTable, estimate_steps
@@ -78,9 +79,10 @@ def estimate_plan(
         constants=memory_constants(request.stack),
     )
     total = sum(float(v[0]) for v in variances.values())
-    tokens = request.global_batch * request.seq_len / plan.num_devices
+    tokens_per_s = request.global_batch * request.seq_len / plan.num_devices / step_s
     flops = float(model_flops_per_token(request.model_table, seq_len=request.seq_len))
     peak = request.cluster.accelerator.peak_flops_per_s[request.precision.matmul]
+    utilization = mfu(tokens_per_s_per_device=tokens_per_s, flops_per_token=flops, peak_flops_per_s=peak)
     tier = _tier(calibration, factors)
 
     def around(value: float, unit: str) -> Estimate:
@@ -90,8 +92,8 @@ def estimate_plan(
         plan=plan,
         step=StepEstimate(
             step=around(step_s, "s"),
-            tokens_per_s_per_device=around(tokens / step_s, "tokens/s"),
-            mfu=around(tokens / step_s * flops / peak, "ratio"),
+            tokens_per_s_per_device=around(tokens_per_s, "tokens/s"),
+            mfu=around(utilization, "ratio"),
             model_flops_per_token=flops,
             components_s=components,
             memory=_memory(memory, request, plan),

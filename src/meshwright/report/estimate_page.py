@@ -5,13 +5,13 @@ from __future__ import annotations
 from html import escape
 
 from meshwright import __version__
+from meshwright.cost.mfu import MFU_DEFINITION
 from meshwright.errors import InputError
 from meshwright.report.components import bound_by, label, shown_components
 from meshwright.report.figures import family_legend, memory_legend, memory_svg, shares_svg, waterfall_svg
 from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, table, tiles
 from meshwright.report.provenance import (
     INTERVAL_CONVENTION,
-    MFU_CONVENTION,
     InputSource,
     input_meaning,
     sources_of,
@@ -89,7 +89,7 @@ def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -
     rows = [
         (label(n), seconds(s), percent(s / whole)) for n, s in shown_components(step.components_s).items()
     ]
-    marks = notes.mark(MFU_CONVENTION) + notes.mark(str(sources["fabric"]))
+    marks = notes.mark(MFU_DEFINITION) + notes.mark(str(sources["fabric"]))
     text = f"{bound_by(step.components_s)[:1].upper()}{bound_by(step.components_s)[1:]} of the step."
     return PageSection(
         title="Where the time goes",

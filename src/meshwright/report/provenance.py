@@ -25,10 +25,6 @@ class InputSource:
         return f"{self.what}: {self.source}"
 
 
-MFU_CONVENTION = (
-    "model FLOPs utilization: forward and backward without recomputation, causal attention counted at half, "
-    "one multiply-add is 2 FLOP, over the dense peak of the format that the linear layers multiply in"
-)
 INTERVAL_CONVENTION = (
     "80 % interval: four of five measured runs are expected inside; it carries the spread of every "
     "calibrated parameter and what the fit leaves unexplained"

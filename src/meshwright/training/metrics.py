@@ -1,8 +1,7 @@
 """What a step measured: one rule for every engine.
 
     tokens/s/device   tokens of the global batch / step time / devices
-    MFU               tokens/s/device x model FLOPs per token / peak;  model FLOPs are forward and backward
-                      without recomputation, attention counted causal; the peak is dense, of the matmul format
+    MFU               `cost.mfu`, of the matmul format's dense peak
 
 On a machine that no catalogue knows the peak is the GEMM rate measured here: an MFU against it says how much of what
 the machine can do the step did. Step statistics leave out the first steps, which pick kernels and fill caches.
@@ -14,13 +13,13 @@ import statistics
 from dataclasses import dataclass
 
 from meshwright.cost.flops import model_flops_per_token
+from meshwright.cost.mfu import MFU_CONVENTION, mfu
 from meshwright.cost.tables import model_row
 from meshwright.specs.hardware import THIS_MACHINE, Accelerator
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
 WARM_UP_STEPS = 3
-MFU_CONVENTION = "model FLOPs, causal attention, no recomputation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,11 @@ class Yardstick:
 
     def mfu(self, step_s: float) -> float:
         """Model FLOPs utilisation of a step that took `step_s`, as a ratio."""
-        return self.tokens_per_s_per_device(step_s) * self.flops_per_token / self.peak_flops_per_s
+        return mfu(
+            tokens_per_s_per_device=self.tokens_per_s_per_device(step_s),
+            flops_per_token=self.flops_per_token,
+            peak_flops_per_s=self.peak_flops_per_s,
+        )
 
     @property
     def convention(self) -> str:
