@@ -8,38 +8,23 @@
 
 from __future__ import annotations
 
+from meshwright.catalog import families as catalogue
 from meshwright.errors import InputError
 from meshwright.specs.model import Attention, AttentionKind, Model, RopeScaling
 
-FAMILIES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM",
-)
+FAMILIES = tuple(family.architecture for family in catalogue.trained_families())
 """Architectures of Hugging Face transformers with equal logits and gradients."""
-
-_WHY_NOT = {
-    "GPT2LMHeadModel": "learned positions and LayerNorm",
-    "Gemma2ForCausalLM": "norms around each block and capped logits",
-    "Gemma3ForCausalLM": "norms around each block and two rotary bases",
-    "GptOssForCausalLM": "attention sinks and biased experts",
-    "Qwen2ForCausalLM": "biases of some projections only",
-    "Qwen2MoeForCausalLM": "biases of some projections only and a gated shared expert",
-}
 
 
 def check_model(model: Model) -> None:
     """Raises InputError for what this engine cannot build; a model is never trained as a neighbour of itself."""
-    if model.family and model.family not in FAMILIES:
-        why = _WHY_NOT.get(model.family)
+    family = catalogue.FAMILIES.get(model.family)
+    if model.family and (family is None or not family.trains):
+        why = f" ({family.not_trained})" if family else ""
         raise InputError(
-            f"{model.name}: the native engine cannot build this architecture" + (f" ({why})" if why else ""),
+            f"{model.name}: the native engine cannot build this architecture{why}",
             got=model.family,
-            allowed=", ".join(FAMILIES),
+            allowed=", ".join(f.architecture for f in catalogue.trained_families()),
         )
     for wrong, what, got in (
         (model.learned_positions > 0, "learned positions", model.learned_positions),
@@ -80,9 +65,11 @@ def _check_attention(name: str, a: Attention) -> None:
 def _check_layers(model: Model) -> None:
     if model.num_dense_layers and not model.ffn_hidden:
         raise InputError(f"{model.name}: dense layers need ffn_hidden", got=model.ffn_hidden)
-    if model.family.startswith("Qwen3") and model.experts is not None and model.experts.num_dense_layers:
+    family = catalogue.FAMILIES.get(model.family)
+    known = family is None or family.knows_dense_layers
+    if not known and model.experts is not None and model.experts.num_dense_layers:
         raise InputError(
-            f"{model.name}: which layers of a Qwen3 mixture are dense is not known",
+            f"{model.name}: which layers of a mixture are dense is not known for {model.family}",
             got=f"num_dense_layers: {model.experts.num_dense_layers}",
             allowed=0,
         )

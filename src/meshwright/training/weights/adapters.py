@@ -115,12 +115,12 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
 def _targets(names: list[str], model: Model) -> tuple[str, ...]:
     """Our targets whose places are among `names` (last parts of names in files)."""
     ends = {name.rsplit(".", 1)[-1] for name in names}
-    in_layer = family_of(model).in_layer
+    tensors = family_of(model).tensors
     table = LATENT_TARGETS if model.attention.kind is AttentionKind.MLA else GROUPED_TARGETS
 
     def ends_of(target: str) -> set[str]:
         places = (f"{place}.weight" for place in table[target])
-        return {in_layer[p].removesuffix(".weight").rsplit(".", 1)[-1] for p in places if p in in_layer}
+        return {tensors[p].removesuffix(".weight").rsplit(".", 1)[-1] for p in places if p in tensors}
 
     targets = tuple(target for target in table if ends_of(target) & ends)
     unknown = ends - {end for target in targets for end in ends_of(target)}

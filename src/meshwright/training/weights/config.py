@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.catalog.families import ModelFamily
 from meshwright.specs.model import AttentionKind, Model, Rope, RopeScaling
 from meshwright.training.weights.names import family_of
 
@@ -39,7 +40,7 @@ def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> 
     scaling = scaling_of(rope)
     config |= {"rope_scaling": scaling} if scaling else {}
     config |= _latent(model) if model.attention.kind is AttentionKind.MLA else _grouped(model)
-    return config | _feed_forward(model, architecture=family.architecture)
+    return config | _feed_forward(model, family)
 
 
 def scaling_of(rope: Rope) -> dict[str, Any] | None:
@@ -88,33 +89,9 @@ def _latent(model: Model) -> dict[str, Any]:
     }
 
 
-def _feed_forward(model: Model, *, architecture: str) -> dict[str, Any]:
+def _feed_forward(model: Model, family: ModelFamily) -> dict[str, Any]:
     x = model.experts
     if x is None:
         return {"intermediate_size": model.ffn_hidden, "mlp_bias": False}
-    if architecture == "MixtralForCausalLM":
-        return {
-            "intermediate_size": x.ffn_hidden,
-            "num_local_experts": x.num_experts,
-            "num_experts_per_tok": x.top_k,
-        }
-    experts = {
-        "intermediate_size": model.ffn_hidden
-        or x.ffn_hidden,  # a width that no layer has must still be positive
-        "moe_intermediate_size": x.ffn_hidden,
-        "num_experts_per_tok": x.top_k,
-        "norm_topk_prob": x.normalize_top_k,
-    }
-    if architecture == "Qwen3MoeForCausalLM":
-        return experts | {"num_experts": x.num_experts, "decoder_sparse_step": 1, "mlp_only_layers": []}
-    return experts | {
-        "n_routed_experts": x.num_experts,
-        "n_shared_experts": x.num_shared,
-        "first_k_dense_replace": x.num_dense_layers,
-        "routed_scaling_factor": x.routed_scale,
-        "scoring_func": x.router.value,
-        "n_group": x.num_groups or 1,
-        "topk_group": x.groups_per_token or 1,
-        "topk_method": "group_limited_greedy" if x.num_groups else "greedy",
-        "num_nextn_predict_layers": 0,
-    }
+    # A width that no layer has must still be positive.
+    return {"intermediate_size": model.ffn_hidden or x.ffn_hidden} | family.expert_keys(x)

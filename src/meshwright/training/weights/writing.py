@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from meshwright.catalog.families import ModelFamily
 from meshwright.training.models import Transformer
 from meshwright.training.weights.config import config_of
 from meshwright.training.weights.folder import is_writer, new_folder
-from meshwright.training.weights.names import Family, family_of, file_names
+from meshwright.training.weights.names import family_of, file_names
 from meshwright.training.weights.reading import tensors_of
 from meshwright.training.weights.safetensors_format import INDEX, SINGLE, TensorEntry, write_file
 
@@ -73,7 +74,7 @@ def _write_files(folder: Path, portions: Sequence[Sequence[TensorEntry]]) -> Non
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _entries(built: Transformer, family: Family, *, dtype: torch.dtype) -> Iterator[TensorEntry]:
+def _entries(built: Transformer, family: ModelFamily, *, dtype: torch.dtype) -> Iterator[TensorEntry]:
     """One entry a tensor of the files, in the order of the model."""
     for name, tensor in tensors_of(built).items():
         names = file_names(built.model, name, family=family)
