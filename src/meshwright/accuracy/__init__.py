@@ -1,1 +1,7 @@
-"""Predicted beside measured, over published runs."""
+"""Predictions of published runs compared with their measurements.
+
+csvfile, rows, shapes, software, layout, duplicates, reasons   reading: a row becomes the conditions of a run
+shipped                                                        files of published runs in the package
+tables, predict, corrections                                   predictions of many runs at once
+metrics, failed, report, export                                errors, and the report
+"""

@@ -1,4 +1,4 @@
-"""Measured shapes of kernels for published runs: each row by the surfaces of its own accelerator."""
+"""Efficiency corrections for tables of published runs: each row uses those of its own accelerator."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.cost.compute import KernelCorrections
 
 CorrectionsByKernel = Mapping[str, EfficiencyCorrection]
-"""Kernel and format -> surface: "gemm/forward/bf16"."""
+"""Efficiency corrections by kernel and format, such as "gemm/forward/bf16"."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowCorrections(KernelCorrections):
-    """What `KernelCorrections` is for one system, for n rows of many: 1 where an accelerator has no surface."""
+    """`KernelCorrections` for n rows with different accelerators. The factor is 1 where there is no correction."""
 
     by_device: Mapping[str, CorrectionsByKernel]
     devices: NDArray[Any]  # n names
     formats: NDArray[Any]  # n names
     known: dict[tuple[Any, ...], NDArray[np.float64]] = field(default_factory=dict)
-    """Factors of shapes that were asked for before: no parameter changes a shape, so a fit asks again and again."""
+    """Cache of factors by shape. A fit reads the same shapes many times, because no parameter changes them."""
 
     def factor(self, kernel: str, *shape: Array, bf16: bool = False) -> Array:
         """n factors."""

@@ -1,4 +1,4 @@
-"""CSV files of published runs: strict reading into typed cells. Empty means unknown and stays so."""
+"""CSV files of published runs: strict reading into typed cells. An empty cell is an unknown value."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from meshwright.errors import InputError
 
 MAX_COUNT = 10**7
-"""Largest count of devices, layers, sequences and the like: the limit of a run file, which keeps products of
-counts in 64 bits."""
+"""Largest count of devices, layers, sequences and the like: the limit of a run file. Multiplied counts then fit
+into 64 bits."""
 MAX_TOKENS = 10**12
 """Largest count of tokens."""
 
@@ -27,13 +27,13 @@ class CsvRow:
     cells: dict[str, str]
 
     def text(self, column: str) -> str:
-        """The cell without blanks around it; "" when it is empty or the file has no such column."""
+        """The stripped cell; "" when it is empty or the file has no such column."""
         return self.cells.get(column, "")
 
     def number(self, column: str) -> float | None:
         """The cell as a positive number, None when empty.
 
-        Raises InputError when it is something else.
+        Raises InputError for anything else.
         """
         text = self.text(column)
         if not text:

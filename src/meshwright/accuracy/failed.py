@@ -1,10 +1,10 @@
-"""Does the memory model tell plans that run from plans that do not?
+"""Rejections by the memory model: of configurations that ran out of memory, and of runs that worked.
 
-A configuration that ran out of memory should be rejected; a run that was measured should not be. Both shares
-are given, because either is easy alone: rejecting everything gets the first one right.
+A configuration that ran out of memory should be rejected; a measured run should not be. Both shares are given, because
+rejecting everything would get the first one right.
 
-A run that worked can be rejected for what its source does not say: recomputation and offloading move memory by
-factors. Such runs are therefore also counted apart from those whose source states what decides their memory.
+A run that worked can be rejected because its source does not state recomputation or offloading, which change memory by
+factors. Such runs are therefore also counted separately.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.rows import PublishedRun
 
 UNSTATED = (NO_RECOMPUTATION, "recomputation '", "offloading of activations")
-"""Beginnings of the notes on rows whose memory hangs on something that had to be assumed."""
+"""Prefixes of the notes on assumptions that decide a row's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """How many configurations failed, how many runs worked, and how many of each were rejected."""
+    """Numbers of failed configurations and of runs that worked, and of the rejected ones among them."""
 
     num_failed: int
     num_failed_rejected: int
@@ -52,7 +52,7 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class FailedReport:
-    """Shares over all rows, over parts of them, and by source; what was left out and why.
+    """Shares over all rows, over parts of them, and by source, and the excluded rows by reason.
 
     `stated` and `unstated` split `total` by `states_memory`; `same_sources` are the sources that list failures.
     """
@@ -76,7 +76,7 @@ class FailedReport:
 
 
 def states_memory(run: PublishedRun) -> bool:
-    """Whether the source of `run` states recomputation and offloading, as the model knows them."""
+    """True if the source of `run` states recomputation and offloading in terms that the model has."""
     return not any(note.startswith(UNSTATED) for note in run.assumed)
 
 

@@ -1,10 +1,10 @@
-"""How a published row divided its step: degrees, sharding, micro-batch, schedule and recomputation.
+"""Parallel layout of a published row: degrees, sharding, micro-batch, schedule and recomputation.
 
     devices = TP PP CP DP          DP excludes CP; experts re-use these ranks
     G = b DP (accumulation steps)  G global batch in sequences, b micro-batch of one model replica
 
-What the row leaves open is derived from these two identities where they decide it, then from the framework's
-stated default; each such step is noted. What contradicts them is not predicted.
+Values that the row does not state follow from these two identities if they decide them, else from the framework's
+default; each such value is noted. A row that contradicts the identities is not predicted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_RECOMPUTATION = "no recomputation"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedLayout:
-    """A plan, the global batch in sequences, and what had to be assumed for them."""
+    """A plan, the global batch in sequences, and the assumptions behind them."""
 
     plan: Plan
     global_batch: int
@@ -96,7 +96,7 @@ def _degrees(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]
 
 
 def _is_data_parallel(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]) -> bool:
-    """Whether a row without tensor and pipeline degrees can only mean data parallelism, with the note why."""
+    """True if a row without tensor and pipeline degrees can only mean data parallelism. Adds a note with the reason."""
     micro, batch = row.count("mbs"), row.count("gbs")
     if num_devices == 1:
         return True
@@ -182,7 +182,7 @@ _SHARDINGS = (
     (r"zero-?2", Sharding.GRADIENTS),
     (r"zero-?1|distopt|distributed optimizer", Sharding.OPTIMIZER),
 )
-"""What the words of `dp_type` mean; the first match decides."""
+"""Patterns of `dp_type` and their sharding; the first match decides."""
 
 
 def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
@@ -194,12 +194,12 @@ def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
     return software.sharding
 
 
-_SHARD = re.compile(r"fsdp (\d+)", re.IGNORECASE)  # also dcn_fsdp and ici_fsdp, whose product counts
+_SHARD = re.compile(r"fsdp (\d+)", re.IGNORECASE)  # also dcn_fsdp and ici_fsdp, which multiply
 _REPLICATE = re.compile(r"dcn_data (\d+)|ici_data_parallelism=(\d+)|(?<!\d)(\d+) slice(?:\(s\)|s)")
 
 
 def _hybrid_split(row: CsvRow, data: int, sharding: Sharding, notes: list[str]) -> tuple[int, int]:
-    """Ranks that share parameters out and ranks that repeat them (HSDP): data = shard x replicate."""
+    """Ranks that shard the parameters and ranks that replicate them (HSDP): data = shard x replicate."""
     if sharding is not Sharding.PARAMETERS:
         return data, 1
     text = row.text("dp_type")
@@ -263,13 +263,13 @@ _MODULES = (
     (r"\bmoe\b", "moe"),
     (r"shared_experts?", "shared_experts"),
 )
-"""Words for the modules that selective recomputation names."""
+"""Patterns of the modules that selective recomputation names."""
 
 _POLICIES = (
     (r"per-op sac|toml default", ("norm", "activation", "alternate_matmuls"), "torchtitan's selective op"),
-    (r"minimal", ("norm", "activation"), "keeps every matrix product"),
+    (r"minimal", ("norm", "activation"), "keeps every GEMM output"),
 )
-"""Named policies, the modules nearest to them, and what they are."""
+"""Named policies, their nearest modules, and a description."""
 
 
 def _recompute(row: CsvRow, notes: list[str]) -> tuple[Recompute, tuple[str, ...], int | None]:

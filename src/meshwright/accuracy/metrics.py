@@ -1,12 +1,12 @@
-"""How far predictions are from measurements. NumPy only.
+"""Error metrics of predictions. NumPy only.
 
     e = p / m - 1        signed error of a prediction p of a measured m; > 0: too optimistic
     error                median and 90th percentile of |e|;  bias: median of e
-    coverage             share of rows with low <= m <= high; 0.8 is right for an 80 % interval
+    coverage             share of rows with low <= m <= high; the target of an 80 % interval is 0.8
     τ_b, ρ               Kendall (1945) and Spearman (1904) rank correlation inside a group of plans
     regret               1 - m(plan predicted fastest) / m(plan measured fastest)
 
-A group of plans: rows that differ in nothing but the plan (model, accelerator, devices, global batch,
+A group of plans: rows that differ only in the plan (model, accelerator, devices, global batch,
 sequence length, precision, task, source and software), with at least three different plans. Repeats of one
 plan count once, with their median.
 """
@@ -26,12 +26,15 @@ from meshwright.accuracy.rows import PublishedRun
 Floats = NDArray[np.float64]
 
 MIN_PLANS = 3
-"""Different plans that a group needs before ranking them means something."""
+"""Least number of different plans in a ranked group."""
+TAIL_QUANTILE = 0.9
+SAME_RATE = 1e-9
+"""Relative difference below which two predicted rates count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """What the cost model says of a sequence of runs, one element per run.
+    """Estimates of the cost model for a sequence of runs, one element per run.
 
     Rates in tokens/s per device with the ends of their 80 % interval; memory in bytes per device of the
     fullest pipeline stage; `fits` is a boolean. NaN (fits: False) where a run could not be costed.
@@ -51,7 +54,7 @@ class Predictions:
 
     @classmethod
     def none(cls) -> Predictions:
-        """Of no run at all."""
+        """Predictions of an empty sequence."""
         empty = np.empty(0)
         return cls(
             tokens_per_s_per_device=empty,
@@ -111,7 +114,7 @@ def measure(runs: Sequence[PublishedRun], predictions: Predictions, *, num_rows:
         num_rows=num_rows,
         num_predicted=int(rated.sum()),
         median_abs_error=_median(np.abs(error)),
-        p90_abs_error=float(np.quantile(np.abs(error), 0.9)) if len(error) else float("nan"),
+        p90_abs_error=float(np.quantile(np.abs(error), TAIL_QUANTILE)) if len(error) else float("nan"),
         bias=_median(error),
         interval_coverage=float(inside.mean()) if len(inside) else float("nan"),
         num_memory=len(headline_memory),
@@ -133,9 +136,9 @@ def measured_rates(runs: Sequence[PublishedRun]) -> Floats:
 
 
 def memory_errors(runs: Sequence[PublishedRun], predictions: Predictions) -> dict[str, Floats]:
-    """Signed memory errors by what the source counts.
+    """Signed memory errors by the definition of memory in the source.
 
-    Sources that state neither allocated nor reserved memory are compared with allocated memory, apart.
+    Sources that state neither allocated nor reserved memory are a group of their own, compared with allocated memory.
     """
     measured = np.array([run.memory_bytes or np.nan for run in runs], dtype=float)
     definition = np.array([run.memory_definition for run in runs])
@@ -155,7 +158,7 @@ def memory_errors(runs: Sequence[PublishedRun], predictions: Predictions) -> dic
 
 @dataclass(frozen=True, kw_only=True)
 class RankedGroup:
-    """How well one group of plans was ordered. Correlations are NaN where either side is constant."""
+    """Ranking quality of one group of plans. Correlations are NaN where either side is constant."""
 
     key: tuple[Any, ...]
     num_plans: int
@@ -182,7 +185,7 @@ def rank_plans(runs: Sequence[PublishedRun], predictions: Predictions) -> list[R
 
 
 def plan_group(run: PublishedRun) -> tuple[Any, ...]:
-    """Everything but the plan that decides a run's rate."""
+    """Key of a run's group: everything that decides its rate except the plan."""
     c = run.conditions
     assert c is not None
     return (
@@ -193,7 +196,7 @@ def plan_group(run: PublishedRun) -> tuple[Any, ...]:
 
 
 def _choice(run: PublishedRun) -> tuple[Any, ...]:
-    """What the runs of one group choose: the plan, and the attention kernel where a row names it."""
+    """Key of a run inside its group: the plan, and the kernels that a row names."""
     assert run.conditions is not None
     return (run.conditions.plan, run.conditions.unfused_attention, run.conditions.fused_norm)
 
@@ -213,7 +216,7 @@ def top1_regret(predicted: Floats, measured: Floats) -> float:
 
     Plans predicted equally fast count with the mean of their measured rates.
     """
-    chosen = predicted >= predicted.max() * (1 - 1e-9)
+    chosen = predicted >= predicted.max() * (1 - SAME_RATE)
     return float(1 - measured[chosen].mean() / measured.max())
 
 
@@ -230,7 +233,7 @@ def kendall_tau(x: Floats, y: Floats) -> float:
 
 
 def spearman(x: Floats, y: Floats) -> float:
-    """Spearman's ρ: the correlation of ranks, ties sharing their mean rank; NaN when either is constant."""
+    """Spearman's ρ: the correlation of ranks, where ties have their mean rank; NaN when either is constant."""
     a, b = _ranks(x), _ranks(y)
     a, b = a - a.mean(), b - b.mean()
     norm = np.sqrt((a @ a) * (b @ b))

@@ -51,7 +51,7 @@ def predict(
     calibration: Calibration | None = None,
     corrections: Mapping[str, CorrectionsByKernel] | None = None,
 ) -> Predictions:
-    """Rate and memory of every run; each must have conditions. `surfaces` by accelerator, as `tables_of` has them."""
+    """Rate and memory of every run. Each must have conditions; `corrections` are those of `tables_of`."""
     conditions = [run.conditions for run in runs if run.conditions is not None]
     tables = tables_of(conditions, corrections=corrections)
     log_step_s, variances = predict_steps(tables, calibration or fitted())

@@ -1,4 +1,4 @@
-"""Why a published row cannot be predicted: a closed list, so that reports can count."""
+"""Reasons why a published row cannot be predicted: a closed list, so that reports can count them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reason(StrEnum):
 
 
 class CannotPredictError(Exception):
-    """Ends the reading of one row; never leaves this package."""
+    """Raised while one row is read; caught inside this package."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(reason, detail)

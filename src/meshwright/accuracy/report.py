@@ -1,7 +1,4 @@
-"""The accuracy report: every published row beside its prediction, and errors by group.
-
-runs -> predict (injected) -> one line a row, metrics of all rows, of each group, of the named subsets
-"""
+"""The accuracy report: every published row with its prediction, and errors by group."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from meshwright.accuracy.failed import FailedReport, judge
-from meshwright.accuracy.metrics import Metrics, Predictions, measure, memory_errors
+from meshwright.accuracy.metrics import TAIL_QUANTILE, Metrics, Predictions, measure, memory_errors
 from meshwright.accuracy.rows import PublishedRun
 
 Predict = Callable[[Sequence[PublishedRun]], Predictions]
-"""Predicts runs that have conditions, in their order; never asked about none."""
+"""Function that predicts a non-empty sequence of runs with conditions, in order."""
 
 GROUP_KINDS = (
     "subset", "source", "accelerator", "architecture", "size", "precision", "framework", "task", "quality",
@@ -25,7 +22,7 @@ GROUP_KINDS = (
 """Kinds of groups that the report gives metrics for."""
 
 HEADLINE = "quality A, GPU, no sweep"
-"""The subset that the claims of the documentation are about."""
+"""The subset that the documentation quotes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +72,13 @@ class RowReport:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyReport:
-    """Everything `meshwright accuracy` says."""
+    """Result of `meshwright accuracy`."""
 
     summary: Metrics
     groups: dict[str, dict[str, Metrics]]  # kind of group -> group -> metrics
     rows: list[RowReport]
     unpredicted: dict[str, int]  # reason -> rows
-    memory: dict[str, dict[str, float]]  # what the source counts -> errors
+    memory: dict[str, dict[str, float]]  # definition of memory in the source -> errors
     failed: FailedReport | None
 
     @property
@@ -174,7 +171,7 @@ def _memory(known: Sequence[PublishedRun], predictions: Predictions) -> dict[str
         definition: {
             "num_rows": len(errors),
             "median_abs_error": float(np.median(np.abs(errors))),
-            "p90_abs_error": float(np.quantile(np.abs(errors), 0.9)),
+            "p90_abs_error": float(np.quantile(np.abs(errors), TAIL_QUANTILE)),
             "bias": float(np.median(errors)),
         }
         for definition, errors in memory_errors(known, predictions).items()

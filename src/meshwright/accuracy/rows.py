@@ -1,8 +1,7 @@
-"""Published runs: what a row of the CSV ran, what it measured, or why it cannot be predicted.
+"""Published runs: conditions and measurements of each CSV row, or the reason why it cannot be predicted.
 
-The schema is that of the shipped `measured_runs.csv`. Nothing is guessed silently: every value that a row
-leaves open and a stated rule fills is named in `assumed`; a row that leaves too much open carries a reason
-instead of conditions.
+The schema is that of the shipped `measured_runs.csv`. Every value that a rule fills in is named in `assumed`. A row
+with too many missing values has a reason instead of conditions.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ FAILED_COLUMNS = (*_CONDITIONS, "metric_kind")
 
 @dataclass(frozen=True, kw_only=True)
 class RunConditions:
-    """Everything a prediction needs."""
+    """Inputs of a prediction."""
 
     model: Model
     lora: Lora | None  # None: every weight is trained
     accelerator: Accelerator
     devices_per_node: int
     num_nodes: int
-    fabric_hint: str  # the source's words about links and network
+    fabric_hint: str  # text of the source about links and network
     seq_len: int
     global_batch: int  # sequences
     plan: Plan
@@ -68,7 +67,7 @@ class RunConditions:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One row: what was run (`conditions`) or why that is not known (`reason`), and what was measured.
+    """One row: its conditions, or the reason why they are unknown, and its measurements.
 
     A row may have conditions and a reason: without a rate its memory can still be compared.
     """
@@ -102,13 +101,13 @@ class PublishedRun:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the row is one of a grid of mostly poor plans."""
-        words = f"{self.quality} {self.metric_kind}"
-        return "sweep" in words or self.source_key in frameworks()["sweeps"]["sources"]
+        """True if the row is one of a grid of mostly poor plans."""
+        kinds = f"{self.quality} {self.metric_kind}"
+        return "sweep" in kinds or self.source_key in frameworks()["sweeps"]["sources"]
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the accelerator is a catalogued GPU."""
+        """True if the accelerator is a catalogued GPU."""
         found = _catalogued(self.accelerator_name)
         return found is not None and found.vendor.lower() in GPU_VENDORS
 
@@ -198,7 +197,7 @@ def read_row(row: CsvRow, *, failed: bool = False) -> PublishedRun:
 
 
 def _check_figure(row: CsvRow, *, rate: float | None, memory: float | None, failed: bool) -> None:
-    """Stops at rows that have nothing to compare with."""
+    """Raise CannotPredictError for a row without a comparable measurement."""
     if row.text("metric_kind") in ("end_to_end_gpu_hours", "time_to_train"):
         raise CannotPredictError(Reason.END_TO_END, row.text("metric_kind").replace("_", " "))
     if rate is None and memory is None and not failed:
@@ -211,7 +210,7 @@ def _no_rate(row: CsvRow) -> Reason:
 
 
 def _with_conditions(row: CsvRow, run: PublishedRun) -> PublishedRun:
-    """`run` with its conditions. Raises CannotPredictError when the row leaves too much open."""
+    """`run` with its conditions. Raises CannotPredictError when too much of it is not stated."""
     accelerator = _accelerator(run.accelerator_name)
     num_devices = row.count("num_gpus")
     if num_devices is None:
@@ -262,7 +261,7 @@ def _accelerator(name: str) -> Accelerator:
 
 @cache
 def _catalogued(name: str) -> Accelerator | None:
-    """The accelerator that a published name means; None when the catalogue has no such one."""
+    """The accelerator with a published name; None when it is not in the catalogue."""
     try:
         return catalog.accelerator(name)
     except UnknownNameError:

@@ -1,7 +1,7 @@
-"""Which model a published row trained: its shapes from the row, the catalogue and the published-model list.
+"""Model of a published row, from its own dimensions, the catalogue and the published-model list.
 
-A row's own dimensions win. What it leaves out comes from the model it names, then from that model's family;
-each such step is noted. Truncated models ("16 layers", "-L4") keep the named model's layer shape.
+The row's own dimensions take precedence. Missing ones come from the model that it names, then from that model's family,
+each with a note. Truncated models ("16 layers", "-L4") keep the named model's layer shape.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rou
 _TRUNCATED = re.compile(
     r"[-_\s(,]*(?:proxy,?\s*)?(?:\bL(\d+)|\b(\d+)\s?L\b|\b(\d+) layers)\)?\s*$", re.IGNORECASE
 )
+SAME_COUNT = 0.005
+"""Relative error of a model's parameter count that agrees with the printed one."""
 _DENSE_LAYERS = re.compile(r"dense_layers=(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A model and what had to be assumed for it."""
+    """A model and the assumptions behind it."""
 
     model: Model
     assumed: tuple[str, ...] = ()
@@ -50,7 +52,7 @@ def read_model(row: CsvRow) -> Reading:
 
 
 def _num_layers(row: CsvRow, names: list[str]) -> int | None:
-    """Layers the row trained: its own column, else the count in its name, None when it gives neither."""
+    """Number of layers: the row's column, else the count in its name; None when both are missing."""
     return row.count("layers") or next((n for n in (_stem(name)[1] for name in names) if n), None)
 
 
@@ -67,7 +69,7 @@ def _stem(name: str) -> tuple[str, int | None]:
 
 
 def _key(name: str) -> str:
-    """Letters and digits of a name, lower case: published spellings of one model agree on these."""
+    """Letters and digits of a name, lower case: different spellings of one model agree in these."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -87,7 +89,7 @@ def _known_names() -> dict[str, str]:
 
 @cache
 def _named_model(name: str) -> tuple[Model, tuple[str, ...]] | None:
-    """The model a published name means, with the note when that is a choice; None for an unknown name."""
+    """The model with a published name, with a note if the name is ambiguous; None for an unknown name."""
     data, key = published_models(), _key(name)
     known = _known_names().get(key)
     if known is None:
@@ -135,7 +137,7 @@ def _adapt(row: CsvRow, base: Model, assumed: tuple[str, ...], *, num_layers: in
 
 
 def _adapt_attention(row: CsvRow, base: Model, num_layers: int) -> Attention:
-    """Heads from the row, except for latent attention, where the listed key/value heads mean nothing."""
+    """Heads from the row, except for latent attention, where listed key/value heads have no meaning."""
     attention = base.attention
     if base.experts is None and attention.kind is AttentionKind.GQA:
         hidden, heads = row.count("hidden") or base.hidden, row.count("heads") or attention.num_heads
@@ -173,7 +175,7 @@ def _head_dim(hidden: int, heads: int) -> int:
 
 
 def _from_dimensions(row: CsvRow, name: str) -> Reading:
-    """A model known only by its dimensions; its family says what they leave open."""
+    """Build a model from its dimensions; its family gives the rest."""
     hidden, heads = row.count("hidden"), row.count("heads")
     num_layers = _num_layers(row, [name])
     if not (hidden and heads and num_layers):
@@ -220,7 +222,7 @@ def _from_dimensions(row: CsvRow, name: str) -> Reading:
 
 
 def _family(row: CsvRow, name: str) -> dict[str, Any]:
-    """The family entry of a name; without one the width of the feed-forward decides about the gate."""
+    """The family entry of a name; without one the feed-forward width decides if it is gated."""
     for entry in published_models()["family"]:
         if re.search(entry["match"], name, re.IGNORECASE):
             return entry
@@ -231,7 +233,7 @@ def _family(row: CsvRow, name: str) -> dict[str, Any]:
 
 
 def _settle_embeddings(row: CsvRow, model: Model, assumed: tuple[str, ...]) -> Reading:
-    """Tied or not, as the printed parameter count says where it tells the two apart (within 0.5 %)."""
+    """Tie the embeddings or not, by the printed parameter count if it is conclusive (within 0.5 %)."""
     printed = row.number("params_b")
     if not printed or len(row.text("params_b").replace(".", "").strip("0")) < 3:
         return Reading(model=model, assumed=assumed)
@@ -239,7 +241,7 @@ def _settle_embeddings(row: CsvRow, model: Model, assumed: tuple[str, ...]) -> R
     miss, other_miss = (
         abs(float(count_parameters(model_row(m)).total) / (printed * 1e9) - 1) for m in (model, other)
     )
-    if other_miss < 0.005 < miss:
+    if other_miss < SAME_COUNT < miss:
         tied = "tied" if other.tied_embeddings else "untied"
         return Reading(model=other, assumed=(*assumed, f"embeddings {tied}, as the parameter count says"))
     return Reading(model=model, assumed=assumed)

@@ -1,4 +1,4 @@
-"""The published runs that come with the package, and the tables that say how to read such files."""
+"""Files of published runs in the package, and the tables for reading them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which software ran a published row: the stack's key, its vintage as a decimal year, and its defaults."""
+"""Software of a published row: the stack's key, its vintage as a decimal year, and its defaults."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _DATE = re.compile(r"(?<!\d)(20[12]\d)(?:-(0[1-9]|1[0-2])(?:-(\d\d))?)?(?!\d)")
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """The stack of a row and what that stack does where the row says nothing."""
+    """The stack of a row and its defaults for values that the row does not state."""
 
     stack: Stack
     sharding: Sharding
     sequence_parallel: bool
     precision: str
     mtp: bool
-    memory: str  # what a printed memory figure counts: allocated, reserved, unknown
+    memory: str  # definition of a printed memory figure: allocated, reserved, unknown
     batch_per_device: bool
     lora: Lora
     unfused_attention: bool | None  # None: the notes do not say
@@ -33,7 +33,7 @@ class Software:
 
 
 def is_mlperf(row: CsvRow) -> bool:
-    """Whether the row is a result of MLPerf Training (steady state and time to target from one log)."""
+    """True if the row is a result of MLPerf Training (steady state and time to target from one log)."""
     return row.text("source_key").startswith("mlperf") or "time_to_target" in row.text("metric_kind")
 
 
@@ -84,7 +84,7 @@ def _round(row: CsvRow) -> str:
 
 
 def _vintage(row: CsvRow) -> float | None:
-    """The version's own date, else the date the row was published, as a decimal year."""
+    """Date of the version, else of the row's publication, as a decimal year."""
     version = row.text("framework_version")
     if release := _RELEASE.search(version):
         return 2000 + int(release[1]) + _part_of_year(int(release[2]))
@@ -100,7 +100,7 @@ def _part_of_year(month: int, day: int = 1) -> float:
 
 
 def _unfused_attention(row: CsvRow) -> bool | None:
-    """What the notes say about the attention kernel (a fused softmax still writes the scores)."""
+    """Attention kernel according to the notes; None: not stated. A fused softmax still writes the scores."""
     notes = row.text("notes").lower()
     if re.search(r"without flash|kernel=(torch|fused)\b", notes):
         return True

@@ -41,7 +41,7 @@ class RunTables:
     facts: SystemFacts
     factors: list[Factors]
     bf16_factors: list[Factors]
-    corrections: RowCorrections | None = None  # None: formulas alone
+    corrections: RowCorrections | None = None  # None: formulas only
 
     def take(self, index: NDArray[np.intp]) -> RunTables:
         """The runs at `index`."""
@@ -58,7 +58,7 @@ class RunTables:
 
 
 def cluster_of(conditions: RunConditions) -> Cluster:
-    """The cluster of a published run, on the fabric that its own words name, else on the usual one."""
+    """The cluster of a published run, on the fabric that its row names, else on the usual one."""
     accelerator = conditions.accelerator
     named = fabric_named_by(conditions.fabric_hint, accelerator.name)
     fabric = placed_fabric(
@@ -78,7 +78,7 @@ def cluster_of(conditions: RunConditions) -> Cluster:
 def tables_of(
     conditions: Sequence[RunConditions], *, corrections: Mapping[str, CorrectionsByKernel] | None = None
 ) -> RunTables:
-    """One table row per run, in order. `surfaces` by accelerator: measured shapes of its kernels."""
+    """One table row per run, in order. `corrections` are efficiency corrections by accelerator."""
     clusters = [cluster_of(c) for c in conditions]
     precisions = [PRECISIONS[c.precision] for c in conditions]
     factors = [

@@ -25,7 +25,7 @@ from meshwright.cost.rates import system_rates
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.cost.uncertainty import Z80
-from meshwright.records.device import FEWEST_SAMPLES, DeviceRow
+from meshwright.records.device import FEWEST_SAMPLES, Z95, DeviceRow
 from meshwright.records.steps import plan_of, run_of
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import Run
@@ -37,7 +37,6 @@ LEAST_NOISE = 0.03
 """Standard deviation of the logarithm of a step between two processes: no step is known better."""
 FEW_NOISE = 0.08
 """The same with too few repetitions for an interval. Steps repeat better than kernels."""
-Z95 = 1.96
 LARGEST_SHARE = 0.999
 """Upper bound of a fitted parameter that is a share."""
 MAX_LEVERAGE = 0.9

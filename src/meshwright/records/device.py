@@ -1,8 +1,8 @@
-"""Records of a device: one line a measurement in `records.csv`, and beside it `records.json`, which says of what.
+"""Records of `bench device`: one line per measurement in `records.csv`, with the sidecar `records.json`.
 
-Lines are appended as they are measured, so that an interruption costs one point. A last line that a killed process
-left half written is dropped when the file is opened again; a point that failed is measured again. Reading is strict:
-what is not ours, or was altered so that it makes no sense, is refused with file and line.
+Lines are appended as they are measured, so an interruption costs one point. When the file is opened again, an
+incomplete last line is removed, and failed points are measured again. Reading is strict: files of another schema and
+impossible values are refused with file and line.
 """
 
 from __future__ import annotations
@@ -47,17 +47,18 @@ SAME_DEVICE = ("device", "driver", "software")
 RENAMED_KERNELS = {"alone": "isolated", "beside": "concurrent"}
 """Kernels of `training` as older files name them."""
 
-FEWEST_SAMPLES = 6  # that give an interval of 95 %
+FEWEST_SAMPLES = 6  # for an interval of 95 %
+Z95 = 1.96  # normal quantile of a 95 % interval
 FEW_SD = 0.25
-"""Of the logarithm of a median of fewer samples: an assumption, as their own range says too little."""
+"""Standard deviation of the logarithm of a median of fewer samples. An assumption: their own range is too narrow."""
 
 
 class PointStatus(StrEnum):
-    """How a measurement ended."""
+    """End of a measurement."""
 
-    OK = "ok"  # the median is known as well as was asked for
-    WIDE = "wide"  # the time was spent before it was
-    FAILED = "failed"  # nothing was measured; `reason` says why
+    OK = "ok"  # the interval of the median is as narrow as demanded
+    WIDE = "wide"  # the time was over before that
+    FAILED = "failed"  # not measured; `reason` gives the cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +82,13 @@ class DeviceRow:
     @property
     def log_sd(self) -> float:
         """Standard deviation of the logarithm of the median."""
-        of_interval = math.log(self.seconds_high / self.seconds_low) / (2 * 1.96)
+        of_interval = math.log(self.seconds_high / self.seconds_low) / (2 * Z95)
         return of_interval if self.samples >= FEWEST_SAMPLES else max(of_interval, FEW_SD)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """A file that was read, failed measurements included."""
+    """Content of one file, with failed measurements."""
 
     path: Path
     sidecar: Mapping[str, Any]
@@ -101,7 +102,7 @@ class Records:
 def row_of(
     point: Point, found: Measurement, *, clock_hz: float | None = None, temperature_c: float | None = None
 ) -> DeviceRow:
-    """The line of a measurement that ended."""
+    """Line of a completed measurement."""
     (low, high), (q1, q3) = found.interval, found.quartiles
     return DeviceRow(
         point=point,
@@ -120,13 +121,12 @@ def row_of(
 
 
 def failed(point: Point, reason: str) -> DeviceRow:
-    """The line of a measurement that could not be made."""
+    """Line of a failed measurement."""
     return DeviceRow(point=point, status=PointStatus.FAILED, reason=" ".join(reason.split()))
 
 
 def in_windows(rows: Iterable[DeviceRow]) -> list[DeviceRow]:
-    """One row for each point. Of a point that was measured in several windows: the median of their medians, and as
-    its interval all of them."""
+    """Merge the windows of each point into one row: the median of their medians, with their range as interval."""
     by_point: dict[Point, list[DeviceRow]] = {}
     for row in rows:
         by_point.setdefault(row.point, []).append(row)
@@ -145,7 +145,7 @@ def _over_windows(rows: list[DeviceRow]) -> DeviceRow:
 
 
 class DeviceRecorder:
-    """`folder` with its two files, open for more. Raises InputError when it holds records of something else."""
+    """Writer of the two files in `folder`. Raises InputError if it holds records of something else."""
 
     def __init__(self, folder: Path, *, sidecar: Mapping[str, Any], resume: bool) -> None:
         self.path = folder / CSV_NAME
@@ -170,13 +170,13 @@ class DeviceRecorder:
             self.done.add(row.point)
 
     def added_by_others(self) -> list[DeviceRow]:
-        """What another process has appended since the last call or `append`."""
+        """Rows that another process has appended since the last call or `append`."""
         new = [row for row in read(self.path, whole=False).rows if row.point not in self.done]
         self.done |= {row.point for row in new}
         return new
 
     def close(self, *, ended: str) -> None:
-        """Note when the measuring ended."""
+        """Write the end time into the sidecar."""
         self.sidecar = {**self.sidecar, "ended": ended}
         write_atomically(self.path.with_name(SIDECAR_NAME), sidecar_text(self.sidecar))
 
@@ -198,9 +198,9 @@ class DeviceRecorder:
 
 
 def read(path: Path, *, whole: bool = True) -> Records:
-    """The records at `path`, the CSV file or its folder. With `whole` false a last line cut short is left out.
+    """Read the records at `path`, the CSV file or its folder. With `whole` false an incomplete last line is ignored.
 
-    Raises InputError with file and line for whatever is not a file of this schema.
+    Raises InputError with file and line for a file of another schema.
     """
     path = path / CSV_NAME if path.is_dir() else path
     lines = read_lines(path, columns=COLUMNS, what="bench records", made_by=MADE_BY, whole=whole)

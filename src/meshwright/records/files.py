@@ -1,4 +1,4 @@
-"""What all record files share: a CSV file that is appended to, and a JSON file beside it that says of what it is."""
+"""Record files: a CSV file that lines are appended to, and a JSON sidecar that describes its origin."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"
 
 
 def driver_version(device_type: str) -> str | None:
-    """The version of the GPUs' driver, where the kernel tells; None for a CPU."""
+    """Version of the GPU driver if the Linux kernel reports it; None for a CPU."""
     if device_type == "cpu":
         return None
     return next((path.read_text().strip() for path in DRIVERS if path.exists()), None)
 
 
 def csv_line(cells: Iterable[str]) -> str:
-    """One line of a CSV file, its end included."""
+    """One line of a CSV file, with its line end."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(cells)
     return out.getvalue()
 
 
 def sidecar_text(document: Mapping[str, Any]) -> str:
-    """The text of a sidecar."""
+    """Text of a sidecar file."""
     return json.dumps(document, indent=2) + "\n"
 
 
 def whole_lines(text: str) -> str:
-    """`text` without a last line that a killed process left half written."""
+    """`text` without an incomplete last line of a killed process."""
     return text if text.endswith("\n") else text[: text.rfind("\n") + 1]
 
 
 def differing(before: Any, now: Any) -> str:
-    """What was and what is, the first difference of two flat mappings alone."""
+    """Text of the first difference between two flat mappings."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in sorted({*before, *now}):
             if before.get(key) != now.get(key):
@@ -54,7 +54,7 @@ def differing(before: Any, now: Any) -> str:
 
 
 def read_text(path: Path, *, made_by: str) -> str:
-    """The text of a file of records, which the command `made_by` makes."""
+    """Text of a record file. `made_by` is the command that writes it, for the error's hint."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def read_text(path: Path, *, made_by: str) -> str:
 
 
 def read_sidecar(path: Path, *, schema: str, keys: Iterable[str], made_by: str) -> dict[str, Any]:
-    """The sidecar at `path`, which has all `keys`."""
+    """Read the sidecar at `path`. Raises InputError if one of `keys` is missing."""
     text = read_text(path, made_by=made_by)
     try:
         found = json.loads(text)
@@ -83,7 +83,7 @@ def read_sidecar(path: Path, *, schema: str, keys: Iterable[str], made_by: str) 
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of one line by column, and where the line is."""
+    """Cells of one line by column. `where` is its file and line number."""
 
     cells: Mapping[str, str]
     where: str
@@ -103,7 +103,7 @@ class Cells:
         return int(text or 0)
 
     def number(self, column: str, *, least: float = -math.inf, may_be_least: bool = True) -> float | None:
-        """None where the cell is empty and may be."""
+        """The number in a cell; None where the cell is empty and `may_be_least` allows it."""
         text = self.cells[column]
         if not text and may_be_least:
             return None
@@ -117,9 +117,9 @@ class Cells:
 
 
 def read_lines(path: Path, *, columns: tuple[str, ...], what: str, made_by: str, whole: bool) -> list[Cells]:
-    """The lines of the CSV file at `path`, whose header is `columns`.
+    """Read the lines of the CSV file at `path`, whose header is `columns`.
 
-    With `whole` false a last line cut short is left out. Raises InputError with file and line for another header and
+    With `whole` false an incomplete last line is ignored. Raises InputError with file and line for another header and
     for lines that are too short or too long.
     """
     text = read_text(path, made_by=made_by)

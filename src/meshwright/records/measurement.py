@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 FAR_OUT = 3.0
-"""Interquartile ranges beyond the quartiles at which a sample is an outlier (Tukey 1977, section 2D: far out)."""
+"""Interquartile ranges beyond the quartiles from which a sample is an outlier (Tukey 1977, section 2D: far out)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOutlier:
-    """A sample far from the others. The first sample is 1."""
+    """A sample far from the others. Samples are numbered from 1."""
 
     sample: int
     seconds: float
@@ -26,7 +26,7 @@ class SampleOutlier:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """`seconds` of one call, by sample, in the order in which they were taken."""
+    """`seconds` of one call by sample, in order of measurement."""
 
     seconds: tuple[float, ...]
     calls: int  # in each sample
@@ -42,7 +42,7 @@ class Measurement:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the median lies with a confidence of 95 %; the whole range when n is below 6."""
+        """95 % confidence interval of the median; the whole range when n is below 6."""
         ordered = sorted(self.seconds)
         k = max(1, _rank(self.n))
         return ordered[k - 1], ordered[-k]
@@ -56,7 +56,7 @@ class Measurement:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the interval is one of 95 % and as narrow as was asked for."""
+        """True if the interval has 95 % confidence and is as narrow as `target_ratio` demands."""
         low, high = self.interval
         return _rank(self.n) > 0 and (high - low) / 2 <= self.target_ratio * self.median
 

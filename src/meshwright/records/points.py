@@ -1,19 +1,19 @@
-"""What is measured of a device: points of families, first those of a model and its plan, then a grid that fills space.
+"""Points that `bench device` measures, by family: first the shapes of a model and its plan, then a grid.
 
     gemm         m x n outputs of depth k in three layouts: forward (x w'), gradient of the inputs (y w), gradient of
-                 the weights (y' x), each with the shape of its own product
+                 the weights (y' x), each with its own shape
     attention    scores and values, causal, grouped heads, forward and backward
     memory       a copy inside the device
     elementwise  the gated activation and the norm, m rows of n
     optimizer    AdamW on m parameters, fp32
-    launch       the shortest kernel, one after the other: what starting one costs
+    launch       the shortest kernel, repeated: time of one launch
     transfer     between host and device
     training     whole steps of small models by the engine itself, in one process and with each kind of
                  parallelism: they show the residual that kernels and collectives do not explain
     collectives  all-reduce, all-gather, reduce-scatter, all-to-all, send-receive between processes
 
 The grid is the additive recurrence of the generalised golden ratio (Roberts 2018, "The unreasonable effectiveness of
-quasirandom sequences") in logarithms of the shape: any first part of it covers the space evenly.
+quasirandom sequences") in logarithms of the shape: any first part of the grid covers the space evenly.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from meshwright.specs.plan import Plan
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
 BYTES_PER_PARAMETER = 28
-"""AdamW reads weight, gradient and both moments and writes all but the gradient, 4 bytes each."""
+"""AdamW reads weight, gradient and both optimizer states and writes all but the gradient, 4 bytes each."""
 
-MULTIPLE = 8  # of which widths are
+MULTIPLE = 8  # of all widths
 GRID_POINTS = 256
-MOST_PARAMETERS = 2**26  # of the model's optimizer point
+MAX_PARAMETERS = 2**26  # of the model's optimizer point
 
 
 class PointFamily(StrEnum):
-    """A kind of work with one shape space."""
+    """A kind of work. Its points have one shape space."""
 
     GEMM = "gemm"
     ATTENTION = "attention"
@@ -56,10 +56,10 @@ SHARES = {
     PointFamily.GEMM: 0.14, PointFamily.ATTENTION: 0.08, PointFamily.MEMORY: 0.02, PointFamily.ELEMENTWISE: 0.02,
     PointFamily.OPTIMIZER: 0.02, PointFamily.LAUNCH: 0.01, PointFamily.TRANSFER: 0.05, PointFamily.TRAINING: 0.17,
 }  # fmt: skip
-"""Of the time budget. A family that needs less leaves the rest to those after it."""
+"""Shares of the time budget. A family that needs less leaves the rest to those after it."""
 TOGETHER_SHARE = 0.54
-"""For what several processes do together; their start is in it."""
-COLLECTIVES_SHARE = 0.2  # of that; the rest is for training
+"""Share of the budget for several processes together, with their start."""
+COLLECTIVES_SHARE = 0.2  # of TOGETHER_SHARE; the rest is for training
 
 KERNELS = {
     PointFamily.GEMM: ("forward", "input_gradient", "weight_gradient"),
@@ -76,7 +76,7 @@ KERNELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One thing to measure. A number that does not apply is 0."""
+    """One shape to measure. A number that does not apply is 0."""
 
     family: PointFamily
     kernel: str
@@ -93,12 +93,12 @@ class Point:
     vocab: int = 0
     micro_batches: int = 0  # of a step, each of `sequences` sequences
     num_processes: int = 1
-    threads: int = 0  # of the processor that a kernel may use; 0: all
-    size_bytes: int = 0  # what is copied; of a collective the whole buffer
+    threads: int = 0  # CPU threads of the kernel; 0: all
+    size_bytes: int = 0  # of a copy; of a collective the whole buffer
 
     @property
     def flops(self) -> float:
-        """Of matrix products, 2 a multiply-add; 0 where bytes alone count. Attention is causal, training without it."""
+        """FLOPs of GEMMs, 2 per multiply-add; 0 where only bytes count. Attention is causal; training excludes it."""
         if self.family is PointFamily.GEMM:
             return 2.0 * self.m * self.n * self.k
         if self.family is PointFamily.ATTENTION:
@@ -113,7 +113,7 @@ class Point:
 
     @property
     def bytes(self) -> float:
-        """The least that must be read and written; of a collective its buffer."""
+        """Least bytes to read and write; of a collective its buffer."""
         element = ELEMENT_BYTES.get(self.format, 1)
         match self.family:
             case PointFamily.GEMM:
@@ -138,27 +138,27 @@ POINT_FIELDS = tuple(f.name for f in fields(Point))
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The model and plan whose shapes are measured first."""
+    """Model and plan whose shapes are measured first."""
 
     model: Model
     plan: Plan
     seq_len: int
-    formats: tuple[str, ...] | None = None  # None: whatever the device multiplies
+    formats: tuple[str, ...] | None = None  # None: all that the device supports
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """The largest shapes of the grid, as powers of 2: what a device of its kind does in well under a second."""
+    """Ranges of the grid as powers of 2. The largest take well under a second on a device of its kind."""
 
     gemm: tuple[int, int]
     seq_len: tuple[int, int]
     rows: tuple[int, int]
     copy: tuple[int, int]
     message: tuple[int, int]
-    hidden: tuple[float, float]  # of models, and what follows from it
+    hidden: tuple[float, float]  # of models
     head_dim: int
     trained_len: tuple[float, float]
-    trained_flops: float  # most of a step
+    trained_flops: float  # of the largest step
     vocab: tuple[float, float]
 
 
@@ -182,7 +182,7 @@ def points_of(
     workload: Workload | None = None,
     num_processes: int = 1,
 ) -> Iterator[Point]:
-    """The points of one family: a small one that says how fast the device is, the workload's, the grid's."""
+    """Points of one family: a small one for a first estimate of the speed, then the workload's, then the grid's."""
     reach = REACH[device_type]
     match family:
         case PointFamily.GEMM:
@@ -215,7 +215,7 @@ def points_of(
 
 
 def gemm_points(m: int, n: int, k: int, *, format: str) -> tuple[Point, ...]:
-    """The three products of a linear layer of m rows, n outputs and k inputs."""
+    """The three GEMMs of a linear layer of m rows, n outputs and k inputs."""
     shapes = ((m, n, k), (m, k, n), (n, k, m))
     return tuple(
         Point(family=PointFamily.GEMM, kernel=kernel, format=format, m=a, n=b, k=c)
@@ -248,7 +248,7 @@ def _attention_points(reach: Reach, formats: Sequence[str], workload: Workload |
 
 
 def _training_points(reach: Reach, formats: Sequence[str], *, num_processes: int) -> Iterator[Point]:
-    """Small models, kinds of parallelism and formats in turn."""
+    """Small models; kinds of parallelism and formats alternate."""
     n, unit = num_processes, reach.head_dim
     isolated, *others = KERNELS[PointFamily.TRAINING]
     grid = _grid(
@@ -273,15 +273,15 @@ def _training_points(reach: Reach, formats: Sequence[str], *, num_processes: int
 
 def _sized(family: PointFamily, reach: tuple[int, int], *, num_processes: int = 1) -> Iterator[Point]:
     sizes = [2**power for power in range(reach[0], reach[1] + 1)]
-    if family is PointFamily.MEMORY:  # what no cache holds says most
+    if family is PointFamily.MEMORY:  # the sizes that no cache holds come first
         sizes = [sizes[0], *sizes[:0:-1]]
-    for size in sizes[::2] + sizes[1::2]:  # every second one first: a short budget still sees them all
+    for size in sizes[::2] + sizes[1::2]:  # every second one first, so that a short budget covers the range
         for kernel in KERNELS[family]:
             yield Point(family=family, kernel=kernel, size_bytes=size, num_processes=num_processes)
 
 
 def _gemm_shapes(workload: Workload | None) -> list[tuple[int, int, int]]:
-    """Forward products of one layer and the head, as the cost model counts them, the smallest first."""
+    """Forward GEMMs of one layer and the head, as the cost model counts them, in rising order."""
     if workload is None:
         return []
     r, plan = model_row(workload.model), workload.plan
@@ -320,7 +320,7 @@ def _parameter_counts(workload: Workload | None) -> list[tuple[int, ...]]:
     if workload is None:
         return []
     total = int(count_parameters(model_row(workload.model)).total) // workload.plan.num_devices
-    return [(min(total, MOST_PARAMETERS),)]
+    return [(min(total, MAX_PARAMETERS),)]
 
 
 def _grid(
@@ -329,7 +329,7 @@ def _grid(
     multiples: Sequence[float] | None = None,
     count: int = GRID_POINTS,
 ) -> Iterator[tuple[Any, ...]]:
-    """Shapes spread evenly in logarithms. A multiple of 0 leaves the power of 2 itself."""
+    """Shapes spread evenly in logarithms. With a multiple of 0 the value is the rounded power itself."""
     dim = len(reach)
     ratio = 1.5
     for _ in range(60):  # the root above 1 of x^(dim+1) = x + 1

@@ -1,11 +1,11 @@
-"""Whole steps of small models by the engine's own code, as a `training` point says: passes, clipping and update.
+"""Whole steps of small models by the engine's own code, for `training` points: passes, clipping and update.
 
 isolated    one process
 concurrent  processes that each train a model of their own, at the same time: contention without communication
 ddp         processes that hold everything; one all-reduce of all gradients
-zero1       states divided over processes; gradients are scattered, weights gathered, once a step
-fsdp        weights divided too; each layer is gathered twice and reduced once in each micro-batch
-tensor      each layer's matrices divided, with sequence parallelism
+zero1       optimizer states sharded; gradients are reduce-scattered and weights gathered once a step
+fsdp        weights sharded too; each layer is gathered twice and reduced once in each micro-batch
+tensor      each layer's matrices sharded, with sequence parallelism
 pipeline    as many stages as processes, 1F1B
 """
 
@@ -17,11 +17,11 @@ from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.run import Run
 
 RECIPES = {"fp32": "fp32", "bf16": "bf16"}
-"""The precision that multiplies in a format."""
+"""Precision recipe of each number format."""
 
 
 def plan_of(point: Point) -> Plan:
-    """The plan that a point is trained under."""
+    """Plan of a point."""
     n, micro_batch = point.num_processes, point.sequences
     match point.kernel:
         case "ddp":
@@ -39,12 +39,12 @@ def plan_of(point: Point) -> Plan:
 
 
 def run_of(point: Point) -> Run:
-    """The run whose step a point is."""
+    """Run whose step a point measures."""
     return runfile.loads(run_file_of(point))
 
 
 def run_file_of(point: Point) -> str:
-    """The same as the text of a run file."""
+    """Text of the run file of `run_of`."""
     return f"""
 model:
   name: {point.layers} layers of {point.m}

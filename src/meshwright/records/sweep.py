@@ -1,8 +1,8 @@
-"""What `bench train` trains: run files times what is swept. Each is one configuration.
+"""Configurations that `bench train` trains: run files times swept values.
 
     --sweep batch.micro=1,2 --sweep precision=bf16,fp32   ->   four configurations of every run file
 
-Only the steps are of interest, so that what else a run file asks for is laid over: checkpoints, validation, trackers.
+Only steps are measured. Checkpoints, validation and trackers of a run file are switched off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPENING, CLOSING, QUOTES = "[{", "]}", "'\""
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """One key of the run file and the values that it takes, as YAML."""
+    """One key of the run file and its values, as YAML."""
 
     key: str
     values: tuple[str, ...]
@@ -36,25 +36,25 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """One run file with everything laid over it."""
+    """One run file with its overrides."""
 
-    name: str  # the run file and what is swept
+    name: str  # run file and swept values
     path: str
-    assignments: tuple[str, ...]  # what is swept: key=value
-    overrides: tuple[str, ...]  # all of them, in their order
+    assignments: tuple[str, ...]  # swept values: key=value
+    overrides: tuple[str, ...]  # all of them, in order
     engine: str
-    digest: str  # of all that decides what is trained
-    refusal: str = ""  # why the run file cannot be so
+    digest: str  # of the run file and all overrides
+    refusal: str = ""  # reason why the run file is invalid
 
 
 def parse_sweep(text: str) -> Sweep:
-    """`batch.micro=1,2`; commas inside brackets, braces and quotes do not divide.
+    """Parse `batch.micro=1,2`. Commas inside brackets, braces and quotes do not separate values.
 
     >>> parse_sweep("optimizer.betas=[0.9, 0.95],[0.8, 0.9]").values
     ('[0.9, 0.95]', '[0.8, 0.9]')
     """
     key, equals, values = text.partition("=")
-    found = tuple(value.strip() for value in _divided(values))
+    found = tuple(value.strip() for value in _split_values(values))
     if not key.strip() or not equals or "" in found:
         raise InputError("--sweep must read key=value,value", got=text, hint="--sweep batch.micro=1,2,4")
     if len(set(found)) < len(found):
@@ -62,7 +62,7 @@ def parse_sweep(text: str) -> Sweep:
     return Sweep(key=key.strip(), values=found)
 
 
-def _divided(text: str) -> list[str]:
+def _split_values(text: str) -> list[str]:
     parts, depth, quote = [""], 0, ""
     for char in text:
         if quote:
@@ -84,23 +84,23 @@ def configurations(
     overrides: Sequence[str] = (),
     steps: int,
 ) -> list[Configuration]:
-    """The product of run files and sweeps, in the order in which they were named; each takes `steps` steps.
+    """All combinations of run files and swept values, in order, with `steps` steps each.
 
-    Raises InputError for what no run file can say: an unknown key, a value of another kind. What only cannot be so
-    together is a configuration with a refusal; when all are refused, the first one's error is raised.
+    Raises InputError for an unknown key or a value of another kind. An invalid combination becomes a configuration with
+    a refusal; if all are refused, the error of the first is raised.
     """
     keys = [sweep.key for sweep in sweeps]
     if len(set(keys)) < len(keys):
         raise InputError("--sweep names a key twice", got=next(k for k in keys if keys.count(k) > 1))
     names = _names(paths)
-    products = list(itertools.product(*([f"{s.key}={value}" for value in s.values] for s in sweeps)))
-    if len(names) * len(products) > MAX_CONFIGURATIONS:
+    combinations = list(itertools.product(*([f"{s.key}={value}" for value in s.values] for s in sweeps)))
+    if len(names) * len(combinations) > MAX_CONFIGURATIONS:
         raise InputError(
-            "too many configurations", got=len(names) * len(products), allowed=f"<= {MAX_CONFIGURATIONS}"
+            "too many configurations", got=len(names) * len(combinations), allowed=f"<= {MAX_CONFIGURATIONS}"
         )
     found, errors = [], []
     for path, name in names.items():
-        for swept in products:
+        for swept in combinations:
             made, error = _configuration(path, name, swept, overrides, steps)
             found.append(made)
             errors += [] if error is None else [error]
@@ -110,7 +110,7 @@ def configurations(
 
 
 def _names(paths: Sequence[str | os.PathLike[str]]) -> dict[str, str]:
-    """What each run file is called: its stem, or its path where two share one."""
+    """Name of each run file: its stem, or its path where two have the same stem."""
     texts = [os.fspath(path) for path in paths]
     if len(set(texts)) < len(texts):
         raise InputError("a run file is named twice", got=next(t for t in texts if texts.count(t) > 1))
@@ -132,7 +132,7 @@ def _configuration(
         load(path, overrides=asked)
     except RunFileError as refused:
         error = refused
-    told = Configuration(
+    made = Configuration(
         name=" ".join([name, *(_short(assignment) for assignment in swept)]),
         path=path,
         assignments=swept,
@@ -141,11 +141,11 @@ def _configuration(
         digest=hashlib.sha256(json.dumps([text, asked]).encode()).hexdigest()[:12],
         refusal="" if error is None else error.message,
     )
-    return told, error
+    return made, error
 
 
 def _settings(text: str, path: str, overrides: Sequence[str]) -> RunFile:
-    """The run file's keys under `overrides`, each of the right kind."""
+    """The run file with `overrides`, validated."""
     document = documents.parse(text, file=path)
     for assignment in overrides:
         document = documents.override(document, assignment)
@@ -156,6 +156,6 @@ def _settings(text: str, path: str, overrides: Sequence[str]) -> RunFile:
 
 
 def _short(assignment: str) -> str:
-    """Without the section: `batch.micro=2` is `micro=2`."""
+    """Remove the section: `batch.micro=2` becomes `micro=2`."""
     key, _, value = assignment.partition("=")
     return f"{key.rpartition('.')[2]}={value}"

@@ -1,4 +1,4 @@
-"""The record of one training: what it was and what it measured (`record.json`)."""
+"""Record of one training: its run, environment and measurements (`record.json`)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from meshwright.units import format_seconds
 
 
 class Ending(StrEnum):
-    """How a training ended."""
+    """End of a training."""
 
     DONE = "done"  # all steps taken
-    REACHED = "target"  # the validation loss came down to the target
-    STOPPED = "stopped"  # asked to by a signal; the states were saved where the run says where
-    DIVERGED = "diverged"  # a step's numbers cannot be right, and `train.faults` says to stop
+    REACHED = "target"  # the validation loss reached the target
+    STOPPED = "stopped"  # by a signal; states were saved if the run has a checkpoint folder
+    DIVERGED = "diverged"  # a non-finite value or loss spike, with `train.faults` set to stop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What one training run was and what it measured; the content of `record.json`.
+    """Run, environment and measurements of one training: the content of `record.json`.
 
     docs/reference/record.md explains every key.
     """
@@ -33,14 +33,14 @@ class Record:
     ending: Ending
     statistics: dict[str, Any]
     time_s: dict[str, float]  # wall time by phase; `total` is their sum
-    ranks: dict[str, Any]  # what differs from process to process
+    ranks: dict[str, Any]  # values of each process
     started: str  # ISO 8601, UTC
     ended: str
     predicted: dict[str, Any] | None = None  # None: the planner does not know this device
     git_commit: str | None = None  # of the folder in which the command ran
     command: tuple[str, ...] = ()
     sample: str | None = None  # text that the trained model wrote
-    events: tuple[dict[str, Any], ...] = ()  # faults of the training, and what was done about them
+    events: tuple[dict[str, Any], ...] = ()  # faults of the training, and the reaction to each
     profile: dict[str, Any] | None = None  # the content of `profile/summary.json`
     notes: tuple[str, ...] = field(default=())
 
@@ -49,7 +49,7 @@ RECORD = "record.json"
 
 
 def read_record(folder: Path) -> Record:
-    """The record that is in `folder`."""
+    """Read the record in `folder`."""
     record = Record(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
     return replace(
         record,
@@ -61,15 +61,15 @@ def read_record(folder: Path) -> Record:
 
 
 def interval(estimate: dict[str, Any]) -> str:
-    """A predicted quantity of a record in words, with its 80 % interval.
+    """Text of a predicted quantity of a record, with its 80 % interval.
 
     >>> interval({"value": 0.412, "low": 0.38, "high": 0.44, "unit": "ratio"})
     '41.2 % (38.0 % to 44.0 %)'
     """
 
-    def words(value: float) -> str:
+    def text_of(value: float) -> str:
         if estimate["unit"] == "s":
             return format_seconds(value)
         return f"{100 * value:.1f} %" if estimate["unit"] == "ratio" else f"{value:,.0f}"
 
-    return f"{words(estimate['value'])} ({words(estimate['low'])} to {words(estimate['high'])})"
+    return f"{text_of(estimate['value'])} ({text_of(estimate['low'])} to {text_of(estimate['high'])})"

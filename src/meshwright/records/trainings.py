@@ -1,7 +1,7 @@
-"""Records of `bench train`: one line a training in `trainings.csv`, and beside it `trainings.json`, which says of what.
+"""Records of `bench train`: one line per training in `trainings.csv`, with the sidecar `trainings.json`.
 
-A line is in the file when its training has ended, so that an interruption costs one training. Reading is strict. What
-failed is tried again by `--resume`; a run file that was changed in between is refused, and so is another device.
+A line is written when its training has ended, so an interruption costs one training. Reading is strict. `--resume`
+repeats failed trainings; it refuses a run file that was changed in between, and another device.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ SIDECAR_KEYS = (
 
 
 class TrainingStatus(StrEnum):
-    """How a training ended."""
+    """End of a training."""
 
     OK = "ok"
-    REFUSED = "refused"  # by the run file, the engine, or for want of a package or a device
+    REFUSED = "refused"  # by the run file or the engine, or a package or device is missing
     OUT_OF_MEMORY = "out_of_memory"
-    TIMED_OUT = "timed_out"  # ended because it took longer than was allowed
+    TIMED_OUT = "timed_out"  # took longer than allowed
     KILLED = "killed"  # by a signal
     FAILED = "failed"  # diverged, lost a process, or a bug
 
 
 OF_THE_CONFIGURATION = (TrainingStatus.REFUSED, TrainingStatus.OUT_OF_MEMORY, TrainingStatus.TIMED_OUT)
-"""What would come again: the other runs of such a configuration are left out."""
+"""Endings that would repeat: further runs of such a configuration are skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRow:
-    """One line of the file. What was not measured is 0, what was not predicted is None."""
+    """One line of the file. Values that were not measured are 0, values that were not predicted None."""
 
     configuration: str
     engine: str
     run: int  # of this configuration; the first is 1
     status: TrainingStatus
     reason: str = ""
-    folder: str = ""  # of this training, below that of the records
+    folder: str = ""  # of this training, inside that of the records
     started: str  # ISO 8601, UTC
     wall_s: float
     model: str = ""
@@ -61,7 +61,7 @@ class TrainingRow:
     sequence_length: int = 0
     global_batch: int = 0  # sequences
     micro_batch: int = 0
-    steps: int = 0  # that count
+    steps: int = 0  # without warmup
     step_s_median: float | None = None
     step_s_low: float | None = None  # the fastest
     step_s_high: float | None = None
@@ -77,7 +77,7 @@ class TrainingRow:
     predicted_mfu: float | None = None
     predicted_memory_bytes: float | None = None
     error: float | None = None  # tokens/s/device: measured over predicted, minus one
-    inside: str = ""  # yes, no: whether the interval holds the measured step time
+    inside: str = ""  # yes, no: the interval holds the measured step time
 
     @property
     def tokens_per_step(self) -> int:
@@ -90,7 +90,7 @@ KINDS = {f.name: str(f.type) for f in fields(TrainingRow)}
 
 @dataclass(frozen=True, kw_only=True)
 class Trainings:
-    """A file that was read, failures included."""
+    """Content of one file, with failed trainings."""
 
     path: Path
     sidecar: Mapping[str, Any]
@@ -98,7 +98,7 @@ class Trainings:
 
 
 class TrainingRecorder:
-    """`folder` with its two files, open for more. Raises InputError when it holds records of something else."""
+    """Writer of the two files in `folder`. Raises InputError if it holds records of something else."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class TrainingRecorder:
         self.sidecar: dict[str, Any] = {
             "schema": SCHEMA, "device": None, "driver": None, "software": {}, "command": list(command),
             "started": started, "ended": None, "git_commit": None, "steps": steps, "warmup": warmup,
-            "configurations": {c.name: _told(c) for c in configurations},
+            "configurations": {c.name: _document(c) for c in configurations},
         }  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
@@ -126,13 +126,13 @@ class TrainingRecorder:
                     got=str(self.path),
                     hint="go on with --resume, or name another --out",
                 )
-            self._take_up()
+            self._resume()
         write_atomically(self.path, _text(self.rows))
         self._save_sidecar()
 
     @property
     def done(self) -> set[tuple[str, int]]:
-        """Configuration and number of the runs that were measured."""
+        """Configuration and number of each measured run."""
         return {(row.configuration, row.run) for row in self.rows if row.status is TrainingStatus.OK}
 
     def append(self, row: TrainingRow) -> None:
@@ -142,7 +142,7 @@ class TrainingRecorder:
         self.rows.append(row)
 
     def identify(self, record: Mapping[str, Any], *, engine: str, driver: str | None) -> None:
-        """Take from a training's record what it ran on. Raises InputError when that is not what the others ran on."""
+        """Copy device and software of a training's record into the sidecar. Raises InputError if they differ."""
         device = {key: value for key, value in record["device"].items() if key != "threads"}
         software = record["software"]
         before = self.sidecar
@@ -167,15 +167,15 @@ class TrainingRecorder:
             self._save_sidecar()
 
     def close(self, *, ended: str) -> None:
-        """Note when the measuring ended."""
+        """Write the end time into the sidecar."""
         self.sidecar["ended"] = ended
         self._save_sidecar()
 
     def _save_sidecar(self) -> None:
         write_atomically(self.path.with_name(SIDECAR_NAME), sidecar_text(self.sidecar))
 
-    def _take_up(self) -> None:
-        """Keep what was measured. What was asked for then must be what is asked for now, as far as both name it."""
+    def _resume(self) -> None:
+        """Keep the measured rows. Settings that both sessions name must be equal."""
         before = read(self.path, whole=False)
         for key in ("steps", "warmup"):
             if before.sidecar[key] != self.sidecar[key]:
@@ -187,7 +187,7 @@ class TrainingRecorder:
         changed = [name for name in then if name in now and then[name]["digest"] != now[name]["digest"]]
         if changed:
             raise InputError(
-                f"{self.path}: the run file or what --set lays over it was changed since", got=changed[0],
+                f"{self.path}: the run file or its --set overrides were changed since", got=changed[0],
                 hint="write to another folder with --out",
             )  # fmt: skip
         kept = ("device", "driver", "software", "started", "git_commit")
@@ -195,7 +195,7 @@ class TrainingRecorder:
         self.rows = [row for row in before.rows if row.status is TrainingStatus.OK]
 
 
-def _told(configuration: Configuration) -> dict[str, Any]:
+def _document(configuration: Configuration) -> dict[str, Any]:
     return {
         "run_file": configuration.path,
         "sweep": list(configuration.assignments),
@@ -205,9 +205,9 @@ def _told(configuration: Configuration) -> dict[str, Any]:
 
 
 def read(path: Path, *, whole: bool = True) -> Trainings:
-    """The records at `path`, the CSV file or its folder. With `whole` false a last line cut short is left out.
+    """Read the records at `path`, the CSV file or its folder. With `whole` false an incomplete last line is ignored.
 
-    Raises InputError with file and line for whatever is not a file of this schema.
+    Raises InputError with file and line for a file of another schema.
     """
     path = path / CSV_NAME if path.is_dir() else path
     lines = read_lines(path, columns=COLUMNS, what="bench trainings", made_by=MADE_BY, whole=whole)
