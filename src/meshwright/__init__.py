@@ -1,10 +1,145 @@
 """Meshwright plans, trains and measures large language models on any GPU cluster.
 
-    describe -> plan -> rehearse -> train -> measure -> report -> better plans
+    import meshwright as mw
 
-The thinking half (everything that is imported by `plan`, `estimate`, `scale`, `accuracy`, `catalog`)
-is pure Python and NumPy. Start reading at `meshwright.specs` (what things are), then
-`meshwright.cost.step` (how long a step takes), then `meshwright.planner` (which plan is best).
+    plans = mw.plan(model="llama3.1-8b", cluster="h100-8x4", global_sequences=512, sequence_length=8192)
+    done = mw.estimate(plans.pinned())
+
+The names in `__all__` are the public interface and follow semantic versioning; everything else is private and
+may change. They are imported when they are first used, so that `import meshwright` costs nothing. Only `train`
+imports a tensor framework.
+
+To read the source, start at `meshwright.specs` (what things are), then `meshwright.cost.step` (how long a step
+takes), then `meshwright.planner` (which plan is best).
 """
 
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright import catalog
+    from meshwright.api.accuracy import accuracy
+    from meshwright.api.estimate import estimate
+    from meshwright.api.explain import explain
+    from meshwright.api.plan import plan
+    from meshwright.api.records import read_record, read_records
+    from meshwright.api.runs import load_run
+    from meshwright.api.scale import scale
+    from meshwright.api.train import train
+    from meshwright.errors import (
+        InfeasibleError,
+        InputError,
+        MeshwrightError,
+        MissingDependencyError,
+        RunFileError,
+        UnknownNameError,
+    )
+    from meshwright.report.accuracy_study import AccuracyStudy
+    from meshwright.report.catalog_listing import CatalogEntry, CatalogListing
+    from meshwright.report.explanation import Explanation
+    from meshwright.report.plan_ranking import PlanRanking
+    from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
+    from meshwright.report.run_estimate import RunEstimate
+    from meshwright.report.scale_study import ScaleReport
+    from meshwright.report.training_run import TrainingRun
+    from meshwright.specs.estimate import Estimate, Tier
+    from meshwright.specs.plan import Plan
+    from meshwright.specs.run import Run
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "AccuracyStudy",
+    "CatalogEntry",
+    "CatalogListing",
+    "DeviceMeasurements",
+    "Estimate",
+    "Explanation",
+    "InfeasibleError",
+    "InputError",
+    "MeshwrightError",
+    "MissingDependencyError",
+    "Plan",
+    "PlanRanking",
+    "RecordSet",
+    "Run",
+    "RunEstimate",
+    "RunFileError",
+    "ScaleReport",
+    "Tier",
+    "TrainingRun",
+    "TrainingSweep",
+    "UnknownNameError",
+    "__version__",
+    "accuracy",
+    "catalog",
+    "estimate",
+    "explain",
+    "load_run",
+    "plan",
+    "read_record",
+    "read_records",
+    "scale",
+    "train",
+]
+
+_HOMES = {
+    "api.accuracy": ("accuracy",),
+    "api.estimate": ("estimate",),
+    "api.explain": ("explain",),
+    "api.plan": ("plan",),
+    "api.records": ("read_record", "read_records"),
+    "api.runs": ("load_run",),
+    "api.scale": ("scale",),
+    "api.train": ("train",),
+    "errors": (
+        "InfeasibleError", "InputError", "MeshwrightError", "MissingDependencyError", "RunFileError",
+        "UnknownNameError",
+    ),
+    "report.accuracy_study": ("AccuracyStudy",),
+    "report.catalog_listing": ("CatalogEntry", "CatalogListing"),
+    "report.explanation": ("Explanation",),
+    "report.plan_ranking": ("PlanRanking",),
+    "report.record_files": ("DeviceMeasurements", "RecordSet", "TrainingSweep"),
+    "report.run_estimate": ("RunEstimate",),
+    "report.scale_study": ("ScaleReport",),
+    "report.training_run": ("TrainingRun",),
+    "specs.estimate": ("Estimate", "Tier"),
+    "specs.plan": ("Plan",),
+    "specs.run": ("Run",),
+}  # fmt: skip
+"""Public names by the module that defines them."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "catalog":
+        return import_module("meshwright.catalog")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+    return getattr(import_module(f"meshwright.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """This package, whose public names stay what they are.
+
+    Python binds a submodule to its package under its own name when it is first imported. The package
+    `meshwright.accuracy` must not replace the function `accuracy`.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _HOME_OF and isinstance(value, ModuleType):
+            return
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -3,6 +3,10 @@
 Every value has its source beside it in `data/`; `entry` returns both.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from meshwright.catalog.accelerators import (
     accelerator,
     accelerator_names,
@@ -11,7 +15,7 @@ from meshwright.catalog.accelerators import (
     driver_name_of_pci_id,
     usual_devices_per_node,
 )
-from meshwright.catalog.claims import Claim, claim, claims
+from meshwright.catalog.claims import Claim, all_claims, claim
 from meshwright.catalog.clusters import NAMING_RULE, cluster, fabric, fabric_names, placed_fabric
 from meshwright.catalog.engines import engine_facts, engine_names
 from meshwright.catalog.entries import Entry, Kind, entry
@@ -25,6 +29,9 @@ from meshwright.catalog.prices import (
 )
 from meshwright.catalog.run_files import run_file_names, run_file_text
 
+if TYPE_CHECKING:
+    from meshwright.report.catalog_listing import CatalogListing
+
 __all__ = [
     "NAMING_RULE",
     "Claim",
@@ -35,9 +42,12 @@ __all__ = [
     "accelerator",
     "accelerator_names",
     "accelerator_with_driver_name",
+    "accelerators",
+    "all_claims",
     "claim",
     "claims",
     "cluster",
+    "clusters",
     "default_fabric_name",
     "driver_name_of_pci_id",
     "engine_facts",
@@ -47,11 +57,52 @@ __all__ = [
     "fabric_names",
     "model",
     "model_names",
+    "models",
     "placed_fabric",
     "power_assumptions",
     "price_per_device_hour",
     "prices",
     "run_file_names",
     "run_file_text",
+    "runs",
     "usual_devices_per_node",
 ]
+
+
+# The listings of the Python API. They show parameters that the cost model counts, so they are made above this room
+# and imported when they are called. They come after the imports: modules of this room have the same names.
+
+
+def models() -> CatalogListing:
+    """List all models with their parameters and shapes. See `meshwright.api.catalog`."""
+    from meshwright.api import catalog
+
+    return catalog.models()
+
+
+def accelerators() -> CatalogListing:
+    """List all accelerators with dense peak rates, memory and links. See `meshwright.api.catalog`."""
+    from meshwright.api import catalog
+
+    return catalog.accelerators()
+
+
+def clusters() -> CatalogListing:
+    """List all fabrics that clusters are made of; `listing[name]` is a cluster. See `meshwright.api.catalog`."""
+    from meshwright.api import catalog
+
+    return catalog.clusters()
+
+
+def claims(*, predict: bool = False) -> CatalogListing:
+    """List all published claims. See `meshwright.api.catalog`."""
+    from meshwright.api import catalog
+
+    return catalog.claims(predict=predict)
+
+
+def runs(*, predict: bool = False) -> CatalogListing:
+    """List the run files that ship. See `meshwright.api.catalog`."""
+    from meshwright.api import catalog
+
+    return catalog.runs(predict=predict)

@@ -31,7 +31,7 @@ class Claim:
 
 
 @cache
-def claims() -> tuple[Claim, ...]:
+def all_claims() -> tuple[Claim, ...]:
     """All claims, in the order of the documents."""
     import csv
 
@@ -41,7 +41,7 @@ def claims() -> tuple[Claim, ...]:
 
 def claim(claim_id: str) -> Claim:
     """The claim `claim_id`; raises UnknownNameError."""
-    by_id = {c.claim_id: c for c in claims()}
+    by_id = {c.claim_id: c for c in all_claims()}
     if claim_id not in by_id:
         raise UnknownNameError("claim", claim_id, known=by_id)
     return by_id[claim_id]

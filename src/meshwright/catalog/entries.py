@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import UnknownNameError
+from meshwright.errors import InputError, UnknownNameError
 
 DATA = Path(__file__).parent / "data"
 
@@ -107,6 +107,8 @@ def _aliases(kind: Kind) -> dict[str, str]:
 
 
 def _normal(name: str) -> str:
+    if not isinstance(name, str):
+        raise InputError("a name of the catalogue", got=name, allowed="text")
     return "-".join(name.lower().replace("_", " ").split())
 
 

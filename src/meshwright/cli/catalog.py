@@ -57,14 +57,14 @@ def command(kind: str, name: str | None, predict: bool, as_json: bool) -> None:
 
 
 def _claims(name: str | None, *, predict: bool, as_json: bool) -> None:
-    from meshwright.catalog import claim, claims
+    from meshwright.catalog import all_claims, claim
     from meshwright.cli.claim_views import print_claim, print_claims
     from meshwright.report.documents.claims import claim_document, claims_document
 
     if name is not None:
         document = claim_document(claim(name), predict=predict)
     else:
-        with progress("predicting", total=len(claims())) as advance:
+        with progress("predicting", total=len(all_claims())) as advance:
             document = claims_document(predict=predict, advance=advance)
     if as_json:
         emit_json(document)

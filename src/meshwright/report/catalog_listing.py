@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshwright.errors import InputError
 from meshwright.report.documents.catalog import details_document, leaves, listing_document
 from meshwright.report.result import Result
 
@@ -94,6 +95,8 @@ class CatalogListing(Result):
         return iter(self.names)
 
     def __getitem__(self, name: str) -> CatalogEntry:
+        if not isinstance(name, str):
+            raise InputError(f"{self.kind}[...]", got=name, allowed="a name")
         return catalog_entry(self.kind, name)
 
     def to_dict(self) -> dict[str, Any]:

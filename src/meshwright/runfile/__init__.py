@@ -4,6 +4,7 @@
 
     load(path, overrides=("batch.micro=2",)) -> Run
     loads(text) -> Run
+    from_mapping({"model": ...}) -> Run
     from_options(model=..., cluster=..., global_batch=..., sequence_length=...) -> Run
     pin_plan(run, plan, out)            the same file with the plan written into it
     changed_text(run, values, ...)      its text with other values changed; write_text(text, out)
@@ -18,12 +19,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.runfile.reading import from_options, load, loads
+    from meshwright.runfile.reading import from_mapping, from_options, load, loads
     from meshwright.runfile.writing import changed_text, pin_plan, pinned_text, write_text
 
-__all__ = ["changed_text", "from_options", "load", "loads", "pin_plan", "pinned_text", "write_text"]
+__all__ = [
+    "changed_text",
+    "from_mapping",
+    "from_options",
+    "load",
+    "loads",
+    "pin_plan",
+    "pinned_text",
+    "write_text",
+]
 
-_HOME = dict.fromkeys(("from_options", "load", "loads"), "reading") | dict.fromkeys(
+_HOME = dict.fromkeys(("from_mapping", "from_options", "load", "loads"), "reading") | dict.fromkeys(
     ("changed_text", "pin_plan", "pinned_text", "write_text"), "writing"
 )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from meshwright import catalog
+from meshwright.errors import RunFileError
 from meshwright.runfile import document as documents
 from meshwright.runfile.document import Document
 from meshwright.runfile.resolve import resolve
@@ -44,6 +45,24 @@ def loads(
 ) -> Run:
     """The run that `text` describes; `file` is what errors call it. See `load`."""
     return _run(documents.parse(text, file=file), overrides=overrides, here=here)
+
+
+def from_mapping(
+    content: Mapping[str, Any],
+    *,
+    file: str = "run",
+    overrides: Sequence[str] = (),
+    here: Cluster | None = None,
+) -> Run:
+    """The run that the content of a run file describes. Errors name the key alone, there are no lines. See `load`."""
+    from ruamel.yaml import YAMLError
+
+    try:
+        text = _yaml(dict(content))
+    except YAMLError as error:
+        raise RunFileError(f"cannot be written as a run file ({error})", file=file) from None
+    document = replace(documents.parse(text, file=file), places={})
+    return _run(document, overrides=overrides, here=here)
 
 
 def from_options(

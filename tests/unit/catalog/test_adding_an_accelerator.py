@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from meshwright import catalog
-from meshwright.catalog import accelerators, clusters, entries
+from meshwright.catalog import cluster, entries, fabric
+from meshwright.catalog.accelerators import _driver_names, _pci_ids, accelerator
 from meshwright.training.device import notes_on_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "adding-an-accelerator.md"
 CACHED = (
-    entries.names, entries.entry, entries._read, entries._aliases, accelerators.accelerator,
-    accelerators._driver_names, accelerators._pci_ids, clusters.fabric, clusters.cluster,
+    entries.names, entries.entry, entries._read, entries._aliases, accelerator, _driver_names,
+    _pci_ids, fabric, cluster,
 )  # fmt: skip
 
 

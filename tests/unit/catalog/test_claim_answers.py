@@ -2,7 +2,7 @@ import tomllib
 
 import pytest
 
-from meshwright.catalog import claim, claims
+from meshwright.catalog import all_claims, claim
 from meshwright.catalog.claim_answers import AnswerKind, Reads, claim_answer
 from meshwright.catalog.entries import DATA
 from meshwright.cli.main import VERBS
@@ -12,17 +12,17 @@ COMPUTED = {AnswerKind.PREDICTED, AnswerKind.REPRODUCED, AnswerKind.EXPLAINED}
 
 def test_every_claim_has_one_answer_and_there_are_no_others():
     answers = tomllib.loads((DATA / "claims_answers.toml").read_text(encoding="utf-8"))["answers"]
-    assert answers.keys() == {c.claim_id for c in claims()}
+    assert answers.keys() == {c.claim_id for c in all_claims()}
 
 
 def test_what_is_computed_says_what_to_read_and_nothing_else_does():
-    for c in claims():
+    for c in all_claims():
         answer = claim_answer(c)
         assert (answer.reads is not None) == (answer.kind in COMPUTED), c.claim_id
 
 
 def test_every_answer_names_a_command_and_only_not_yet_ones_may_be_missing():
-    for c in claims():
+    for c in all_claims():
         answer = claim_answer(c)
         assert answer.commands, c.claim_id
         for command in answer.commands:
@@ -38,7 +38,7 @@ def test_no_run_is_left_unused():
 
 
 def test_a_ratio_has_two_commands_and_a_rate_one():
-    for c in claims():
+    for c in all_claims():
         answer = claim_answer(c)
         if answer.reads in (Reads.RATE, Reads.RATIO):
             assert len(answer.commands) == (2 if answer.reads is Reads.RATIO else 1)

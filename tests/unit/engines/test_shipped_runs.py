@@ -93,7 +93,7 @@ def test_a_model_that_is_too_large_gets_more_nodes():
 
 
 def test_every_model_and_device_that_the_documents_train_is_there():
-    trained = [c for c in catalog.claims() if c.method in ("pretrain", "lora") and c.model]
+    trained = [c for c in catalog.all_claims() if c.method in ("pretrain", "lora") and c.model]
     assert {c.accelerator.lower() for c in trained} - {*DEVICES, "b300", "gb200", ""} == set()
     known = {runfile.load(name).model.name for name in NAMES}
     same = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b"}  # `--model` says the other
@@ -103,7 +103,7 @@ def test_every_model_and_device_that_the_documents_train_is_there():
 def test_llama3_70b_has_the_batch_that_was_measured_on_its_device():
     (measured,) = (
         c
-        for c in catalog.claims()
+        for c in catalog.all_claims()
         if (c.model, c.accelerator, c.precision, c.metric)
         == ("llama3-70b", "MI355X", "bf16", "tokens_per_s_per_gpu")
     )

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def claims_document(*, predict: bool = False, advance: Advance = ignore) -> dict[str, Any]:
     """All claims. `advance(1)` is called after each."""
-    from meshwright.catalog import claims
+    from meshwright.catalog import all_claims
 
-    found = claims()
+    found = all_claims()
     rows = []
     for claim in found:
         rows.append(claim_document(claim, predict=predict))

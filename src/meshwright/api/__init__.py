@@ -1,0 +1,1 @@
+"""The functions of `import meshwright`, one module each. Import them from `meshwright` itself."""

@@ -1,0 +1,175 @@
+"""Checks of what a caller passes: every wrong value is an InputError that says what, got and allowed."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+
+MAX_COUNT = 10**9
+MAX_NUMBER = 1e18
+MAX_DEPTH = 20
+"""Nested mappings end here; no run file is as deep."""
+
+
+def count(name: str, value: object, *, most: int = MAX_COUNT, least: int = 1) -> int:
+    """Return `value` as an int between `least` and `most`.
+
+    >>> count("top", 5)
+    5
+    """
+    allowed = f"a whole number, {least} to {most}"
+    if isinstance(value, bool):
+        raise InputError(name, got=value, allowed=allowed)
+    try:
+        number = operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise InputError(name, got=value, allowed=allowed) from None
+    if not least <= number <= most:
+        raise InputError(name, got=number, allowed=allowed)
+    return number
+
+
+def counts(name: str, value: object, *, most: int = MAX_COUNT) -> tuple[int, ...]:
+    """Return a sequence of whole numbers, ascending, each once."""
+    return tuple(sorted({count(name, item, most=most) for item in items(name, value)}))
+
+
+def number(name: str, value: object) -> float:
+    """Return `value` as a finite float above 0."""
+    if isinstance(value, bool | str):
+        raise InputError(name, got=value, allowed="a number above 0")
+    try:
+        found = float(value)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(name, got=_type(value), allowed="a number above 0") from None
+    if not (math.isfinite(found) and 0 < found <= MAX_NUMBER):
+        raise InputError(name, got=found, allowed=f"above 0, to {MAX_NUMBER:g}")
+    return found
+
+
+def flag(name: str, value: object) -> bool:
+    """Return `value`, which is True or False."""
+    if not isinstance(value, bool):
+        raise InputError(name, got=value, allowed="True or False")
+    return value
+
+
+def choice(name: str, value: object, allowed: Iterable[str]) -> str:
+    """Return `value`, which is one of `allowed`."""
+    known = tuple(allowed)
+    if not isinstance(value, str) or value not in known:
+        raise InputError(name, got=value, allowed=", ".join(known))
+    return value
+
+
+def path(name: str, value: object) -> Path:
+    """Return `value`, text or a path, as a Path."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise InputError(name, got=_type(value) if value != "" else "", allowed="a path")
+    found = os.fspath(value)
+    if not isinstance(found, str) or "\0" in found:
+        raise InputError(name, got=found, allowed="a path as text")
+    return Path(found)
+
+
+def items(name: str, value: object, *, example: str = "[64, 128]") -> list[Any]:
+    """Return the items of a list or tuple. Text is no list: it is nearly always a mistake."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InputError(name, got=value, allowed=f"a list, as in {example}")
+    return list(value)
+
+
+def overrides(value: object) -> tuple[str, ...]:
+    """Return overrides of a run file as `key.path=value` lines.
+
+    >>> overrides({"train.steps": 20, "precision": "fp8"})
+    ('train.steps=20', 'precision="fp8"')
+    >>> overrides(["train.steps=20"])
+    ('train.steps=20',)
+    """
+    import json
+
+    if not isinstance(value, Mapping):
+        found = items("overrides", value, example='["train.steps=20"], or a mapping')
+        for item in found:
+            if not isinstance(item, str):
+                raise InputError("overrides", got=item, allowed='text such as "train.steps=20", or a mapping')
+        return tuple(found)
+    lines = []
+    for key, given in plain("overrides", value).items():
+        try:
+            lines.append(f"{key}={json.dumps(given, allow_nan=False)}")
+        except (TypeError, ValueError):
+            raise InputError(
+                f"overrides: {key}", got=given, allowed="a finite number, text, or a list"
+            ) from None
+    return tuple(lines)
+
+
+def plan_fields(name: str, value: object) -> dict[str, Any]:
+    """Return fields of a plan, given as a mapping or as text: {"tensor": 8}, "tensor=8,pipeline=4".
+
+    >>> plan_fields("fixed", {"tensor": 8, "sharding": "parameters"})
+    {'tensor': 8, 'sharding': <Sharding.PARAMETERS: 3>}
+    """
+    from meshwright.planner.fixed import fixed_fields
+
+    if isinstance(value, str):
+        return fixed_fields([value])
+    if not isinstance(value, Mapping):
+        raise InputError(name, got=_type(value), allowed='a mapping such as {"tensor": 8}')
+    return fixed_fields(f"{key}={_field_text(given)}" for key, given in value.items())
+
+
+def _field_text(value: object) -> str:
+    if isinstance(value, IntEnum):
+        return value.name.lower()
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def questions(value: object) -> list[dict[str, Any]]:
+    """Return "why not" questions: one mapping or text, or a list of them."""
+    if isinstance(value, str | Mapping):
+        return [plan_fields("why_not", value)]
+    asked = items("why_not", value, example='[{"tensor": 8}]')
+    return [plan_fields("why_not", item) for item in asked]
+
+
+def plain(name: str, value: Any, depth: int = 0) -> Any:
+    """Return `value` with paths, enums and NumPy scalars as plain text and numbers.
+
+    Raises InputError where a key is no text, or the nesting has no end.
+    """
+    if depth > MAX_DEPTH:
+        raise InputError(f"{name} is nested too deeply", allowed=f"<= {MAX_DEPTH} levels")
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise InputError(f"{name}: a key is no text", got=key, allowed="text")
+        return {key: plain(f"{name}: {key}", item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(name, item, depth + 1) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise InputError(name, got=_type(value), allowed="text, a number, True, False, None, a list or a mapping")
+
+
+def _type(value: object) -> str:
+    return type(value).__name__

@@ -1,0 +1,57 @@
+"""`meshwright.read_record` and `meshwright.read_records`: measurements read back from their folders."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from meshwright.api import arguments
+
+if TYPE_CHECKING:
+    from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
+    from meshwright.report.training_run import TrainingRun
+
+
+def read_record(folder: str | os.PathLike[str]) -> TrainingRun | DeviceMeasurements | TrainingSweep:
+    """Read the record in a folder, of whichever kind. Imports no tensor framework.
+
+    Args:
+        folder: the folder that `meshwright train`, `bench device` or `bench train` wrote.
+
+    Returns:
+        `TrainingRun` for a training, `DeviceMeasurements` for `bench device`, `TrainingSweep` for `bench train`.
+
+    Raises:
+        InputError: there is no record in the folder, or a file is damaged.
+
+    Example:
+        >>> import meshwright as mw
+        >>> mw.read_record("no-such-folder")
+        Traceback (most recent call last):
+        meshwright.errors.InputError: there is no record in this folder: got 'no-such-folder', ...
+    """
+    from meshwright.report.record_files import read_result
+
+    return read_result(arguments.path("folder", folder))
+
+
+def read_records(folder: str | os.PathLike[str]) -> RecordSet:
+    """Read every record in a folder and below it. Imports no tensor framework.
+
+    Args:
+        folder: where to look.
+
+    Returns:
+        The records in the order of their paths, and the ones that could not be read with the reason.
+
+    Raises:
+        InputError: there is no such folder.
+
+    Example:
+        >>> import meshwright as mw, tempfile
+        >>> len(mw.read_records(tempfile.gettempdir() + "/")) >= 0
+        True
+    """
+    from meshwright.report.record_files import read_results
+
+    return read_results(arguments.path("folder", folder))

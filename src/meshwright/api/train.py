@@ -1,0 +1,91 @@
+"""`meshwright.train`: train the model of a run on this machine. Imports the engine's framework when it is called."""
+
+from __future__ import annotations
+
+import os
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from meshwright.api import arguments
+from meshwright.api.results import default_folder, only_training_in
+from meshwright.api.runs import Overrides, RunSource, load_run
+from meshwright.errors import InputError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from meshwright.report.training_run import TrainingRun
+
+MAX_RESTARTS = 1000
+
+
+def train(
+    run: RunSource,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    overrides: Overrides = (),
+    resume: bool = False,
+    max_restarts: int = 0,
+    timeout_s: float = 600.0,
+    quiet: bool = False,
+) -> TrainingRun:
+    """Train the model of a run on this machine's accelerators, or on its CPU where there are none.
+
+    A plan of several processes starts them here. Interrupting saves a checkpoint and stops; `resume` goes on.
+
+    Args:
+        run: a `Run`, the path or shipped name of a run file, or its content.
+        out: folder of the results: steps, resolved run, record, checkpoints, page. Default: runs/NAME.
+        overrides: keys of the run file with new values, as {"train.steps": 20}.
+        resume: go on from the newest checkpoint in `out`.
+        max_restarts: how often to start again after a process was lost.
+        timeout_s: after so many seconds without progress a step counts as hung.
+        quiet: write no progress to stderr.
+
+    Returns:
+        The record and the steps. `record["ending"]` says whether all steps were taken, or why not.
+
+    Raises:
+        InputError: the run file is wrong, the engine cannot do it, or another training writes to `out`.
+        InfeasibleError: no plan fits this machine.
+        MissingDependencyError: PyTorch, the engine's package or a device is absent.
+
+    Example:
+        >>> import meshwright as mw
+        >>> done = mw.train(
+        ...     "examples/runs/tiny-llama-cpu.yaml", out="runs/first", overrides={"train.steps": 20}
+        ... )  # doctest: +SKIP
+        >>> done.statistics["last_loss"]  # doctest: +SKIP
+        5.9
+    """
+    from meshwright.engines.base import TrainOptions, find_engine
+    from meshwright.report.html import write_page
+    from meshwright.report.training_page import training_page
+    from meshwright.report.training_run import read_training
+
+    resolved = load_run(run, overrides=overrides)
+    is_resumed = arguments.flag("resume", resume)
+    if find_spec("torch") is None:
+        raise MissingDependencyError(
+            "training needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
+        )
+    if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            "the processes of a launcher need one folder for their results", hint="name it: out="
+        )
+    folder = default_folder(resolved.name, resume=is_resumed) if out is None else arguments.path("out", out)
+    options = TrainOptions(
+        folder=folder,
+        resume=is_resumed,
+        quiet=arguments.flag("quiet", quiet),
+        max_restarts=arguments.count("max_restarts", max_restarts, least=0, most=MAX_RESTARTS),
+        timeout_s=arguments.number("timeout_s", timeout_s),
+        started_s=time.time(),
+    )
+    engine = find_engine(resolved.engine)
+    start = engine.prepare(resolved, options=options)
+    with only_training_in(folder):
+        engine.launch(start)
+    engine.read(folder)
+    done = read_training(folder)
+    write_page(training_page(done), path=folder / "report.html")
+    return done
