@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.warm import WarmProcess, measure_nothing, start_warm_ranks
 
 from meshwright.catalog import engines
 from meshwright.cli import main
+
+Command = subprocess.Popen[str] | WarmProcess
 
 # Deterministic, and without a deadline: two busy cores must not turn a law into a flaky test.
 settings.register_profile(
@@ -124,8 +127,24 @@ def one_thread_and_a_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def equals_one_process() -> Callable[..., None]:
+@pytest.fixture
+def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that a test starts are forked from a server that has PyTorch loaded."""
+    pytest.importorskip("torch")
+    from meshwright.training import processes
+
+    monkeypatch.setattr(processes, "start_processes", start_warm_ranks)
+
+
+@pytest.fixture
+def without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings of this test do not measure the machine before their first step."""
+    pytest.importorskip("torch")
+    measure_nothing(monkeypatch.setattr)
+
+
+@pytest.fixture
+def equals_one_process(warm_ranks: None) -> Callable[..., None]:
     """`equals_one_process([(run, plan), ...])`: plans of as many processes give what one process gives."""
     from meshwright.engines.native.check import check_plan
     from meshwright.engines.native.rehearsal import TIMEOUT_S, rehearse_each
@@ -153,28 +172,39 @@ class Training:
     folder: Path
     text: str
 
-    def start(self, *arguments: str, under: tuple[str, ...] = ("-m", "meshwright")) -> subprocess.Popen[str]:
-        """Start `meshwright train` at the head of a process group; `under` is what Python runs it with."""
+    def start(self, *arguments: str, under: tuple[str, ...] | None = None, page: bool = False) -> Command:
+        """Start `meshwright train` at the head of a process group, with a sample and a page only if asked for.
+
+        It starts warm (`tests/warm.py`); with `under` a new Python runs that.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "run.yaml").write_text(self.text)
+        command = ["train", "run.yaml", "--out", "out", "--json", *arguments]
+        if not page:
+            command.append("--only-steps")
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        if under is None:
+            return WarmProcess(command, folder=self.folder, environment=environment)
         return subprocess.Popen(
-            [sys.executable, *under, "train", "run.yaml", "--out", "out", "--json", *arguments],
+            [sys.executable, *under, *command],
             cwd=self.folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=environment,
             text=True,
             start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
 
-    def train(self, *arguments: str, under: tuple[str, ...] = ("-m", "meshwright")) -> dict[str, Any]:
+    def train(
+        self, *arguments: str, under: tuple[str, ...] | None = None, page: bool = False
+    ) -> dict[str, Any]:
         """Train to the end and return the record."""
-        process = self.start(*arguments, under=under)
+        process = self.start(*arguments, under=under, page=page)
         stdout, stderr = process.communicate(timeout=240)
         assert process.returncode == 0, stderr
         return json.loads(stdout)
 
-    def kill(self, process: subprocess.Popen[str]) -> None:
+    def kill(self, process: Command) -> None:
         """SIGKILL, and nothing else: what a lost machine looks like."""
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -197,7 +227,7 @@ class Training:
         return [entry["loss"] for entry in entries]
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+def wait_until(condition: Callable[[], object], process: Command) -> None:
     """Look until `condition` holds; fail when the process ends first."""
     deadline_s = time.monotonic() + 120
     while not condition():
@@ -208,7 +238,7 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) 
 
 
 @pytest.fixture(scope="session")
-def wait_for() -> Callable[[Callable[[], object], subprocess.Popen[str]], None]:
+def wait_for() -> Callable[[Callable[[], object], Command], None]:
     """`wait_for(condition, process)`."""
     return wait_until
 

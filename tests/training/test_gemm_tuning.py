@@ -31,6 +31,8 @@ from meshwright.training.models import linear as made
 from meshwright.training.models.linear import BY_ROUTE, GemmKind, GemmRoute
 from meshwright.training.step_gemms import Gemm, count_gemms
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PLAN = Plan(micro_batch=2)
 FORWARD = Gemm(format="bf16", m=32, n=64, k=32, kernel=GemmKind.FORWARD)

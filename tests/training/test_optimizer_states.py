@@ -25,6 +25,8 @@ from meshwright.specs.run import Optimizer, StateFormat
 from meshwright.training import optimizer_states as moments
 from meshwright.training.optimizer_states import Bf16State, ByteState, NarrowAdamW, dynamic_tree
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 CPU = torch.device("cpu")
 NARROW = (StateFormat.BF16, StateFormat.INT8)
 

@@ -18,6 +18,8 @@ from meshwright.records.training import Ending
 from meshwright.specs.run import Tracker
 from meshwright.training import trackers
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 foreign = pytest.mark.filterwarnings("ignore")  # warnings of other projects' code are theirs
 
 

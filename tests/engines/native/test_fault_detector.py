@@ -25,6 +25,8 @@ from meshwright.errors import InputError
 from meshwright.records.training import Ending
 from meshwright.specs.run import FaultAction, Faults
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 POISON = """
 import math
 from meshwright.engines.native.batch_loader import BatchLoader

@@ -25,6 +25,8 @@ from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.training.models import build_model, init_weights
 from meshwright.training.weights import load_adapters, save_weights
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 CPU = torch.device("cpu")
 TEXT = """
 model: {name: tiny, hidden: 32, num_layers: 4, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}

@@ -18,6 +18,8 @@ from meshwright.specs.run import Data, Evaluate, Train
 from meshwright.training.models import build_model, init_weights
 from meshwright.training.models.token_layout import Chunks, attention_mask
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 TEXT = """
 model:
   name: tiny

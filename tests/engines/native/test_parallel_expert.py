@@ -29,6 +29,8 @@ from meshwright.training import checkpoints as checkpoint
 from meshwright.training.optimizer import STATE_NAMES
 from meshwright.training.processes import run_ranks
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 TEXT = """
 model:
   name: tiny

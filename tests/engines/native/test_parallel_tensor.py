@@ -14,6 +14,8 @@ from meshwright.engines.native.rehearsal import rehearse_each
 from meshwright.specs.plan import Plan, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 TEXT = """
 model:
   name: tiny

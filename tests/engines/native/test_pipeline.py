@@ -19,6 +19,8 @@ from meshwright.engines.native.parallel.pipeline import layers_of_stages, stages
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.plan import Plan, Schedule, Sharding
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 TEXT = """
 model:
   name: tiny
@@ -114,7 +116,7 @@ def test_a_v_trains_validates_saves_and_writes(tiny_run, tmp_path):
         train="{steps: 4, checkpoint: {folder: saved, every_steps: 2}, evaluate: {every_steps: 2, num_batches: 1}}",
     )
     plan = "parallel={data_shard: 1, pipeline: 2, virtual_pipeline: 2, schedule: zbv}"
-    record = training.train("--set", plan, "--set", "train.steps=2")
+    record = training.train("--set", plan, "--set", "train.steps=2", page=True)
     assert record["sample"]
     alone = training.train("--resume")  # the whole model and one tensor for both ends, in one process
     assert alone["statistics"]["steps"] == 4

@@ -30,6 +30,8 @@ from meshwright.errors import InputError
 from meshwright.records.training import Ending
 from meshwright.training import signals
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 
 def recorded() -> dict[Category, list[str]]:
     names: dict[Category, list[str]] = {}

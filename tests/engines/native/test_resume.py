@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 OPTIMIZER = "{learning_rate: 1.0e-2, warmup_steps: 3}"
 ALONE = {
     "optimizer": OPTIMIZER,
-    "train": "{steps: 400, checkpoint: {folder: saved, every_steps: 7, keep: 3}}",
+    "train": "{steps: 400, checkpoint: {folder: saved, every_steps: 7, keep: 3}}",  # room for eight kills
 }
 FSDP = {
     "parallel": "{data_shard: 2, sharding: parameters}",
@@ -45,7 +45,10 @@ def kill_at_random(training, wait_for, *, kills: int, seed: int) -> None:
 
 @pytest.mark.parametrize(
     "sections",
-    [ALONE, pytest.param(FSDP, marks=pytest.mark.distributed)],
+    [
+        ALONE | {"train": ALONE["train"].replace("400", "120")},
+        pytest.param(FSDP, marks=pytest.mark.distributed),
+    ],
     ids=["one process", "two processes"],
 )
 def test_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections):

@@ -18,6 +18,8 @@ from meshwright.errors import InputError, MissingDependencyError
 from meshwright.training.models import build_model, init_weights
 from meshwright.training.weights import find_weights, fingerprint, save_weights
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 TEXT = """
 model:
   name: tiny

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from meshwright.cli import needs
 
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+
 
 @pytest.fixture
 def run_file(tmp_path, monkeypatch, tiny_text):
