@@ -1,57 +1,34 @@
-"""`meshwright calibrate`: measurements of a device become what the planner uses for it."""
+"""`meshwright calibrate`: a calibration of a device from its records, or from published tables."""
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
-
-from meshwright.cli.options import json_option, verb
+from meshwright.calibration import communication
+from meshwright.calibration.device import DeviceCalibration, installed_path, to_document
+from meshwright.cli.output import emit_json, note, print_line, print_table
+from meshwright.cli.run_input import run_from
+from meshwright.cost.uncertainty import Z80
 from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.fitting.advice import Advice, advise
+from meshwright.fitting.device import calibrate
+from meshwright.fitting.published_tables import calibrate_from_tables
+from meshwright.records.device import read
+from meshwright.report.documents.json_values import jsonable
+from meshwright.report.quantities import interval_of, percent, value_of
+from meshwright.specs.hardware import HERE
+from meshwright.units import format_seconds
 
-if TYPE_CHECKING:
-    from meshwright.calibration.device import DeviceCalibration
-    from meshwright.fitting.advice import Advice
-
-SHOWN = 5
+NUM_CANDIDATES = 5
+"""Measurements that --for lists."""
 
 
-@verb(
-    "calibrate",
-    examples=[
-        "meshwright calibrate bench",
-        "meshwright calibrate bench --install",
-        "meshwright calibrate monday/records.csv friday/records.csv --out h100.json",
-        "meshwright calibrate bench --for examples/runs/tiny-llama-cpu.yaml",
-        "meshwright calibrate --from-tables aiconfigurator --device h100 --out h100.json",
-    ],
-)
-@click.argument("paths", metavar="[RECORDS...]", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "--out", "out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Where the calibration goes.  [default: calibration.json beside the records; DEVICE.json]",
-)  # fmt: skip
-@click.option(
-    "--from-tables", "tables", type=click.Choice(["aiconfigurator"]),
-    help="Instead of records: kernel tables that others measured and published.",
-)  # fmt: skip
-@click.option("--device", metavar="NAME", help="With --from-tables: an accelerator of the catalogue.")
-@click.option(
-    "--framework", metavar="NAME", default="trtllm", show_default=True,
-    help="With --from-tables: the software that was measured: trtllm, vllm or sglang.",
-)  # fmt: skip
-@click.option(
-    "--install",
-    is_flag=True,
-    help="Use it from now on for `cluster: here` of this user, without --calibration.",
-)
-@click.option(
-    "--for", "run_path", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.yaml",
-    help="Also say which measurement would make this run's estimate surer.",
-)  # fmt: skip
-@json_option
-def command(
+def run(
+    *,
     paths: tuple[Path, ...],
     out: Path | None,
     tables: str | None,
@@ -61,19 +38,7 @@ def command(
     run_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Make a calibration of the records that `meshwright bench device` left.
-
-    RECORDS are records.csv files or their folders, all of one device. How far the result is off is shown for each
-    family: every measurement is left out in turn and predicted by the others.
-
-    With --from-tables it is made of kernels that somebody else measured on an accelerator of the catalogue. They say
-    how a kernel's rate depends on its shape; how fast the large ones are in training stays as shipped.
-    """
-    from meshwright.calibration.device import installed_path, to_document
-    from meshwright.cli.output import emit_json, note
-    from meshwright.report.documents.json_values import jsonable
-    from meshwright.specs.hardware import HERE
-
+    """Calibrate, write the files, and show the errors."""
     if tables is None:
         found, target = _of_records(paths)
     else:
@@ -82,7 +47,7 @@ def command(
     if install:
         if found.details["device"]["accelerator"] is not None:
             raise InputError(
-                "--install is for a device that no catalogue knows", got=found.accelerator.name,
+                "--install is for a device that the catalogue lacks", got=found.accelerator.name,
                 hint="name the file: meshwright plan RUN.yaml --calibration FILE",
             )  # fmt: skip
         targets.append(installed_path())
@@ -102,10 +67,7 @@ def command(
 
 
 def _of_records(paths: tuple[Path, ...]) -> tuple[DeviceCalibration, Path]:
-    """The calibration, and where it goes unless that is said."""
-    from meshwright.fitting.device import calibrate
-    from meshwright.records.device import read
-
+    """The calibration, and its default file."""
     if not paths:
         raise InputError(
             "there is nothing to calibrate from",
@@ -116,10 +78,10 @@ def _of_records(paths: tuple[Path, ...]) -> tuple[DeviceCalibration, Path]:
 
 
 def _of_tables(paths: tuple[Path, ...], device: str | None, framework: str) -> tuple[DeviceCalibration, Path]:
-    from meshwright.fitting.published_tables import calibrate_from_tables
-
     if paths:
-        raise InputError("--from-tables takes no records", got=str(paths[0]), hint="calibrate them apart")
+        raise InputError(
+            "--from-tables takes no records", got=str(paths[0]), hint="calibrate them separately"
+        )
     if device is None:
         raise InputError("--from-tables needs --device", hint="for example --device h100")
     found = calibrate_from_tables(device, framework=framework)
@@ -127,10 +89,6 @@ def _of_tables(paths: tuple[Path, ...], device: str | None, framework: str) -> t
 
 
 def _write(document: Any, target: Path) -> None:
-    import json
-
-    from meshwright.files import write_atomically
-
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, json.dumps(document, indent=1) + "\n")
@@ -139,16 +97,11 @@ def _write(document: Any, target: Path) -> None:
 
 
 def _advice(run_path: Path, calibration: Path) -> Advice:
-    from meshwright.cli.run_input import run_from
-    from meshwright.fitting.advice import advise
-
     return advise(run_from(run_path, calibration=str(calibration)))
 
 
 def _collectives(found: DeviceCalibration) -> dict[str, Any]:
-    """Those that the planner uses, or those of tables, which are only to be read."""
-    from meshwright.calibration import communication
-
+    """Curves that the planner uses, or those of published tables, which it does not use."""
     return communication.to_document(found.collectives) or found.details.get("collectives", {})
 
 
@@ -171,58 +124,47 @@ def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | No
 
 
 def _show(found: DeviceCalibration, advice: Advice | None) -> None:
-    import math
-
-    from meshwright.cli.output import print_line, print_table
-    from meshwright.cost.uncertainty import Z80
-    from meshwright.report.quantities import percent
-    from meshwright.units import format_seconds
-
     print_line(found.made, style="bold")
     peaks = ", ".join(
         f"{rate / 1e12:.3g} TFLOP/s {name}" for name, rate in found.accelerator.peak_flops_per_s.items()
     )
     print_line(f"{peaks}; memory {found.accelerator.memory_bytes_per_s / 1e9:.3g} GB/s.")
     print_line()
-    headings = {
-        "each left out": "left", "points": "right", "off by, median": "right", "one in ten": "right",
-        "formula alone": "right",
-    }  # fmt: skip
     print_table(
-        headings,  # pyright: ignore[reportArgumentType]
+        {"leave-one-out error": "left", "points": "right", "median": "right", "90th percentile": "right",
+         "median of the formula": "right"},
         [
             (family, e["num_points"], percent(e["median"]), percent(e["p90"]), percent(e["formula_median"]))
             for family, e in found.details["errors"].items()
         ],
     )  # fmt: skip
     _show_tables(found)
+    _show_collectives(found)
+    if found.unexplained_sd is not None:
+        print_line()
+        print_line(
+            f"Whole steps: 80 % of the leave-one-out predictions were within "
+            f"{percent(math.exp(Z80 * found.unexplained_sd) - 1)} of the measurement."
+        )
+    if advice is not None:
+        _show_advice(advice)
+
+
+def _show_collectives(found: DeviceCalibration) -> None:
     rows = [
         (kernel, count, format_seconds(curve[0][1]), f"{curve[-1][0] / curve[-1][1] / 1e9:.3g}")
         for kernel, by_count in _collectives(found).items() for count, curve in by_count.items()
     ]  # fmt: skip
     if rows:
         print_line()
-        columns = {
-            "collective": "left",
-            "processes": "right",
-            "smallest takes": "right",
-            "largest, GB/s": "right",
-        }
-        print_table(columns, rows)  # pyright: ignore[reportArgumentType]
-    if found.unexplained_sd is not None:
-        print_line()
-        print_line(
-            f"Whole steps: 80 % of those left out were within {percent(math.exp(Z80 * found.unexplained_sd) - 1)} "
-            "of what was predicted."
+        print_table(
+            {"collective": "left", "processes": "right", "smallest takes": "right", "largest, GB/s": "right"},
+            rows,
         )
-    if advice is not None:
-        _show_advice(advice)
 
 
 def _show_tables(found: DeviceCalibration) -> None:
-    """Whose measurements these are, and what was odd about them."""
-    from meshwright.cli.output import print_line
-
+    """The publisher of the measurements, and their anomalies."""
     tables = found.details.get("tables")
     if tables is None:
         return
@@ -232,14 +174,11 @@ def _show_tables(found: DeviceCalibration) -> None:
     )
     for name, correction in tables["corrections"].items():
         print_line(f"  {name}: {correction['file']}, {correction['framework']}")
-        for note in correction["notes"]:
-            print_line(f"    {note}")
+        for anomaly in correction["notes"]:
+            print_line(f"    {anomaly}")
 
 
 def _show_advice(advice: Advice) -> None:
-    from meshwright.cli.output import print_line, print_table
-    from meshwright.report.quantities import interval_of, percent, value_of
-
     print_line()
     print_line(
         f"{advice.run}: a step takes {value_of(advice.step)} ({interval_of(advice.step)})", style="bold"
@@ -247,15 +186,15 @@ def _show_advice(advice: Advice) -> None:
     rows = [
         (c.kernel, ", ".join(f"{axis} {size:g}" for axis, size in c.shape.items()), percent(c.step_share),
          percent(c.sd), percent(c.gain / advice.sd**2))
-        for c in advice.candidates[:SHOWN]
+        for c in advice.candidates[:NUM_CANDIDATES]
     ]  # fmt: skip
-    columns = {
-        "measure next": "left", "shape": "left", "of the step": "right", "known to": "right",
-        "gain": "right",
-    }  # fmt: skip
-    print_table(columns, rows)  # pyright: ignore[reportArgumentType]
+    print_table(
+        {"measure next": "left", "shape": "left", "share of the step": "right", "known to": "right",
+         "gain": "right"},
+        rows,
+    )  # fmt: skip
     name, share = max(advice.others.items(), key=lambda item: item[1])
     print_line(
-        f"Gain: of the variance of the estimate. {percent(share)} of it is {name}, which no kernel's measurement "
-        "changes; a training's own quick measurement does."
+        f"Gain: share of the estimate's variance that the measurement removes. {percent(share)} of the variance is "
+        f"{name}: no measurement of kernels reduces it; the quick measurement of a training does."
     )

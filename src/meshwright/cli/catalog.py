@@ -1,42 +1,22 @@
-"""`meshwright catalog`: look up what Meshwright knows, every value with its source."""
+"""`meshwright catalog`: models, accelerators, clusters, claims and run files, with sources."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import Any
 
 from meshwright import units
-from meshwright.cli.options import json_option, verb
-from meshwright.cli.output import emit_json, print_line, print_table, progress
+from meshwright.catalog import all_claims, claim
+from meshwright.cli.catalog_claims import print_claim, print_claims
+from meshwright.cli.catalog_runs import print_run_files
+from meshwright.cli.output import Align, emit_json, print_line, print_table, progress
 from meshwright.errors import InputError
+from meshwright.report.documents.catalog import ABOUT, details_document, leaves, listing_document
+from meshwright.report.documents.claims import claim_document, claims_document
+from meshwright.report.documents.run_files import run_files_document
 
-if TYPE_CHECKING:
-    from meshwright.cli.output import Align
 
-
-@verb(
-    "catalog",
-    examples=[
-        "meshwright catalog models",
-        "meshwright catalog models moe-2t",
-        "meshwright catalog accelerators mi355x --json",
-        "meshwright catalog clusters gb200-4x18",
-        "meshwright catalog claims scale_06 --predict",
-        "meshwright catalog runs llama3-8b",
-    ],
-)
-@click.argument("kind", type=click.Choice(["models", "accelerators", "clusters", "claims", "runs"]))
-@click.argument("name", required=False)
-@click.option(
-    "--predict", is_flag=True, help="Of claims and runs: compute what can be (half a minute for all)."
-)
-@json_option
-def command(kind: str, name: str | None, predict: bool, as_json: bool) -> None:
-    """Look up models, accelerators, clusters (and their fabrics), published claims, and run files that ship.
-
-    Without NAME: a table of all. With NAME: all values of one, their sources, and where sources disagree.
-    """
+def run(*, kind: str, name: str | None, predict: bool, as_json: bool) -> None:
+    """Print all entries of a kind, or one of them."""
     if kind == "claims":
         _claims(name, predict=predict, as_json=as_json)
         return
@@ -44,9 +24,7 @@ def command(kind: str, name: str | None, predict: bool, as_json: bool) -> None:
         _run_files(name, predict=predict, as_json=as_json)
         return
     if predict:
-        raise InputError("--predict is about claims and runs", got=kind, allowed="claims, runs")
-    from meshwright.report.documents.catalog import details_document, listing_document
-
+        raise InputError("--predict is for claims and runs", got=kind, allowed="claims, runs")
     document = listing_document(kind) if name is None else details_document(kind, name)
     if as_json:
         emit_json(document)
@@ -57,10 +35,6 @@ def command(kind: str, name: str | None, predict: bool, as_json: bool) -> None:
 
 
 def _claims(name: str | None, *, predict: bool, as_json: bool) -> None:
-    from meshwright.catalog import all_claims, claim
-    from meshwright.cli.claim_views import print_claim, print_claims
-    from meshwright.report.documents.claims import claim_document, claims_document
-
     if name is not None:
         document = claim_document(claim(name), predict=predict)
     else:
@@ -75,9 +49,6 @@ def _claims(name: str | None, *, predict: bool, as_json: bool) -> None:
 
 
 def _run_files(name: str | None, *, predict: bool, as_json: bool) -> None:
-    from meshwright.cli.run_file_views import print_run_files
-    from meshwright.report.documents.run_files import run_files_document
-
     with progress("predicting") as advance:
         document = run_files_document(name, predict=predict, advance=advance)
     if as_json:
@@ -98,9 +69,7 @@ def _print_listing(document: dict[str, Any]) -> None:
 
 
 def _print_details(document: dict[str, Any]) -> None:
-    """Values with the number of their source, the numbered sources, and everything to be careful about."""
-    from meshwright.report.documents.catalog import ABOUT, leaves
-
+    """Values with the number of their source, the numbered sources, and all caveats."""
     print_line(f"{document['name']}: {document['title']}", style="bold")
     if document.get("aliases"):
         print_line(f"also known as {', '.join(document['aliases'])}")
@@ -129,7 +98,7 @@ _PRINTED_UNITS: dict[str, tuple[str, float]] = {
     "parameters": ("B", 1e9),
     "tdp_w": ("W", 1.0),
 }
-"""Ending of a field's name -> unit it is printed in, and that unit in the field's own."""
+"""Ending of a field's name -> printed unit, and the size of that unit in the field's own."""
 
 
 def _unit(path: str) -> tuple[str, float]:
@@ -139,16 +108,16 @@ def _unit(path: str) -> tuple[str, float]:
 
 
 def _heading(key: str) -> str:
-    """A field's name with the unit of its column."""
+    """Name of a field with the unit of its column."""
     unit, _ = _unit(key)
-    words = key
+    name = key
     for ending in _PRINTED_UNITS:
-        words = words.removesuffix(f"_{ending}") if unit else words
-    return f"{words.removeprefix('num_').replace('_', ' ')} {unit}".strip()
+        name = name.removesuffix(f"_{ending}") if unit else name
+    return f"{name.removeprefix('num_').replace('_', ' ')} {unit}".strip()
 
 
 def _scaled(path: str, value: Any) -> str:
-    """A value in the unit it is printed in, without the unit."""
+    """The value in its printed unit, without the unit."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, int | float):

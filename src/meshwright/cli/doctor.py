@@ -1,59 +1,28 @@
-"""`meshwright doctor`: one node's health; with --compare many nodes'."""
+"""`meshwright doctor`: the health of one node, and the comparison of many."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from meshwright.cli.options import json_option, root_option, verb
+from meshwright.cli.output import emit_json, print_line, print_table, progress, styled
+from meshwright.doctor.checks import GROUP_NAMES, Node
+from meshwright.doctor.compare import Comparison, compare, read_report
+from meshwright.doctor.devices import find_devices
+from meshwright.doctor.examine import Examination, examine
+from meshwright.doctor.host import host_at
+from meshwright.doctor.verdict import Verdict, limits
 from meshwright.errors import InputError, UnknownNameError
-
-if TYPE_CHECKING:
-    from meshwright.doctor.compare import Comparison
-    from meshwright.doctor.examine import Examination
-    from meshwright.doctor.verdict import Verdict
+from meshwright.files import write_atomically
 
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
 
-@verb(
-    "doctor",
-    examples=[
-        "meshwright doctor",
-        "meshwright doctor --json > $(hostname).json",
-        "meshwright doctor --expect-devices 8 --no-rates",
-        "meshwright doctor --only devices,network",
-        "meshwright doctor --compare node*.json --exclude-file exclude.txt",
-    ],
-)
-@click.argument(
-    "reports", nargs=-1, metavar="[REPORT.json]...", type=click.Path(dir_okay=False, path_type=Path)
-)
-@click.option("--compare", "is_comparison", is_flag=True, help="Compare the reports of many nodes.")
-@click.option(
-    "--exclude-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="With --compare: write the hosts to leave out, one a line, for `srun --exclude ./FILE`.",
-)  # fmt: skip
-@click.option(
-    "--expect-devices", type=click.IntRange(min=0), metavar="N",
-    help="Devices that the node should have.  [default: what its usual node has; fewer is a warning]",
-)  # fmt: skip
-@click.option(
-    "--rates/--no-rates", default=None,
-    help="Measure GEMM, copy and all-reduce.  [default: where there are devices, and PyTorch]",
-)  # fmt: skip
-@click.option(
-    "--log-hours", type=click.FloatRange(min=0), default=24.0, show_default=True, metavar="HOURS",
-    help="How far back the kernel's log is read.",
-)  # fmt: skip
-@click.option("--only", metavar="GROUPS", help="Of host, limits, log, network, devices, rates; with commas.")
-@click.option("--skip", metavar="GROUPS", help="All groups but these.")
-@root_option
-@json_option
-def command(
+def run(
+    *,
     reports: tuple[Path, ...],
     is_comparison: bool,
     exclude_file: Path | None,
@@ -65,15 +34,7 @@ def command(
     root: Path,
     as_json: bool,
 ) -> None:
-    """Is this node healthy, and as fast as it should be.
-
-    Looks at the host, the limits of this process, the kernel's log, network cards and devices, and measures the devices
-    against what the catalogue expects of that very device. Needs no root, no GPU and no PyTorch: what it cannot see is
-    skipped, with the reason. Exits with 1 when a check fails.
-
-    With --compare it reads the reports of many nodes instead (`meshwright doctor --json` on each) and names those that
-    differ from the majority; it exits with 1 when hosts should be left out.
-    """
+    """Examine this node, or compare the reports of many."""
     if is_comparison:
         _compare(reports, exclude_file, as_json=as_json)
         return
@@ -83,13 +44,6 @@ def command(
             "reports are for --compare", got=got, hint="meshwright doctor --compare REPORT.json..."
         )
     chosen = _chosen(only, skip)
-
-    from meshwright.cli.output import emit_json, progress
-    from meshwright.doctor.checks import Node
-    from meshwright.doctor.devices import find_devices
-    from meshwright.doctor.examine import examine
-    from meshwright.doctor.host import host_at
-
     host = host_at(root)
     with progress("examining this node"):
         node = Node(
@@ -106,8 +60,6 @@ def command(
 
 
 def _chosen(only: str | None, skip: str | None) -> tuple[str, ...]:
-    from meshwright.doctor.checks import GROUP_NAMES
-
     wanted, unwanted = (tuple(n.strip() for n in (t or "").split(",") if n.strip()) for t in (only, skip))
     for name in (*wanted, *unwanted):
         if name not in GROUP_NAMES:
@@ -116,27 +68,25 @@ def _chosen(only: str | None, skip: str | None) -> tuple[str, ...]:
 
 
 def _show(found: Examination) -> None:
-    from rich.text import Text
-
-    from meshwright.cli.output import print_line, print_table
-
     print_line(found.host, style="bold")
     for name, value in found.facts.items():
         print_line(f"{name}: {value}")
     print_line()
     rows = []
-    for group in _together([v for v in found.verdicts if v.status.value != "skipped"]):
-        status = Text(group[0].status.value, style=STYLES[group[0].status.value])
+    for group in _grouped([v for v in found.verdicts if v.status.value != "skipped"]):
+        status = styled(group[0].status.value, STYLES[group[0].status.value])
         measured = f"{_range(group, 'measured')} {group[0].unit}".strip()
         rows.append((group[0].check, status, _where(group), measured, _expected(group)))
-    columns = {"check": "left", "verdict": "left", "where": "left", "measured": "right", "expected": "right"}
     if rows:
-        print_table(columns, rows)  # pyright: ignore[reportArgumentType]
+        print_table(
+            {"check": "left", "verdict": "left", "where": "left", "measured": "right", "expected": "right"},
+            rows,
+        )
         print_line()
     for v in found.verdicts:
         if v.message and v.status.value in ("warn", "fail"):
-            place = f"{v.check} {v.where}".strip()
-            print_line(f"{v.status.value}: {place}: {v.message}", style=STYLES[v.status.value])
+            what = f"{v.check} {v.where}".strip()
+            print_line(f"{v.status.value}: {what}: {v.message}", style=STYLES[v.status.value])
     _show_skipped(found.verdicts)
     for hint in dict.fromkeys(f"{v.check}: {v.hint}" for v in found.verdicts if v.hint):
         print_line(f"hint: {hint}")
@@ -145,24 +95,22 @@ def _show(found: Examination) -> None:
 
 
 def _show_skipped(verdicts: Sequence[Verdict]) -> None:
-    """What was not looked at, by reason; measured all the same where nothing can be expected."""
-    from meshwright.cli.output import print_line
-
+    """Print the skipped checks by reason, with what was measured where no value is expected."""
     reasons: dict[str, list[Verdict]] = {}
     for v in verdicts:
         if v.status.value == "skipped":
             reasons.setdefault(v.message, []).append(v)
     for reason, own in reasons.items():
-        words = []
+        checks = []
         for check in dict.fromkeys(v.check for v in own):
             values = _range([v for v in own if v.check == check], "measured")
             unit = next(v.unit for v in own if v.check == check)
-            words.append(f"{check} {values} {unit}".strip() if values else check)
-        print_line(f"skipped: {', '.join(words)}: {reason}", style=STYLES["skipped"])
+            checks.append(f"{check} {values} {unit}".strip() if values else check)
+        print_line(f"skipped: {', '.join(checks)}: {reason}", style=STYLES["skipped"])
 
 
-def _together(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
-    """Things of which one check says good share a row; what is wrong has a row of its own."""
+def _grouped(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
+    """Verdicts by row: all passes of one check share a row, and everything else has its own."""
     rows: dict[tuple[str, ...], list[Verdict]] = {}
     for i, v in enumerate(verdicts):
         rows.setdefault((v.check,) if v.status.value == "pass" else (str(i),), []).append(v)
@@ -174,12 +122,12 @@ def _where(group: list[Verdict]) -> str:
 
 
 def _expected(group: list[Verdict]) -> str:
-    """What was expected, or the bound with its side."""
-    from meshwright.doctor.verdict import limits
-
+    """The expected value, or the limit with its sign."""
     limit = limits().get(group[0].check)
-    words = _range(group, "expected")
-    return f"{limit.sign} {words}" if words and limit is not None and not limit.of_expected else words
+    expected = _range(group, "expected")
+    if not expected or limit is None or limit.of_expected:
+        return expected
+    return f"{limit.sign} {expected}"
 
 
 def _range(group: list[Verdict], field: str) -> str:
@@ -199,10 +147,6 @@ def _number(value: float) -> str:
 
 
 def _compare(paths: tuple[Path, ...], exclude_file: Path | None, *, as_json: bool) -> None:
-    from meshwright.cli.output import emit_json
-    from meshwright.doctor.compare import compare, read_report
-    from meshwright.files import write_atomically
-
     found = compare([read_report(path) for path in paths])
     if exclude_file is not None:
         try:
@@ -221,8 +165,6 @@ def _compare(paths: tuple[Path, ...], exclude_file: Path | None, *, as_json: boo
 
 
 def _show_comparison(found: Comparison) -> None:
-    from meshwright.cli.output import print_line, print_table
-
     print_line(f"{len(found.hosts)} nodes", style="bold")
     rows: list[tuple[str, ...]] = [
         (host, "own checks", ", ".join(checks), "", "exclude") for host, checks in found.failed.items()
@@ -233,15 +175,15 @@ def _show_comparison(found: Comparison) -> None:
     else:
         print_line("No node differs from the others.")
     for name, counts in found.undecided.items():
-        words = ", ".join(f"{value} ({count})" for value, count in counts.items())
-        print_line(f"No majority for {name}: {words}.")
+        held = ", ".join(f"{value} ({count})" for value, count in counts.items())
+        print_line(f"No majority for {name}: {held}.")
     print_line()
     if found.exclude:
-        print_line("To leave out:", style="bold red")
+        print_line("To exclude:", style="bold red")
         for host in found.exclude:
             print_line(host)
     else:
-        print_line("None to leave out.", style="bold")
+        print_line("None to exclude.", style="bold")
 
 
 def _value(value: Any) -> str:

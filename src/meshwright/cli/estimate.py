@@ -1,46 +1,29 @@
-"""`meshwright estimate`: step time, memory and timeline of one plan, and what the whole training takes."""
+"""`meshwright estimate`: step time, memory and timeline of one plan; time, energy and cost of the training."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import click
-
-from meshwright.cli.options import (
-    calibration_option,
-    html_option,
-    json_option,
-    run_argument,
-    set_option,
-    verb,
-)
-
-if TYPE_CHECKING:
-    from meshwright.report.run_estimate import RunEstimate
+from meshwright.cli.output import emit_json, note, print_line, print_table, progress, write_html
+from meshwright.cli.run_input import run_from
+from meshwright.errors import InputError
+from meshwright.report.components import family, label, shown_components
+from meshwright.report.quantities import interval_of, percent, seconds, span, value_of
+from meshwright.report.run_estimate import RunEstimate, estimate_run, memory_parts
+from meshwright.report.stages import stage_rows
+from meshwright.report.timeline import after_pipeline, step_timeline
+from meshwright.report.trace import write_trace
+from meshwright.units import format_count, format_seconds, gib
 
 BAR_WIDTH = 24
+"""Characters of the longest bar."""
+
 MAX_UNCERTAINTIES = 3
+"""Inputs that are named as the causes of the interval."""
 
 
-@verb(
-    "estimate",
-    examples=[
-        "meshwright estimate examples/runs/deepseek-v3-pinned.yaml",
-        "meshwright estimate examples/runs/deepseek-v3-pinned.yaml --trace step.json --html step.html",
-        "meshwright estimate examples/runs/llama3.1-8b-pretrain.yaml --set cluster=h100-8x8 --json",
-    ],
-)
-@run_argument()
-@set_option
-@calibration_option
-@click.option(
-    "--trace", "trace_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.json",
-    help="Write the step's timeline for Perfetto (ui.perfetto.dev).",
-)  # fmt: skip
-@html_option
-@json_option
-def command(
+def run(
+    *,
     run_path: Path,
     overrides: tuple[str, ...],
     calibration: str | None,
@@ -48,14 +31,7 @@ def command(
     html_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Estimate one plan: step time by component, memory by part, what the whole training takes.
-
-    The plan is the one that RUN.yaml pins; with `parallel: auto` the planner is asked first.
-    """
-    from meshwright.cli.output import emit_json, note, progress
-    from meshwright.cli.run_input import run_from
-    from meshwright.report.run_estimate import estimate_run
-
+    """Estimate, and write the formats asked for."""
     run = run_from(run_path, overrides=overrides, calibration=calibration)
     with progress(f"estimating {run.name}"):
         done = estimate_run(run)
@@ -67,10 +43,7 @@ def command(
         _write_trace(done, trace_path)
         note(f"wrote {trace_path}")
     if html_path is not None:
-        from meshwright.report.estimate_page import estimate_page
-        from meshwright.report.html import write_page
-
-        write_page(estimate_page(done), path=html_path)
+        write_html("meshwright.report.estimate_page:estimate_page", done, path=html_path)
         note(f"wrote {html_path}")
     if as_json:
         emit_json(done.to_dict())
@@ -79,10 +52,6 @@ def command(
 
 
 def _write_trace(done: RunEstimate, path: Path) -> None:
-    from meshwright.errors import InputError
-    from meshwright.report.timeline import after_pipeline, step_timeline
-    from meshwright.report.trace import write_trace
-
     timeline = step_timeline(done.estimate)
     if timeline is None:
         num_micro = done.plan.num_micro_batches(done.request.global_batch)
@@ -102,8 +71,6 @@ def _write_trace(done: RunEstimate, path: Path) -> None:
 
 
 def _print(done: RunEstimate) -> None:
-    from meshwright.cli.output import print_line
-
     request = done.request
     print_line(f"{request.model.name} on {done.run.cluster_name}: {done.plan.describe()}", style="bold")
     num_micro = done.plan.num_micro_batches(request.global_batch)
@@ -120,9 +87,6 @@ def _print(done: RunEstimate) -> None:
 
 
 def _print_headline(done: RunEstimate) -> None:
-    from meshwright.cli.output import print_line, print_table
-    from meshwright.report.quantities import interval_of, value_of
-
     step = done.estimate.step
     rows = [
         ("step", value_of(step.step), interval_of(step.step)),
@@ -135,16 +99,12 @@ def _print_headline(done: RunEstimate) -> None:
     ]
     print_table({"": "left", "estimate": "right", "80 % interval": "right"}, rows)
     largest = sorted(done.estimate.uncertainty.items(), key=lambda item: -item[1])[:MAX_UNCERTAINTIES]
-    words = ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest)
-    print_line(f"The width of the interval comes from {words} (inputs: {step.step.tier.name.lower()}).")
+    causes = ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest)
+    print_line(f"The width of the interval comes from {causes} (inputs: {step.step.tier.name.lower()}).")
     print_line()
 
 
 def _print_components(done: RunEstimate) -> None:
-    from meshwright.cli.output import print_line, print_table
-    from meshwright.report.components import family, label, shown_components
-    from meshwright.report.quantities import percent, seconds
-
     components = shown_components(done.estimate.step.components_s)
     total, largest = done.estimate.step.step.value, max(components.values())
     rows = [
@@ -156,10 +116,6 @@ def _print_components(done: RunEstimate) -> None:
 
 
 def _print_memory(done: RunEstimate) -> None:
-    from meshwright.cli.output import print_line, print_table
-    from meshwright.report.run_estimate import memory_parts
-    from meshwright.units import gib
-
     memory = done.estimate.step.memory
     parts = memory_parts(memory)
     rows = [(name, f"{gib(size):.1f}", _bar(size / memory.capacity_bytes)) for name, size in parts.items()]
@@ -176,10 +132,6 @@ def _bar(ratio: float) -> str:
 
 
 def _print_stages(done: RunEstimate) -> None:
-    from meshwright.cli.output import print_line, print_table
-    from meshwright.report.quantities import percent, seconds
-    from meshwright.report.stages import stage_rows
-
     stages = stage_rows(done.request, done.estimate)
     if len(stages) == 1:
         return
@@ -201,10 +153,6 @@ def _print_stages(done: RunEstimate) -> None:
 
 
 def _print_training(done: RunEstimate) -> None:
-    from meshwright.cli.output import print_table
-    from meshwright.report.quantities import interval_of, percent, span, value_of
-    from meshwright.units import format_count, format_seconds
-
     economics, goodput = done.economics, done.economics.goodput
     rows = [
         (
@@ -215,8 +163,8 @@ def _print_training(done: RunEstimate) -> None:
         ("mean time between failures", format_seconds(goodput.mtbf_s), ""),
     ]
     if economics.usd_per_million_tokens is not None:
-        words = f"at {economics.usd_per_device_hour:g} USD per device-hour"
-        rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", words))
+        price = f"at {economics.usd_per_device_hour:g} USD per device-hour"
+        rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", price))
     if economics.joule_per_token is not None:
         rows.append(
             ("energy per million tokens", f"{economics.joule_per_token / 3.6:.3g} kWh", "at the facility")

@@ -1,49 +1,27 @@
-"""`meshwright explain`: why one plan beats another, in ms and GiB."""
+"""`meshwright explain`: the difference of two plans by component, in ms and GiB."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import click
-
-from meshwright.cli.options import (
-    calibration_option,
-    json_option,
-    run_argument,
-    set_option,
-    verb,
-    why_not_option,
-)
-
-if TYPE_CHECKING:
-    from meshwright.cli.output import Align
-    from meshwright.planner.estimate import PlanEstimate
-    from meshwright.planner.explain import Difference
-    from meshwright.report.difference import PlanDifference
-    from meshwright.report.explanation import Explanation
+from meshwright.cli.output import Align, emit_json, print_line, print_table, progress
+from meshwright.cli.run_input import run_from
+from meshwright.planner.estimate import PlanEstimate
+from meshwright.planner.explain import Difference
+from meshwright.planner.fixed import fixed_fields
+from meshwright.report.components import label
+from meshwright.report.difference import PlanDifference
+from meshwright.report.documents.explanation import verdict_sentence
+from meshwright.report.documents.plan import why_not_sentence
+from meshwright.report.explanation import Explanation, explain_pair, explain_run
+from meshwright.report.quantities import percent, rate, value_of
 
 BAR_WIDTH = 16
+"""Characters of the longest bar, on either side of the axis."""
 
 
-@verb(
-    "explain",
-    examples=[
-        "meshwright explain examples/runs/llama3.1-70b-pinned.yaml",
-        "meshwright explain examples/runs/llama3.1-70b-pinned.yaml --why-not tensor=8",
-        "meshwright explain pinned.yaml --against other.yaml --json",
-    ],
-)
-@run_argument()
-@click.option(
-    "--against", "against_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OTHER.yaml",
-    help="The run to compare with; without it, the planner's best plan for the same run.",
-)  # fmt: skip
-@why_not_option
-@set_option
-@calibration_option
-@json_option
-def command(
+def run(
+    *,
     run_path: Path,
     against_path: Path | None,
     questions: tuple[str, ...],
@@ -51,20 +29,9 @@ def command(
     calibration: str | None,
     as_json: bool,
 ) -> None:
-    """Compare the run's plan with another, component by component, and say what decides.
-
-    Without --against the other plan is the planner's best for the same run; if the run leaves its plan open,
-    the best plan is compared with the second best. --set changes RUN.yaml, not OTHER.yaml.
-    """
-    from meshwright.cli.output import emit_json, progress
-    from meshwright.cli.run_input import run_from
-    from meshwright.planner.fixed import fixed_fields
-    from meshwright.report.explanation import explain_pair, explain_run
-
-    run, asked = (
-        run_from(run_path, overrides=overrides, calibration=calibration),
-        [fixed_fields([q]) for q in questions],
-    )
+    """Compare the run's plan with another, and answer the questions of --why-not."""
+    run = run_from(run_path, overrides=overrides, calibration=calibration)
+    asked = [fixed_fields([question]) for question in questions]
     with progress(f"explaining {run.name}"):
         if against_path is None:
             answer = explain_run(run, questions=asked)
@@ -80,9 +47,6 @@ def command(
 
 
 def _print(answer: Explanation) -> None:
-    from meshwright.cli.output import print_line
-    from meshwright.report.documents.plan import why_not_sentence
-
     if answer.obstacle is not None:
         print_line(f"{answer.this_name} is out: {answer.obstacle}")
         print_line(f"{answer.other_name}: {_summary(answer.other)}")
@@ -102,10 +66,6 @@ def _print(answer: Explanation) -> None:
 
 
 def _print_difference(answer: Explanation, difference: PlanDifference) -> None:
-    from meshwright.cli.output import print_line, print_table
-    from meshwright.report.components import label
-    from meshwright.report.documents.explanation import verdict_sentence
-
     print_line(f"{answer.this_name}: {_summary(difference.this)}")
     print_line(f"{answer.other_name}: {_summary(difference.other)}")
     if not difference.changes:
@@ -127,8 +87,6 @@ def _print_difference(answer: Explanation, difference: PlanDifference) -> None:
 
 
 def _summary(done: PlanEstimate) -> str:
-    from meshwright.report.quantities import percent, rate, value_of
-
     step = done.step
     return (
         f"{done.plan.describe()}, {value_of(step.step)} a step, {rate(step.tokens_per_s_per_device.value)} "
@@ -141,7 +99,7 @@ def _cells(d: Difference, decimals: int) -> tuple[str, str, str]:
 
 
 def _signed_bar(delta: float, largest: float) -> str:
-    """Left of the axis where the second plan gains, right of it where it loses."""
+    """A bar to the left of the axis if the second plan is faster, to the right if it is slower."""
     length = round(BAR_WIDTH * abs(delta) / largest) if largest > 0 else 0
     left, right = (length, 0) if delta < 0 else (0, length)
     return f"{'█' * left:>{BAR_WIDTH}}│{'█' * right}"

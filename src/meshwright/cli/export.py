@@ -1,49 +1,32 @@
-"""`meshwright export`: a run as another engine's own configuration. The engine need not be installed."""
+"""`meshwright export`: a run as the configuration of another engine, which need not be installed."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-import click
-
-from meshwright.cli.options import (
-    EngineChoice,
-    calibration_option,
-    json_option,
-    run_argument,
-    set_option,
-    verb,
-)
+from meshwright.cli.output import emit_json, note, print_line
 from meshwright.cli.run_input import run_from
-from meshwright.errors import InputError, MeshwrightError
-
-if TYPE_CHECKING:
-    from meshwright.engines.base import ExternalProgramsEngine, Launch, TrainingEngine
-    from meshwright.specs.run import Run
-
-
-@verb(
-    "export",
-    examples=[
-        "meshwright export examples/runs/llama3.1-8b-pretrain.yaml --engine torchtitan --out titan",
-        "meshwright export run.yaml --engine native --out here --set train.steps=100",
-    ],
+from meshwright.engines.base import (
+    ExternalProgramsEngine,
+    Launch,
+    TrainingEngine,
+    check_export,
+    find_engine,
+    refuse,
 )
-@run_argument()
-@click.option(
-    "--engine", "engine_name", type=EngineChoice(),
-    help="Whose configuration to write.  [default: the run's engine]",
-)  # fmt: skip
-@click.option(
-    "--out", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="Where the files go.",
-)  # fmt: skip
-@set_option
-@calibration_option
-@json_option
-def command(
+from meshwright.engines.choice import planned
+from meshwright.engines.local import write_files
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.planner.estimate import estimate_plan
+from meshwright.planner.request import request_for
+from meshwright.specs.run import Run
+from meshwright.units import format_bytes
+
+
+def run(
+    *,
     run_path: Path,
     engine_name: str | None,
     folder: Path,
@@ -51,16 +34,7 @@ def command(
     calibration: str | None,
     as_json: bool,
 ) -> None:
-    """Write a run as the configuration of an engine.
-
-    What the engine cannot do of the run is refused, with the reason. `parallel: auto` becomes the planner's best plan
-    for the run's cluster. The files are complete: the command that is printed starts them.
-    """
-    from meshwright.cli.output import emit_json, note, print_line
-    from meshwright.engines.base import check_export, find_engine, refuse
-    from meshwright.engines.choice import planned
-    from meshwright.engines.local import write_files
-
+    """Write the configuration to a new folder, and print the command that starts it."""
     run = run_from(run_path, engine=engine_name, calibration=calibration, overrides=overrides)
     refuse(run.engine, check_export(run))
     run = planned(run)
@@ -86,12 +60,12 @@ def command(
     print_line()
     print_line("Start it on every host:")
     print(f"  {start_command(launch, run=run)}")
-    for words in notes:
-        note(words)
+    for caution in notes:
+        note(caution)
 
 
 def _lowered(engine: TrainingEngine, run: Run, folder: Path) -> tuple[Launch, list[str]]:
-    """What starts the run here; or, where other programs can do more with the engine, what starts it there."""
+    """The launch of the run; if only other programs of the engine can train it, their launch, and a note."""
     problems = engine.check(run)
     if not problems or not hasattr(engine, "lower_export"):
         return engine.lower(run, folder=folder), []
@@ -101,23 +75,19 @@ def _lowered(engine: TrainingEngine, run: Run, folder: Path) -> tuple[Launch, li
 
 
 def start_command(launch: Launch, *, run: Run) -> str:
-    """The command of one host, with torchrun, which tells processes where they stand."""
-    words = [f"{name}={value}" for name, value in launch.env.items()]
+    """The command for each host, with torchrun if there are several processes."""
+    assignments = [f"{name}={value}" for name, value in launch.env.items()]
     if launch.num_processes == 1:
-        return shlex.join([*words, *launch.argv])
+        return shlex.join([*assignments, *launch.argv])
     num_nodes = 1 if run.cluster is None else run.cluster.num_nodes
     torchrun = ["torchrun", f"--nproc-per-node={launch.num_processes // num_nodes}"]
     if num_nodes > 1:
         torchrun += [f"--nnodes={num_nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
-    return shlex.join([*words, *torchrun, *launch.argv[1:]])
+    return shlex.join([*assignments, *torchrun, *launch.argv[1:]])
 
 
 def lint(run: Run) -> list[str]:
-    """What `estimate` would say against the plan."""
-    from meshwright.planner.estimate import estimate_plan
-    from meshwright.planner.request import request_for
-    from meshwright.units import format_bytes
-
+    """Problems that `estimate` finds in the plan: that it does not fit, or cannot be estimated."""
     if run.cluster is None or run.plan is None:
         return []
     try:

@@ -7,186 +7,145 @@
     70   a bug (the code that sysexits.h gives to an internal software error)
     130  interrupted with Ctrl-C;  141  the reader of stdout went away (128 + signal, as a shell has it)
 
-A verb's module is imported when the verb runs, so `meshwright --help` imports none.
+Declarations and bodies of verbs are imported when they are needed: see `meshwright.cli.verbs`.
 """
 
 from __future__ import annotations
 
 import errno
-import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from meshwright import __version__
 from meshwright.cli.output import emit_json
-from meshwright.errors import MeshwrightError, MissingDependencyError, UnknownNameError
+from meshwright.cli.verbs import LazyGroup, Verb, load
+from meshwright.errors import MeshwrightError
 
 EXIT_USAGE, EXIT_MISSING, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 3, 70, 130, 141
 DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a disk that is full or broken answers: never a bug of ours."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verb:
-    """One sub-command: where it lives and what the help says of it before it is imported."""
-
-    target: str  # "module:attribute"
-    section: str  # heading it stands under in the help
-    help: str
+"""Errors of a full or broken disk."""
 
 
 VERBS: dict[str, Verb] = {
     "plan": Verb(
-        target="meshwright.cli.plan:command",
+        target="meshwright.cli.commands.plan:command",
         section="Plan",
         help="Search all legal sharding plans and rank them.",
     ),
     "estimate": Verb(
-        target="meshwright.cli.estimate:command",
+        target="meshwright.cli.commands.estimate:command",
         section="Plan",
-        help="Step time, memory, timeline and cost of one plan.",
+        help="Estimate step time, memory, timeline and cost of one plan.",
     ),
     "explain": Verb(
-        target="meshwright.cli.explain:command",
+        target="meshwright.cli.commands.explain:command",
         section="Plan",
-        help="Why one plan beats another, component by component.",
+        help="Compare two plans component by component and name what decides.",
     ),
     "scale": Verb(
-        target="meshwright.cli.scale:command",
+        target="meshwright.cli.commands.scale:command",
         section="Plan",
-        help="Time to train, cost, energy and goodput as devices are added.",
+        help="Scale a run to more devices: efficiency, time, failures, energy, cost.",
     ),
     "train": Verb(
-        target="meshwright.cli.train:command",
+        target="meshwright.cli.commands.train:command",
         section="Train",
-        help="Train a model here: on the CPU, on one accelerator, or on many.",
-    ),
-    "export": Verb(
-        target="meshwright.cli.export:command",
-        section="Train",
-        help="Write a run as another engine's own configuration.",
-    ),
-    "import": Verb(
-        target="meshwright.cli.import_:command",
-        section="Train",
-        help="Read another engine's configuration as a run file.",
+        help="Train a model on the CPU, one accelerator or many.",
     ),
     "launch": Verb(
-        target="meshwright.cli.launch:command",
+        target="meshwright.cli.commands.launch:command",
         section="Train",
         help="Start a run on one host or many: torchrun, Slurm, Kubernetes.",
     ),
     "rehearse": Verb(
-        target="meshwright.cli.rehearse:command",
+        target="meshwright.cli.commands.rehearse:command",
         section="Train",
-        help="Try a plan's structure on local CPU processes, against one process.",
+        help="Check a plan on local CPU processes against a single process.",
     ),
     "checkpoint": Verb(
-        target="meshwright.cli.checkpoint:command",
+        target="meshwright.cli.commands.checkpoint:command",
         section="Train",
-        help="Look at checkpoints, check them, and exchange weights with Hugging Face.",
+        help="List, verify and convert checkpoints; Hugging Face weights in and out.",
+    ),
+    "export": Verb(
+        target="meshwright.cli.commands.export:command",
+        section="Train",
+        help="Write a run as the configuration of another engine.",
+    ),
+    "import": Verb(
+        target="meshwright.cli.commands.import_:command",
+        section="Train",
+        help="Read the configuration of another engine as a run file.",
     ),
     "bench": Verb(
-        target="meshwright.cli.bench:command",
+        target="meshwright.cli.commands.bench:command",
         section="Measure",
-        help="Measure a device: matrix products, attention, memory, collectives.",
+        help="Measure a device or training throughput, and keep the records.",
     ),
     "calibrate": Verb(
-        target="meshwright.cli.calibrate:command",
+        target="meshwright.cli.commands.calibrate:command",
         section="Measure",
-        help="Turn measurements of a device into what the planner uses.",
+        help="Turn measurements of a device into a calibration for the planner.",
     ),
     "accuracy": Verb(
-        target="meshwright.cli.accuracy:command",
+        target="meshwright.cli.commands.accuracy:command",
         section="Verify",
-        help="Predictions beside published measurements, with the error of each.",
+        help="Predict published measured runs and report the errors.",
     ),
     "doctor": Verb(
-        target="meshwright.cli.doctor:command",
+        target="meshwright.cli.commands.doctor:command",
         section="Node",
-        help="Is this node healthy, and as fast as it should be; many nodes side by side.",
+        help="Check the health and the rates of a node; compare many nodes.",
     ),
     "tune": Verb(
-        target="meshwright.cli.tune:command",
+        target="meshwright.cli.commands.tune:command",
         section="Node",
-        help="Settings of this node that training feels: what would change, apply, restore.",
+        help="Tune this node, or a run on it. Nothing changes without --apply or --write.",
     ),
     "catalog": Verb(
-        target="meshwright.cli.catalog:command",
+        target="meshwright.cli.commands.catalog:command",
         section="Look up",
-        help="Known models, accelerators, clusters and claims, with sources.",
+        help="Look up models, accelerators, clusters, claims and run files, with sources.",
     ),
 }
 
-
-class LazyGroup(click.Group):
-    """A click group whose commands are the rows of a table: `VERBS`, or the one given."""
-
-    def __init__(self, *args: Any, verbs: dict[str, Verb] = VERBS, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.verbs = verbs
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.verbs)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        verb = self.verbs.get(cmd_name)
-        return None if verb is None else _load(cmd_name, verb)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.verbs:
-            raise UnknownNameError("command", args[0], known=self.verbs)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for section in dict.fromkeys(verb.section for verb in self.verbs.values()):
-            with formatter.section(section):
-                formatter.write_dl([(n, v.help) for n, v in self.verbs.items() if v.section == section])
-
-
-def verb_group(name: str, *, about: str, verbs: dict[str, Verb], examples: Sequence[str]) -> LazyGroup:
-    """A command that only holds others, such as `bench`; without one of them it prints its help."""
-    lines = "\n".join(f"  {line}" for line in examples)
-
-    @click.group(
-        name,
-        cls=LazyGroup,
-        verbs=verbs,
-        help=about,
-        invoke_without_command=True,
-        epilog=f"\b\nExamples:\n{lines}",
-    )
-    @click.pass_context
-    def command(ctx: click.Context) -> None:
-        if ctx.invoked_subcommand is None:
-            click.echo(ctx.get_help())
-
-    return command
-
-
-def _load(name: str, verb: Verb) -> click.Command:
-    module, attribute = verb.target.split(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if error.name == module:
-            raise MissingDependencyError(f"this installation has no command {name!r}") from error
-        raise
+SYNONYMS = {
+    "benchmark": "bench",
+    "compare": "explain",
+    "convert": "checkpoint",
+    "diagnose": "doctor",
+    "finetune": "train",
+    "fine-tune": "train",
+    "list": "catalog",
+    "measure": "bench",
+    "models": "catalog models",
+    "optimize": "plan",
+    "predict": "estimate",
+    "pretrain": "train",
+    "profile": "train --profile",
+    "run": "train",
+    "search": "plan",
+    "simulate": "estimate",
+    "start": "launch",
+    "submit": "launch",
+    "sweep": "bench train",
+    "test": "rehearse",
+}
+"""Commands by names that other tools give them, for the hint of an unknown command."""
 
 
 @click.group(
     cls=LazyGroup,
+    verbs=VERBS,
+    synonyms=SYNONYMS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExamples:\n"
     "  meshwright plan --model llama3.1-8b --cluster mi355x-8x8 --gbs 512 --seq 8192\n"
@@ -214,7 +173,7 @@ def run(args: Sequence[str]) -> int:
     as_json = _wants_json(args)
     try:
         code = _invoke(list(args) or ["--help"])
-        sys.stdout.flush()  # here, where a closed pipe is still ours to handle
+        sys.stdout.flush()  # here, where a closed pipe is handled
         return code
     except MeshwrightError as error:
         return _fail(error.message, hint=error.hint, exit_code=error.exit_code, as_json=as_json)
@@ -227,7 +186,7 @@ def run(args: Sequence[str]) -> int:
         return EXIT_BROKEN_PIPE
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            _silence_stdout()  # which may be what is full: what it still holds cannot be written at exit either
+            _silence_stdout()  # it may be what is full, and its buffer would fail again at exit
             return _fail(
                 f"cannot write the output: {error.strerror}", hint=None, exit_code=EXIT_USAGE, as_json=False
             )
@@ -237,12 +196,11 @@ def run(args: Sequence[str]) -> int:
 
 
 def _invoke(args: list[str]) -> int:
-    """What `click.Group.main` does, without its own idea of errors."""
+    """Run the group as `click.Group.main` does, but raise its errors."""
     if "_MESHWRIGHT_COMPLETE" in os.environ:
-        from click.shell_completion import shell_complete
-
+        complete = load("click.shell_completion:shell_complete")
         instruction = os.environ["_MESHWRIGHT_COMPLETE"]
-        return shell_complete(group, {}, "meshwright", "_MESHWRIGHT_COMPLETE", instruction)
+        return complete(group, {}, "meshwright", "_MESHWRIGHT_COMPLETE", instruction)
     try:
         with group.make_context("meshwright", args) as ctx:
             group.invoke(ctx)
@@ -252,7 +210,7 @@ def _invoke(args: list[str]) -> int:
 
 
 def _wants_json(args: Sequence[str]) -> bool:
-    """Asked of the raw arguments: a command line that cannot be parsed still gets its error as JSON."""
+    """True if the raw arguments ask for JSON: a command line that cannot be parsed gets its error as JSON too."""
     before_separator = args[: args.index("--")] if "--" in args else args
     return "--json" in before_separator
 
@@ -267,7 +225,7 @@ def _fail(message: str, *, hint: str | None, exit_code: int, as_json: bool) -> i
 
 
 def _fail_unexpected(error: Exception, *, as_json: bool) -> int:
-    """What no command foresaw: another project's package that is absent, or a bug."""
+    """Report an unexpected error: an absent package of another project, or a bug."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package and package != "meshwright":
         message = f"this needs the Python package {package!r}, which is not installed"
@@ -292,5 +250,5 @@ def _usage_hint(error: click.ClickException) -> str | None:
 
 
 def _silence_stdout() -> None:
-    """The reader is gone; keep the interpreter from complaining when it flushes stdout at its exit."""
+    """Keep the interpreter from failing when it flushes stdout at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,15 +1,25 @@
-"""What a command needs beside the base install."""
+"""Optional packages that a command needs."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
+from meshwright.cli.output import progress
+from meshwright.cli.verbs import load
 from meshwright.errors import MissingDependencyError
 
 
 def require_torch(what: str) -> None:
-    """Stop with exit code 3 when PyTorch is absent. `what` begins the message: "training"."""
+    """Raise MissingDependencyError (exit code 3) if PyTorch is absent. `what` begins the message: "training"."""
     if find_spec("torch") is None:
         raise MissingDependencyError(
             f"{what} needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
         )
+
+
+def load_with_torch(target: str, *, what: str) -> Any:
+    """Import "module:attribute", whose module imports PyTorch (seconds); otherwise as `require_torch`."""
+    require_torch(what)
+    with progress("starting PyTorch"):
+        return load(target)

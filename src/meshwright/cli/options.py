@@ -1,27 +1,23 @@
-"""Options that several commands share, so that one flag means one thing everywhere.
-
-Every command is written with `verb`:
-
-    @verb("catalog", examples=["meshwright catalog models", "meshwright catalog models llama3-8b --json"])
-    @json_option
-    def command(as_json: bool) -> None:
-        '''Look up what Meshwright knows.'''
-"""
+"""Options that several commands share, so that one flag means one thing everywhere."""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from meshwright.cli.verbs import load
 from meshwright.errors import InputError
 
 Function = Callable[..., Any]
+
+OBJECTIVES = {"tokens": "throughput", "time": "time", "cost": "cost", "energy": "energy"}
+"""Values of `--objective`, and those of the run file's `objective`."""
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON document to stdout and nothing else there."
@@ -32,7 +28,7 @@ html_option = click.option(
     "html_path",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a self-contained page that opens without a network.",
+    help="Write a self-contained HTML page that opens without a network.",
 )
 
 root_option = click.option(
@@ -41,7 +37,7 @@ root_option = click.option(
     default=Path("/"),
     show_default=True,
     metavar="FOLDER",
-    help="Where the node's file system begins: /host in a container that has it mounted there.",
+    help="Root of the node's file system, such as /host in a container that mounts it there.",
 )
 
 set_option = click.option(
@@ -49,12 +45,12 @@ set_option = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override one key of the run file, as in --set batch.micro=2. May be repeated.",
+    help="Set one key of the run file, as in --set batch.micro=2; VALUE is YAML. May be repeated.",
 )
 
 calibration_option = click.option(
     "--calibration", "calibration", metavar="FILE",
-    help="Use what `meshwright calibrate` learned of the device; for cluster `here` the installed one is found.",
+    help="Device calibration written by `meshwright calibrate`.  [default: for cluster `here` the installed one]",
 )  # fmt: skip
 
 
@@ -64,7 +60,7 @@ def calibration_override(path: str | None) -> list[str]:
 
 
 def run_argument(*, required: bool = True) -> Callable[[Function], Function]:
-    """RUN.yaml, passed on as `run_path`. Whether the file exists is for the run file's reader to say."""
+    """RUN.yaml, passed on as `run_path`. The reader of run files reports a missing file, with similar names."""
     metavar = "RUN.yaml" if required else "[RUN.yaml]"
     return click.argument(
         "run_path", metavar=metavar, required=required, type=click.Path(path_type=Path, dir_okay=False)
@@ -103,7 +99,7 @@ fix_option = click.option(
     "fixes",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Hold fields of the plan: --fix tensor=8,micro_batch=1 (or tp=8,mbs=1). May be repeated.",
+    help="Fix fields of the plan, as in --fix tensor=8,micro_batch=1 or --fix tp=8,mbs=1. May be repeated.",
 )
 
 why_not_option = click.option(
@@ -111,50 +107,80 @@ why_not_option = click.option(
     "questions",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Why no plan like this: --why-not tensor=8. May be repeated.",
+    help="Explain why no plan with these fields is best, as in --why-not tensor=8. May be repeated.",
 )
 
 
-class EngineChoice(click.Choice):
-    """One of the engines that are installed; their names are read when a command line or its help asks for them."""
+class LazyChoice(click.Choice):
+    """One of the names that a function, `module:function`, returns. It is called for a value and for the help."""
 
-    def __init__(self) -> None:
-        self.case_sensitive = True
+    def __init__(self, names: str) -> None:
+        self.names, self.case_sensitive = names, True
 
     @property
     def choices(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        from meshwright.catalog.engines import engine_names
+        return load(self.names)()
 
-        return engine_names()
+
+ENGINE = LazyChoice("meshwright.catalog.engines:engine_names")
+"""An installed engine."""
+
+
+def numbers(
+    *, low: int, high: int, example: str, word: str | None = None
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Callback of an option that takes `4,2,2`: whole numbers in ascending order, each once.
+
+    None where the option is absent or is `word`. Digits may be grouped as in 98_304. Raises InputError for what is
+    no number or lies outside `low` to `high`.
+    """
+
+    def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+        if text is None or text.strip() == word:
+            return None
+        found = [part.strip().replace("_", "") for part in text.split(",") if part.strip()]
+        wrong = next((n for n in found if not (_is_count(n) and low <= int(n) <= high)), None)
+        if not found or wrong is not None:
+            allowed = f"{f'{word}, or ' if word else ''}{low} to {high}, as in {example}"
+            raise InputError(f"{param.opts[0]} has a wrong number", got=wrong or text, allowed=allowed)
+        return tuple(sorted({int(number) for number in found}))
+
+    return parse
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 9
 
 
 _DESCRIPTION_OPTIONS = (
-    click.option("--model", metavar="MODEL", help="Catalogue name or Hugging Face config.json."),
-    click.option("--cluster", metavar="CLUSTER", help="ACCELERATOR-GPUS_PER_NODExNODES, as in mi355x-8x64."),
     click.option(
-        "--gbs", "global_batch", type=click.IntRange(min=1), metavar="N", help="Global batch in sequences."
+        "--model", metavar="MODEL",
+        help="Catalogue name (see `meshwright catalog models`) or path of a Hugging Face config.json.",
     ),
     click.option(
-        "--seq", "sequence_length", type=click.IntRange(min=1), metavar="TOKENS", help="Tokens per sequence."
+        "--cluster", metavar="CLUSTER",
+        help="ACCELERATOR-DEVICESxNODES: mi355x-8x64 has 64 nodes of 8 devices (see `meshwright catalog clusters`).",
     ),
-    click.option("--precision", metavar="RECIPE", help="Number formats: bf16 (the default), fp8, mxfp8, ..."),
     click.option(
-        "--engine",
-        type=EngineChoice(),
-        help="The program that runs the step; only plans that it accepts are tried. Default: native.",
+        "--gbs", "global_batch", type=click.IntRange(min=1), metavar="N",
+        help="Global batch size: sequences per optimizer step.",
     ),
-)
+    click.option(
+        "--seq", "sequence_length", type=click.IntRange(min=1), metavar="TOKENS",
+        help="Sequence length in tokens.",
+    ),
+    click.option(
+        "--precision", metavar="RECIPE",
+        help="Number formats: fp32, bf16, fp16, fp8, fp8_rowwise, fp8_blockwise, mxfp8, nvfp4 or mxfp4.  "
+        "[default: the run file's, or bf16]",
+    ),
+    click.option(
+        "--engine", type=ENGINE,
+        help="Program that trains; only plans that it supports are searched.  [default: the run file's, or native]",
+    ),
+)  # fmt: skip
 
 
 def description_options(function: Function) -> Function:
     """--model, --cluster, --gbs, --seq, --precision and --engine: a run without a file; None where absent."""
     return functools.reduce(lambda f, option: option(f), reversed(_DESCRIPTION_OPTIONS), function)
-
-
-def verb(name: str, *, examples: Sequence[str]) -> Callable[[Function], click.Command]:
-    """The `click.command` of one verb, with examples at the end of its help.
-
-    The tests parse every example with the command that it belongs to, so an example cannot go stale.
-    """
-    lines = "\n".join(f"  {line}" for line in examples)
-    return click.command(name, epilog=f"\b\nExamples:\n{lines}")

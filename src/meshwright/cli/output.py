@@ -1,27 +1,26 @@
-"""What a command prints: one JSON document or tables on stdout; notes and progress on stderr.
+"""Output of commands: one JSON document or tables on stdout; notes and progress on stderr.
 
 Data goes to stdout and everything else to stderr, so that `meshwright ... --json | jq` always works.
-Rich is imported by the functions that draw, because `--help` and `--json` never draw.
+`meshwright.cli.drawing`, which imports Rich, is opened by the first table, because `--json` draws none.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from meshwright.cli.verbs import load
 from meshwright.report.documents.json_values import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from meshwright.report.text_table import TextTable
-
-PIPE_WIDTH = 120
-"""Columns of a table that is not written to a terminal and has no COLUMNS in its environment."""
 
 Align = Literal["left", "right", "center"]
 
@@ -32,17 +31,18 @@ def emit_json(document: object) -> None:
     sys.stdout.write(text + "\n")
 
 
-def console(stream: TextIO | None = None) -> Console:
-    """A Rich console on `stream`, or on stdout.
+def write_html(page: str, *arguments: Any, path: Path, **named: Any) -> None:
+    """Draw a page and write it to `path`. `page` is the `module:function` that draws it from the arguments.
 
-    Colour follows the terminal and NO_COLOR. Nothing in the text is read as markup or highlighted, so that a
-    path or a list prints as it is.
+    Raises InputError when the file cannot be written.
     """
-    from rich.console import Console
+    drawn = load(page)(*arguments, **named)
+    load("meshwright.report.html:write_page")(drawn, path=path)
 
-    target = stream or sys.stdout
-    width = None if target.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(file=target, width=width, highlight=False, markup=False, emoji=False)
+
+def console(stream: TextIO | None = None) -> Console:
+    """A Rich console on `stream`, or on stdout."""
+    return load("meshwright.cli.drawing:console")(stream or sys.stdout)
 
 
 def print_table(
@@ -56,29 +56,13 @@ def print_table(
 
     Cells are printed with `str`, None as an empty cell; a Rich renderable is drawn as it is.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    if not isinstance(columns, Mapping):
-        columns = dict.fromkeys(columns, "left")
-    table = Table(
-        title=title and Text(title), caption=caption and Text(caption), box=box.SIMPLE_HEAD,
-        title_justify="left", caption_justify="left", title_style="bold", header_style="bold",
-        show_edge=False, pad_edge=False,
-    )  # fmt: skip
-    # Figures stay in one piece, and so does what names a row when no other words can give way.
-    one_of_words = sum(align == "left" for align in columns.values()) == 1
-    for name, align in columns.items():
-        no_wrap = align == "right" or one_of_words
-        table.add_column(Text(name), justify=align, overflow="fold", no_wrap=no_wrap)
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row))
-    console().print(table)
+    aligned = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "left")
+    table = load("meshwright.cli.drawing:table")
+    console().print(table(aligned, rows, title=title, caption=caption))
 
 
 def print_text_tables(tables: Iterable[TextTable]) -> None:
-    """Print the tables of a report, a blank line between: words to the left, figures to the right."""
+    """Print the tables of a report with blank lines between them; text is aligned left, numbers right."""
     for number, shown in enumerate(tables):
         if number:
             print_line()
@@ -89,17 +73,14 @@ def print_text_tables(tables: Iterable[TextTable]) -> None:
         print_table(columns, shown.rows, title=shown.title, caption=shown.caption or None)
 
 
-def _cell(value: object) -> Any:
-    from rich.text import Text
-
-    if hasattr(value, "__rich_console__") or hasattr(value, "__rich__"):
-        return value
-    return Text("" if value is None else str(value))
-
-
 def print_line(text: str = "", *, style: str = "") -> None:
     """Print one paragraph on stdout, wrapped to the console, in a Rich style such as `bold`."""
     console().print(text, style=style or None)
+
+
+def styled(text: str, style: str) -> Text:
+    """The text of a table's cell, in a Rich style."""
+    return load("rich.text:Text")(text, style=style)
 
 
 def note(message: str) -> None:
@@ -109,16 +90,12 @@ def note(message: str) -> None:
 
 @contextmanager
 def progress(description: str, *, total: float | None = None) -> Iterator[Callable[[float], None]]:
-    """A progress bar on stderr; yields `advance(amount)`. Without a terminal nothing is drawn or imported.
+    """A progress bar on stderr; yields `advance(amount)`. Without a terminal nothing is drawn.
 
-    `total` is the amount at which the work is done; None draws a bar without end.
+    `total` is the amount at which the work is done; None draws an indeterminate bar.
     """
     if not sys.stderr.isatty():
         yield lambda amount: None
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    parts = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*parts, console=console(sys.stderr), transient=True) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda amount: bar.advance(task, amount)
+    with load("meshwright.cli.drawing:bar")(description, total=total, stream=sys.stderr) as advance:
+        yield advance

@@ -1,57 +1,23 @@
-"""`meshwright plan`: search all legal sharding plans, rank them, say why."""
+"""`meshwright plan`: search all legal sharding plans, rank and explain them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
-
-from meshwright.cli.options import (
-    calibration_option,
-    description_options,
-    fix_option,
-    json_option,
-    run_argument,
-    set_option,
-    verb,
-    why_not_option,
-)
-from meshwright.cli.run_input import OBJECTIVE_WORDS
-
-if TYPE_CHECKING:
-    from meshwright.cli.output import Align
-    from meshwright.planner.estimate import PlanEstimate
-    from meshwright.report.plan_ranking import PlanRanking
+from meshwright.cli.output import Align, emit_json, note, print_line, print_table, progress
+from meshwright.cli.run_input import run_from
+from meshwright.planner.estimate import PlanEstimate
+from meshwright.planner.fixed import fixed_fields
+from meshwright.report.components import bound_by
+from meshwright.report.documents.plan import loser_sentence, why_not_sentence
+from meshwright.report.plan_ranking import PlanRanking, plan_run
+from meshwright.report.quantities import percent, rate, seconds, value_of
+from meshwright.units import gib
 
 
-@verb(
-    "plan",
-    examples=[
-        "meshwright plan --model llama3.1-8b --cluster mi355x-8x8 --gbs 512 --seq 8192",
-        "meshwright plan --model moe-2t --cluster mi355x-8x12288 --gbs 32768 --seq 4096 --json",
-        "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --explain --why-not tensor=8",
-        "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --write pinned.yaml",
-    ],
-)
-@run_argument(required=False)
-@description_options
-@click.option("--top", type=click.IntRange(1, 100), default=10, show_default=True, help="Plans to show.")
-@click.option(
-    "--objective", type=click.Choice(list(OBJECTIVE_WORDS)), help="What to make best; tokens/s by default."
-)
-@fix_option
-@set_option
-@calibration_option
-@click.option("--explain", is_flag=True, help="Say why the first plan wins, and what the next ones lose.")
-@why_not_option
-@click.option("--pareto", is_flag=True, help="Also show the plans that trade speed for memory.")
-@click.option(
-    "--write", "write_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.yaml",
-    help="Write a run file that pins the first plan.",
-)  # fmt: skip
-@json_option
-def command(
+def run(
+    *,
     run_path: Path | None,
     top: int,
     objective: str | None,
@@ -62,19 +28,10 @@ def command(
     pareto: bool,
     write_path: Path | None,
     as_json: bool,
-    **described: Any,
+    **run_options: Any,
 ) -> None:
-    """Search all legal sharding plans for a run and rank them.
-
-    Describe the run with a file, with --model, --cluster, --gbs (sequences) and --seq, or with a file and
-    options that replace its keys. A plan that the file pins is ignored.
-    """
-    from meshwright.cli.output import emit_json, note, progress
-    from meshwright.cli.run_input import run_from
-    from meshwright.planner.fixed import fixed_fields
-    from meshwright.report.plan_ranking import plan_run
-
-    run = run_from(run_path, overrides=overrides, objective=objective, **described)
+    """Search, then print or write what was asked for. `run_options`: options that replace keys of the run file."""
+    run = run_from(run_path, overrides=overrides, objective=objective, **run_options)
     fixed, asked = fixed_fields(fixes), [fixed_fields([question]) for question in questions]
     with progress(f"planning {run.model.name} on {run.cluster_name}"):
         ranking = plan_run(run, top=top, fixed=fixed, questions=asked, with_front=pareto)
@@ -96,9 +53,6 @@ def command(
 
 
 def _print_plans(ranking: PlanRanking) -> None:
-    from meshwright.cli.output import print_line, print_table
-    from meshwright.units import gib
-
     request, counts = ranking.request, ranking.search.counts
     print_line(
         f"{request.model.name} on {ranking.run.cluster_name} ({request.num_devices:,} devices), "
@@ -120,10 +74,6 @@ def _print_plans(ranking: PlanRanking) -> None:
 
 
 def _row(rank: int, done: PlanEstimate) -> tuple[object, ...]:
-    from meshwright.report.components import bound_by
-    from meshwright.report.quantities import percent, rate, value_of
-    from meshwright.units import gib
-
     step, tokens = done.step, done.step.tokens_per_s_per_device
     return (
         f"{rank:>2} {done.plan.describe()}",
@@ -136,10 +86,6 @@ def _row(rank: int, done: PlanEstimate) -> tuple[object, ...]:
 
 
 def _print_front(ranking: PlanRanking) -> None:
-    from meshwright.cli.output import print_line, print_table
-    from meshwright.report.quantities import seconds
-    from meshwright.units import gib
-
     rows = [(r.plan.describe(), seconds(r.step_s), f"{gib(r.reserved_bytes):.1f}") for r in ranking.front]
     print_line()
     print_table(
@@ -150,9 +96,6 @@ def _print_front(ranking: PlanRanking) -> None:
 
 
 def _print_losers(ranking: PlanRanking) -> None:
-    from meshwright.cli.output import print_line
-    from meshwright.report.documents.plan import loser_sentence
-
     print_line()
     print_line(f"Why {ranking.best.plan.describe()}", style="bold")
     for comparison in ranking.losers:
@@ -162,9 +105,6 @@ def _print_losers(ranking: PlanRanking) -> None:
 
 
 def _print_answers(ranking: PlanRanking) -> None:
-    from meshwright.cli.output import print_line
-    from meshwright.report.documents.plan import why_not_sentence
-
     print_line()
     print_line("Why not", style="bold")
     for answer in ranking.why_not:

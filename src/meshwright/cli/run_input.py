@@ -1,33 +1,28 @@
-"""A run from a file, from options, or from both: options are laid over the file's keys."""
+"""A run from a file, from options, or from both: options replace the file's keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from meshwright.cli.options import calibration_override
+from meshwright import runfile
+from meshwright.calibration.device import installed_path
+from meshwright.cli.options import OBJECTIVES, calibration_override
 from meshwright.errors import InputError
-
-if TYPE_CHECKING:
-    from meshwright.specs.run import Run
-
-OBJECTIVE_WORDS = {"tokens": "throughput", "time": "time", "cost": "cost", "energy": "energy"}
-"""What `--objective` says, and the run file's word for it."""
+from meshwright.specs.run import Run
 
 _REQUIRED = {"model": "--model", "cluster": "--cluster", "global_batch": "--gbs", "sequence_length": "--seq"}
 
 
-def run_from(run_path: Path | None, *, overrides: Sequence[str] = (), **described: Any) -> Run:
-    """The run that a command line describes; for this machine with its installed calibration, if there is one.
+def run_from(run_path: Path | None, *, overrides: Sequence[str] = (), **run_options: Any) -> Run:
+    """Return the run that a command line describes; on this machine with its installed calibration, if any.
 
     Arguments are those of `_run`, which raises InputError.
     """
-    from meshwright.calibration.device import installed_path
-
-    run = _run(run_path, overrides=overrides, **described)
+    run = _run(run_path, overrides=overrides, **run_options)
     if run.cluster is None and run.calibration is None and (installed := installed_path()).is_file():
-        return _run(run_path, overrides=overrides, **{**described, "calibration": str(installed)})
+        return _run(run_path, overrides=overrides, **{**run_options, "calibration": str(installed)})
     return run
 
 
@@ -48,19 +43,17 @@ def _run(
 
     Raises InputError when there is neither a file nor all options that are needed without one.
     """
-    from meshwright import runfile
-
     overrides = [*calibration_override(calibration), *overrides]
-    goal = [] if objective is None else [f"objective={OBJECTIVE_WORDS[objective]}"]
+    goal = [] if objective is None else [f"objective={OBJECTIVES[objective]}"]
     if run_path is not None:
         given = {
             "model": model, "cluster": cluster, "data.sequence_length": sequence_length,
             "batch.global_sequences": global_batch, "precision": precision, "engine": engine,
         }  # fmt: skip
-        laid = [f"{key}={value}" for key, value in given.items() if value is not None]
+        replaced = [f"{key}={value}" for key, value in given.items() if value is not None]
         if global_batch is not None:
-            laid.append("batch.global_tokens=null")  # the file may count the batch in tokens
-        return runfile.load(run_path, overrides=[*laid, *goal, *overrides])
+            replaced.append("batch.global_tokens=null")  # the file may count the batch in tokens
+        return runfile.load(run_path, overrides=[*replaced, *goal, *overrides])
     if model is None or cluster is None or global_batch is None or sequence_length is None:
         given = {
             "model": model, "cluster": cluster, "global_batch": global_batch,

@@ -199,7 +199,7 @@ def test_collectives_between_two_processes_and_ctrl_c(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert re.search(r"measurements are in out/records.csv; go on with --resume", stderr)
+    assert re.search(r"measurements are in out/records.csv; continue with --resume", stderr)
     assert len({row.point.kernel for row in read(path).measured}) == 5
 
 

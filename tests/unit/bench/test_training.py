@@ -156,7 +156,7 @@ def test_records_are_not_overwritten_and_going_on_takes_what_is_missing(bench, f
     before = (folder / "bench-train" / "trainings.csv").read_text()
     outcome, _ = bench("--runs", 3)
     assert outcome.exit_code == 2
-    assert "go on with --resume" in outcome.stderr
+    assert "continue with --resume" in outcome.stderr
     assert (folder / "bench-train" / "trainings.csv").read_text() == before
     outcome, rows = bench("--runs", 3, "--resume")
     assert outcome.exit_code == 0, outcome.stderr

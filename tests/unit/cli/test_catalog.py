@@ -4,7 +4,7 @@ import shlex
 import pytest
 from click.testing import CliRunner
 
-from meshwright.cli.catalog import command
+from meshwright.cli.commands.catalog import command
 from meshwright.cli.main import run
 
 
@@ -127,7 +127,7 @@ def test_predictions_stand_beside_what_was_printed():
 def test_only_claims_are_predicted(meshwright):
     outcome = meshwright("catalog", "models", "--predict")
     assert outcome.exit_code == 2
-    assert "--predict is about claims and runs" in outcome.stderr
+    assert "--predict is for claims and runs" in outcome.stderr
 
 
 def test_run_files_are_listed_and_printed():

@@ -120,14 +120,14 @@ def test_transformers_loads_what_was_written(meshwright, trained, run_file):
     ("arguments", "words"),
     [
         (("show", "nowhere"), "there is no checkpoint"),
-        (("to-hf", "run.yaml"), "to-hf needs two places"),
+        (("to-hf", "run.yaml"), "to-hf needs two paths"),
         (("from-hf", "saved", "hf"), "needs the run file"),
         (("to-hf", "saved", "hf", "--merge"), "--merge is about adapters"),
-        (("show", "saved", "--merge"), "--merge is about to-hf"),
+        (("show", "saved", "--merge"), "--merge is for to-hf"),
         (("to-hf", "run.yaml", "hf", "--step", "3"), "no checkpoint of this step: got 3, allowed: 2, 4"),
         (("from-hf", "run.yaml", "hf"), "already holds checkpoints"),
-        (("show", "saved", "hf"), "takes one place"),
-        (("verify", "saved", "--dtype", "fp32"), "--dtype is about to-hf"),
+        (("show", "saved", "hf"), "takes one path"),
+        (("verify", "saved", "--dtype", "fp32"), "--dtype is for to-hf"),
     ],
 )
 def test_bad_input_is_one_message(meshwright, trained, arguments, words):

@@ -210,7 +210,7 @@ def test_a_file_in_windows_lines(imported):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (["config.ini"], "say it with --engine"),
+        (["config.ini"], "name the engine with --engine"),
         (["config.yaml", "--engine", "torchtitan"], "no configuration of torchtitan"),
         (["gone.py"], "there is no such file"),
         (["gone.json"], "cannot read the trees"),
@@ -251,7 +251,7 @@ def test_an_ending_belongs_to_the_engine_whose_facts_say_so(meshwright, engine_p
         assert "mine reads it" in meshwright("import", source, "--cluster", "h100-8x1").stderr
     install_engines(mine="mine.contract", yours="yours.contract")
     outcome = meshwright("import", "run.mine", "--cluster", "h100-8x1")
-    assert "got 'run.mine', allowed: mine, yours\nhint: say it with --engine" in outcome.stderr
+    assert "got 'run.mine', allowed: mine, yours\nhint: name the engine with --engine" in outcome.stderr
     assert (
         "yours reads it"
         in meshwright("import", "run.mine", "--cluster", "h100-8x1", "--engine", "yours").stderr

@@ -1,16 +1,22 @@
+import ast
 import importlib.util
+import inspect
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace as Module
 
 import click
 import pytest
 
 from meshwright import __version__
-from meshwright.cli import main
-from meshwright.cli.options import description_options, json_option, run_argument, verb
+from meshwright.cli import main, verbs
+from meshwright.cli.options import description_options, json_option, run_argument
+from meshwright.cli.verbs import LazyGroup, Verb, verb
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
+from meshwright.specs.precision import PRECISIONS
 
 PRESENT = [name for name, v in main.VERBS.items() if importlib.util.find_spec(v.target.partition(":")[0])]
 
@@ -20,20 +26,20 @@ def install(monkeypatch):
     """Make `meshwright probe ...` run a function of the test."""
 
     def add(function, *decorators):
-        command = verb("probe", examples=["meshwright probe"])(json_option(function))
-        monkeypatch.setitem(
-            main.VERBS, "probe", main.Verb(target="probe_module:command", section="Plan", help="")
+        command = verb("probe", body="probe_module:run", examples=["meshwright probe"])(
+            json_option(lambda: None)
         )
-        monkeypatch.setitem(sys.modules, "probe_module", type("Module", (), {"command": command}))
+        monkeypatch.setitem(main.VERBS, "probe", Verb(target="probe_module:command", section="Plan", help=""))
+        monkeypatch.setitem(sys.modules, "probe_module", Module(command=command, run=function))
 
     return add
 
 
 def raising(error):
-    def command(as_json):
+    def run(as_json):
         raise error
 
-    return command
+    return run
 
 
 @pytest.mark.parametrize(
@@ -77,11 +83,11 @@ def test_an_interrupt_is_not_a_traceback(install, meshwright, error, exit_code):
 
 
 def test_a_command_may_answer_no_after_its_document(install, meshwright):
-    def command(as_json):
+    def run(as_json):
         click.echo("{}")
         click.get_current_context().exit(1)
 
-    install(command)
+    install(run)
     outcome = meshwright("probe", "--json")
     assert (outcome.exit_code, outcome.json) == (1, {})
 
@@ -108,8 +114,8 @@ def test_a_command_line_that_cannot_be_parsed_still_answers_in_json(meshwright):
 
 
 def test_an_impossible_number_is_a_usage_error(monkeypatch, meshwright):
-    command = verb("probe", examples=[])(description_options(lambda **options: None))
-    monkeypatch.setattr(main, "_load", lambda name, verb: command)
+    command = verb("probe", body="absent:run", examples=[])(description_options(lambda: None))
+    monkeypatch.setattr(verbs, "_open", lambda name, verb: command)
     outcome = meshwright("plan", "--gbs", "0")
     assert outcome.exit_code == 2
     assert "--gbs" in outcome.stderr
@@ -118,14 +124,15 @@ def test_an_impossible_number_is_a_usage_error(monkeypatch, meshwright):
 
 def test_a_run_path_is_passed_on_even_if_no_file_is_there(monkeypatch, meshwright):
     seen = []
-    command = verb("probe", examples=[])(run_argument()(lambda run_path: seen.append(run_path)))
-    monkeypatch.setattr(main, "_load", lambda name, verb: command)
+    command = verb("probe", body="probe_module:run", examples=[])(run_argument()(lambda: None))
+    monkeypatch.setattr(verbs, "_open", lambda name, verb: command)
+    monkeypatch.setitem(sys.modules, "probe_module", Module(run=lambda run_path: seen.append(run_path)))
     assert meshwright("plan", "absent.yaml").exit_code == 0
     assert seen[0].name == "absent.yaml"
 
 
 def test_a_missing_module_breaks_only_its_own_command(monkeypatch, meshwright):
-    gone = main.Verb(target="meshwright.cli.gone:command", section="Plan", help="not here")
+    gone = Verb(target="meshwright.cli.gone:command", section="Plan", help="not here")
     monkeypatch.setitem(main.VERBS, "gone", gone)
     assert "not here" in meshwright("--help").stdout
     outcome = meshwright("gone")
@@ -135,7 +142,7 @@ def test_a_missing_module_breaks_only_its_own_command(monkeypatch, meshwright):
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, meshwright, tmp_path):
     (tmp_path / "needs_absent.py").write_text("import absent_package.part\n")
     monkeypatch.syspath_prepend(tmp_path)
-    needy = main.Verb(target="needs_absent:command", section="Plan", help="")
+    needy = Verb(target="needs_absent:command", section="Plan", help="")
     monkeypatch.setitem(main.VERBS, "needy", needy)
     outcome = meshwright("needy")
     assert outcome.exit_code == 3
@@ -143,20 +150,20 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 
 
 def test_a_package_missed_while_a_command_runs_is_not_a_bug(install, meshwright):
-    def command(as_json):
+    def run(as_json):
         import absent_package  # noqa: F401
 
-    install(command)
+    install(run)
     outcome = meshwright("probe", "--json")
     assert outcome.json["error"]["exit_code"] == 3
     assert outcome.json["error"]["hint"] == "pip install absent_package"
 
 
 def test_a_missing_module_of_our_own_is_a_bug(install, meshwright):
-    def command(as_json):
+    def run(as_json):
         import meshwright.absent_module  # noqa: F401
 
-    install(command)
+    install(run)
     assert meshwright("probe").exit_code == 70
 
 
@@ -185,7 +192,7 @@ def leaves(name: str) -> dict[str, click.Command]:
     """The command of a verb, or those of a group of them, by what one types."""
     command = main.group.get_command(click.Context(main.group), name)
     assert command is not None
-    if not isinstance(command, main.LazyGroup):
+    if not isinstance(command, LazyGroup):
         return {name: command}
     found = {n: command.get_command(click.Context(command), n) for n in command.verbs}
     return {f"{name} {n}": c for n, c in found.items() if c is not None}
@@ -202,6 +209,78 @@ def test_help_of_a_verb_has_examples_that_parse(meshwright, name):
         for example in examples:
             arguments = shlex.split(example, comments=True)[1 + len(words.split()) :]
             command.make_context(words, arguments)  # raises a usage error for an option that is gone
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_the_body_of_a_verb_takes_its_options(name):
+    for command in leaves(name).values():
+        assert isinstance(command, verbs.LazyCommand)
+        parameters = inspect.signature(verbs.load(command.body)).parameters.values()
+        taken = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        options = {parameter.name for parameter in command.params}
+        assert taken <= options
+        takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        assert takes_more or options <= taken
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_the_help_of_a_verb_begins_with_its_line_in_the_table(name):
+    command = main.group.get_command(click.Context(main.group), name)
+    assert command.help.partition("\n")[0] == main.VERBS[name].help
+    if isinstance(command, LazyGroup):
+        for words, leaf in leaves(name).items():
+            assert leaf.help.partition("\n")[0] == command.verbs[words.split()[1]].help
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_every_option_and_every_verb_is_explained(name):
+    for command in leaves(name).values():
+        assert len(command.help.split("\n\n")) > 1, "a summary, and at least one paragraph"
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help
+                assert parameter.is_flag or parameter.metavar or isinstance(parameter.type, click.Choice)
+
+
+def test_only_the_mechanism_imports_inside_a_function():
+    """Names for type checkers are excepted, and so is what `require_torch` guards: there is none at present."""
+    found = {}
+    for path in sorted(Path(verbs.__file__).parent.rglob("*.py")):
+        inside = [
+            node.lineno
+            for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(function, ast.FunctionDef)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        if inside:
+            found[path.name] = inside
+    assert found == {}
+
+
+def test_the_help_names_every_precision(meshwright):
+    printed = meshwright("plan", "--help").stdout
+    assert [name for name in PRECISIONS if not re.search(rf"\b{name}\b", printed)] == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (["simulate"], "the command is `meshwright estimate`"),
+        (["sweep", "run.yaml"], "the command is `meshwright bench train`"),
+        (["bench", "gpu"], "known: device, train"),
+    ],
+)
+def test_an_unknown_command_by_another_name_leads_to_ours(meshwright, typed, hint):
+    outcome = meshwright(*typed)
+    assert outcome.exit_code == 2
+    assert outcome.stderr.splitlines()[1] == f"hint: {hint}"
+
+
+def test_every_synonym_is_of_a_command_that_exists():
+    for synonym, meant in main.SYNONYMS.items():
+        assert synonym not in main.VERBS
+        assert meant.split()[0] in main.VERBS
 
 
 @pytest.mark.parametrize("name", PRESENT)

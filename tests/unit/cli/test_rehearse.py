@@ -198,7 +198,7 @@ def test_an_open_plan_is_the_planners(meshwright, run_file, monkeypatch):
 def test_what_the_engine_cannot_run_is_a_no(meshwright, run_file):
     outcome = meshwright("rehearse", run_file, "--set", "parallel.offload=optimizer")
     assert outcome.exit_code == 1
-    assert "parallel.offload: is not done" in outcome.stderr
+    assert "parallel.offload: is not supported" in outcome.stderr
 
 
 def test_a_run_without_plan_and_cluster_has_none_to_rehearse(meshwright, run_file):

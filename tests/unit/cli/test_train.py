@@ -8,7 +8,7 @@ import pytest
 
 from meshwright import catalog, runfile
 from meshwright.cli import needs
-from meshwright.cli.train_words import introduction
+from meshwright.cli.train_messages import introduction
 from meshwright.engines import base
 from meshwright.engines.external_workers import WorkersStart
 from meshwright.engines.maxtext.results import LAYOUT

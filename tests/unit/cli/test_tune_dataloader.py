@@ -109,9 +109,9 @@ def test_what_the_planner_expects_is_the_step(meshwright, run_path, torch):
     ("options", "words"),
     [
         (("--apply", "--write", "x.yaml"), "--apply and --write are both given"),
-        (("--apply", "--set", "train.steps=9"), "--apply changes the file, and --set lays over it"),
-        (("--workers", "1,-2"), "auto, or counts of 0 to 256"),
-        (("--workers", "300"), "auto, or counts of 0 to 256"),
+        (("--apply", "--set", "train.steps=9"), "--apply changes the file, and --set changes the run only"),
+        (("--workers", "1,-2"), "auto, or 0 to 256"),
+        (("--workers", "300"), "auto, or 0 to 256"),
         (("--budget", "soon"), "--budget is not a time"),
         (("--set", "engine=megatron"), "only the native engine"),
         (("--set", "data.workers=-1"), "data.workers"),

@@ -318,7 +318,7 @@ def test_from_records_to_a_plan(meshwright, recorded, tiny, tmp_path, at_home):
 def test_an_installed_calibration_is_found(meshwright, recorded, tiny, tmp_path, at_home):
     shown = meshwright("calibrate", recorded(), "--out", tmp_path / "c.json", "--install")
     assert shown.exit_code == 0, shown.stderr
-    assert "each left out" in shown.stdout
+    assert "leave-one-out error" in shown.stdout
     assert at_home.exists()
     step = meshwright("estimate", tiny, "--json").json
     assert step["sources"]["calibration"].count("measured")

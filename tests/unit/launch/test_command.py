@@ -90,7 +90,7 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
         ("--on local --wait", "--wait is for --on slurm"),
         ("--on local", "the run needs 4 hosts"),
         ("--on local --rendezvous a:b", "HOST or HOST:PORT"),
-        ("--on local --rendezvous a:1", "hosts that meet need one folder"),
+        ("--on local --rendezvous a:1", "need the same folder"),
         ("--on slurm --nodes 2 --devices-per-node 16", "a node of the cluster has fewer devices"),
         (
             "--on local --set cluster=mi355x-8x1 --set parallel.data_shard=8 --rendezvous a:1",

@@ -1,18 +1,17 @@
-"""Run files that ship in `meshwright catalog runs`: what they say, and what to expect of them."""
+"""Tables of `meshwright catalog runs`: shipped run files and their predictions."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from meshwright.cli.output import print_line, print_table
-
-if TYPE_CHECKING:
-    from meshwright.cli.output import Align
+from meshwright.cli.output import Align, print_line, print_table
+from meshwright.report.quantities import rate
+from meshwright.units import gib
 
 
 def print_run_files(document: dict[str, Any]) -> None:
-    """A table of all, or the text of one; then what was predicted."""
+    """Print a table of all, or the text of one; then the predictions, if any."""
     rows = document.get("runs", [document])
     if "text" in document:
         sys.stdout.write(document["text"])
@@ -21,7 +20,9 @@ def print_run_files(document: dict[str, Any]) -> None:
             "run": "left", "task": "left", "batch": "right", "precision": "left", "cluster": "left", "engine": "left",
         }  # fmt: skip
         print_table(headings, (_cells(row) for row in rows))
-        print_line("`meshwright catalog runs NAME` prints one; every command takes its name for a file's.")
+        print_line(
+            "`meshwright catalog runs NAME` prints one; every command takes its name in place of a file."
+        )
     if "predictions" in rows[0]:
         _print_predictions(rows)
 
@@ -32,9 +33,6 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _print_predictions(rows: list[dict[str, Any]]) -> None:
-    from meshwright.report.quantities import rate
-    from meshwright.units import gib
-
     headings: dict[str, Align] = {
         "run": "left", "cluster": "left", "plan": "left", "tokens/s/device\n(80 % interval)": "right",
         "GiB\nof": "right",

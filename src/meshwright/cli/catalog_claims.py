@@ -1,19 +1,17 @@
-"""Published claims in `meshwright catalog claims`: what was printed, and what Meshwright does with it."""
+"""Tables of `meshwright catalog claims`: published claims and their predictions."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshwright.cli.output import print_line, print_table
-
-if TYPE_CHECKING:
-    from meshwright.specs.estimate import Estimate
+from meshwright.specs.estimate import Estimate
 
 
 def print_claims(rows: list[dict[str, Any]]) -> None:
-    """A table of claims; predictions beside them where they were asked for."""
+    """Print a table of claims, or of their predictions if the rows have any."""
     if any("prediction" in row for row in rows):
         _print_predictions(rows)
         return
@@ -31,7 +29,7 @@ def print_claims(rows: list[dict[str, Any]]) -> None:
         ),
     )  # fmt: skip
     print_line()
-    print_line("predicted and reproduced ones are computed with --predict; NAME shows the commands")
+    print_line("--predict computes the predicted and reproduced claims; NAME shows the commands")
 
 
 def _print_predictions(rows: list[dict[str, Any]]) -> None:
@@ -58,7 +56,7 @@ def _print_predictions(rows: list[dict[str, Any]]) -> None:
 
 
 def _cells(prediction: dict[str, Any]) -> tuple[str, str, str]:
-    """Value, interval and how far off."""
+    """Value, interval and relative error."""
     if "why_not" in prediction:
         return ("does not fit", "", "")
     value: Estimate = prediction["value"]
@@ -69,12 +67,12 @@ def _cells(prediction: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _number(value: float) -> str:
-    """Four digits, or whole where they are large."""
+    """Four significant digits, or a whole number above 1000."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def print_claim(document: dict[str, Any]) -> None:
-    """One claim: what was printed, what is computed, and the commands that show it."""
+    """Print one claim, its prediction, and the commands that reproduce it."""
     print_line(f"{document['claim_id']}: {document['document']}", style="bold")
     hidden = ("claim_id", "document", "answer", "prediction")
     rows = [(k, v) for k, v in document.items() if k not in hidden and v not in ("", None)]
@@ -94,7 +92,7 @@ def _answer_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if not prediction:
         return
     value, interval, off = _cells(prediction)
-    words = f"{value} ({interval}), {off}" if interval else f"{value}, {off}"
-    yield "computed", prediction.get("why_not", words)
+    text = f"{value} ({interval}), {off}" if interval else f"{value}, {off}"
+    yield "computed", prediction.get("why_not", text)
     for plan in prediction.get("plans", ()):
         yield "with plan", plan

@@ -1,24 +1,21 @@
-"""What `meshwright train` says: before the first step, and when it has ended."""
+"""Messages of `meshwright train`: before the first step, of a dry run, and after the last step."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.records.training import interval
+from meshwright.engines.base import Start, StartPrediction
+from meshwright.records.training import Record, interval
 from meshwright.units import format_bytes, format_count, format_duration, format_seconds
-
-if TYPE_CHECKING:
-    from meshwright.engines.base import Start, StartPrediction
-    from meshwright.records.training import Record
 
 
 def introduction(start: Start) -> list[str]:
-    """What is about to be trained, on what, and what to expect of it."""
+    """Lines with the model, the devices, the number of steps and the folder of a training that starts."""
     run, plan = start.run, start.plan
     parameters = float(count_parameters(model_row(run.model)).total)
     lines = [
@@ -28,13 +25,13 @@ def introduction(start: Start) -> list[str]:
     ]
     if plan.num_devices > 1 and "RANK" not in os.environ:  # no launcher has started them
         virtual = f"one process with {plan.num_devices} virtual devices"
-        words = virtual if start.num_processes == 1 else f"{start.num_processes} processes"
-        lines.append(f"starting {words} ...")
+        processes = virtual if start.num_processes == 1 else f"{start.num_processes} processes"
+        lines.append(f"starting {processes} ...")
     return lines
 
 
 def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None:
-    """What a dry run says."""
+    """Print the plan and the prediction of a dry run."""
     if as_json:
         document = {
             "plan": start.plan, "num_steps": start.run.num_steps, "predicted": expected.predicted,
@@ -52,12 +49,12 @@ def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None
     if expected.predicted is not None:
         rows.append(("expected step", interval(expected.predicted["step"])))
     print_table({"": "left", " ": "left"}, rows)
-    for words in start.notes + expected.notes:
-        note(words)
+    for caution in start.notes + expected.notes:
+        note(caution)
 
 
 def show_record(record: Record, *, folder: Path, page: Path | None, as_json: bool) -> None:
-    """What a training measured, beside what was predicted."""
+    """Print what a training measured and what was predicted, side by side."""
     if as_json:
         emit_json(record)
         return
@@ -76,9 +73,9 @@ def show_record(record: Record, *, folder: Path, page: Path | None, as_json: boo
         print_line("The model writes:", style="bold")
         print_line(record.sample)
     print_line()
-    print_line(f"Results: {folder}" + (f", for people: {page}" if page else ""))
-    for words in record.notes:
-        note(words)
+    print_line(f"Results: {folder}" + (f"; report: {page}" if page else ""))
+    for caution in record.notes:
+        note(caution)
 
 
 def _rows(record: Record) -> list[tuple[str, str, str]]:
@@ -93,8 +90,8 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
     if s["validation_loss"] is not None:
         rows.append(("validation loss", f"{s['validation_loss']:.3f}", ""))
     if target := s["target"]:
-        words = f"step {target['steps']:,}, {format_seconds(target['seconds'])}"
-        rows.append((f"loss {target['loss']:g} reached", words, ""))
+        when = f"step {target['steps']:,}, {format_seconds(target['seconds'])}"
+        rows.append((f"loss {target['loss']:g} reached", when, ""))
     if s["step_s"]["n"]:
         rows += [
             ("step, median", format_seconds(s["step_s"]["median"]), expected("step")),
@@ -111,7 +108,7 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
 
 
 def _shares(profile: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Time by kind of kernel. Every instant of a step counts once, so the shares add up."""
+    """Time by kind of kernel. Every instant of a step counts once, so the shares sum to 1."""
     step_s = profile["window_s"] / len(profile["steps"])
     return [
         (name, f"{100 * share:.1f} %", format_seconds(share * step_s))
@@ -121,7 +118,7 @@ def _shares(profile: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _phases(time_s: dict[str, float]) -> str:
-    """The wall time and what it went into; phases of less than a hundredth are left out."""
+    """The wall time, and its phases of at least 1 %."""
     total_s = time_s["total"]
     parts = [
         f"{name.replace('_', '-')} {100 * seconds / total_s:.0f} %"

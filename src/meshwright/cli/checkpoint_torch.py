@@ -1,0 +1,102 @@
+"""The part of `meshwright checkpoint` that imports PyTorch: read, verify and convert checkpoints.
+
+Each function takes the folder of the checkpoints, or one checkpoint, and returns the JSON document of its action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from meshwright.engines import exporting
+from meshwright.errors import InputError
+from meshwright.specs.run import Run
+from meshwright.training.checkpoints import MANIFEST, NAME, SavedCheckpoint, checkpoints, read_manifest
+from meshwright.training.checkpoints import verify as verify_files
+from meshwright.training.conversion import import_weights
+
+Document = dict[str, Any]
+
+
+def show(folder: Path, *, run: Run | None, step: int | None) -> Document:
+    """List the checkpoints."""
+    return {"folder": folder, "checkpoints": [_about(saved, run=run) for saved in _chosen(folder, step)]}
+
+
+def verify(folder: Path, *, step: int | None) -> Document:
+    """Read every file of the checkpoints again."""
+    checked = [
+        {"path": s.path, "step": s.step, "damage": verify_files(s.path)} for s in _chosen(folder, step)
+    ]
+    good = [c["path"] for c in checked if c["damage"] is None]
+    damaged = [c["path"] for c in checked if c["damage"] is not None]
+    return {
+        "folder": folder,
+        "checkpoints": checked,
+        "damaged": damaged,
+        "last_good": good[-1] if good else None,
+    }
+
+
+def to_hf(
+    folder: Path,
+    *,
+    run: Run | None,
+    weights: Path,
+    step: int | None,
+    dtype: Literal["bf16", "fp32"] | None,
+    merge: bool,
+) -> Document:
+    """Write a checkpoint as Hugging Face weights to the folder `weights`."""
+    if run is not None and exporting.has_own_checkpoints(run.engine):
+        return asdict(exporting.export_own(run, weights, step=step, dtype=dtype, merge=merge))
+    saved = _chosen(folder, step)[-1]
+    return asdict(exporting.export_saved(saved, weights, run=run, dtype=dtype, merge=merge))
+
+
+def from_hf(folder: Path, *, run: Run, weights: Path) -> Document:
+    """Write the Hugging Face weights in the folder `weights` as step 0 of the run."""
+    if found := checkpoints(folder):
+        raise InputError(
+            f"{folder} already holds checkpoints, the newest after step {found[-1].step}",
+            hint="name another folder in train.checkpoint.folder",
+        )
+    path = import_weights(run, weights, folder=folder)
+    return {"checkpoint": path, "step": 0, "weights": weights, "model": run.model.name}
+
+
+def _chosen(folder: Path, step: int | None) -> list[SavedCheckpoint]:
+    """All checkpoints of `folder`, oldest first, or the one of `step`."""
+    name = NAME.fullmatch(folder.name)
+    if name is not None and folder.is_dir():  # one checkpoint, not the folder of all
+        return [SavedCheckpoint(path=folder, step=int(name[1]))]
+    found = checkpoints(folder)
+    if not found:
+        raise InputError("there is no checkpoint", got=str(folder))
+    if step is None:
+        return found
+    if step not in [saved.step for saved in found]:
+        steps = ", ".join(str(saved.step) for saved in found[-12:])
+        raise InputError("no checkpoint of this step", got=step, allowed=steps)
+    return [saved for saved in found if saved.step == step]
+
+
+def _about(saved: SavedCheckpoint, *, run: Run | None) -> Document:
+    """The manifest's facts, with the number of tokens from the run file if the manifest has none."""
+    manifest = read_manifest(saved.path)
+    if not isinstance(manifest, dict):
+        raise InputError(f"the manifest of checkpoint {saved.path} is not one", allowed="a JSON object")
+    tokens = None if run is None else saved.step * run.tokens_per_step
+    written = datetime.fromtimestamp((saved.path / MANIFEST).stat().st_mtime, tz=UTC)
+    return {
+        "path": saved.path,
+        "step": saved.step,
+        "tokens": manifest.get("tokens", tokens),
+        "run": manifest.get("run"),
+        "model": manifest.get("model"),
+        "plan": manifest.get("plan"),
+        "bytes": sum(file.stat().st_size for file in saved.path.iterdir()),
+        "date": written.isoformat(timespec="seconds"),
+    }

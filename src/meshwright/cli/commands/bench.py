@@ -1,0 +1,28 @@
+"""`meshwright bench`: a group of commands; each measures one kind of thing and keeps the records."""
+
+from __future__ import annotations
+
+from meshwright.cli.verbs import Verb, verb_group
+
+SECTION = "What to measure"
+
+command = verb_group(
+    "bench",
+    about="Measure a device or training throughput, and keep the records.",
+    verbs={
+        "device": Verb(
+            target="meshwright.cli.commands.bench_device:command",
+            section=SECTION,
+            help="Measure GEMMs, attention, memory, training steps and collectives of this machine.",
+        ),
+        "train": Verb(
+            target="meshwright.cli.commands.bench_train:command",
+            section=SECTION,
+            help="Measure training throughput over a sweep of configurations.",
+        ),
+    },
+    examples=[
+        "meshwright bench device --budget 60s",
+        "meshwright bench train run.yaml --sweep batch.micro=1,2",
+    ],
+)

@@ -1,0 +1,59 @@
+"""`meshwright calibrate`: options and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from meshwright.cli.options import json_option
+from meshwright.cli.verbs import verb
+
+
+@verb(
+    "calibrate",
+    body="meshwright.cli.calibrate:run",
+    examples=[
+        "meshwright calibrate bench",
+        "meshwright calibrate bench --install",
+        "meshwright calibrate monday/records.csv friday/records.csv --out h100.json",
+        "meshwright calibrate bench --for examples/runs/tiny-llama-cpu.yaml",
+        "meshwright calibrate --from-tables aiconfigurator --device h100 --out h100.json",
+    ],
+)
+@click.argument("paths", metavar="[RECORDS...]", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--out", "out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Calibration file to write.  [default: calibration.json in the folder of the records; with --from-tables "
+    "DEVICE.json]",
+)  # fmt: skip
+@click.option(
+    "--from-tables", "tables", type=click.Choice(["aiconfigurator"]),
+    help="Calibrate from published kernel measurements instead of records.",
+)  # fmt: skip
+@click.option(
+    "--device", metavar="NAME", help="With --from-tables: accelerator of the catalogue, such as h100."
+)
+@click.option(
+    "--framework", metavar="NAME", default="trtllm", show_default=True,
+    help="With --from-tables: the measured software, one of trtllm, vllm and sglang.",
+)  # fmt: skip
+@click.option(
+    "--install", is_flag=True,
+    help="Also make it this user's default for `cluster: here`, used without --calibration.",
+)  # fmt: skip
+@click.option(
+    "--for", "run_path", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.yaml",
+    help="Also list the measurements that would narrow this run's estimate most.",
+)  # fmt: skip
+@json_option
+def command() -> None:
+    """Turn measurements of a device into a calibration for the planner.
+
+    RECORDS are records.csv files of `meshwright bench device`, or their folders, all of one device. The leave-one-out
+    error of each family is printed: every measurement is predicted from all others.
+
+    With --from-tables the calibration comes from published kernel measurements of an accelerator of the catalogue.
+    They give the shape dependence of the kernel efficiency; the efficiency of large kernels in training stays as
+    shipped.
+    """

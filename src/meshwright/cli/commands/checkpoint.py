@@ -1,0 +1,48 @@
+"""`meshwright checkpoint`: options and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from meshwright.cli.options import json_option
+from meshwright.cli.verbs import verb
+
+
+@verb(
+    "checkpoint",
+    body="meshwright.cli.checkpoint:run",
+    examples=[
+        "meshwright checkpoint show run.yaml",
+        "meshwright checkpoint verify checkpoints/llama",
+        "meshwright checkpoint to-hf checkpoints/llama exported/llama --step 1000 --dtype bf16",
+        "meshwright checkpoint to-hf checkpoints/tuned exported/tuned --merge",
+        "meshwright checkpoint from-hf run.yaml downloads/llama",
+    ],
+)
+@click.argument("kind", metavar="ACTION", type=click.Choice(["show", "verify", "to-hf", "from-hf"]))
+@click.argument("where", type=click.Path(path_type=Path))
+@click.argument("weights", metavar="[DIR]", required=False, type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="Step of the checkpoint.  [default: the newest]"
+)
+@click.option(
+    "--dtype", type=click.Choice(["bf16", "fp32"]),
+    help="to-hf: number format of the weights.  [default: bf16; fp32 for adapters]",
+)  # fmt: skip
+@click.option("--merge", is_flag=True, help="to-hf of adapters: merge them into the base weights.")
+@json_option
+def command() -> None:
+    """List, verify and convert checkpoints; Hugging Face weights in and out.
+
+    \b
+    show WHERE              list step, tokens, plan, model, size and date of every checkpoint
+    verify WHERE            read every file again; exits with 1 if one is damaged, and names the last good checkpoint
+    to-hf WHERE DIR         write the weights as safetensors with a config.json; LoRA adapters in the PEFT format,
+                            or with --merge merged into the base weights
+    from-hf RUN.yaml DIR    import the weights (or adapters) of DIR as the checkpoint of step 0, from which
+                            `meshwright train RUN.yaml --resume` starts
+
+    WHERE is a run file, a folder of checkpoints, or one checkpoint.
+    """

@@ -1,0 +1,37 @@
+"""`meshwright explain`: options and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from meshwright.cli.options import calibration_option, json_option, run_argument, set_option, why_not_option
+from meshwright.cli.verbs import verb
+
+
+@verb(
+    "explain",
+    body="meshwright.cli.explain:run",
+    examples=[
+        "meshwright explain examples/runs/llama3.1-70b-pinned.yaml",
+        "meshwright explain examples/runs/llama3.1-70b-pinned.yaml --why-not tensor=8",
+        "meshwright explain pinned.yaml --against other.yaml --json",
+    ],
+)
+@run_argument()
+@click.option(
+    "--against", "against_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OTHER.yaml",
+    help="Run to compare with.  [default: the planner's best plan for RUN.yaml]",
+)  # fmt: skip
+@why_not_option
+@set_option
+@calibration_option
+@json_option
+def command() -> None:
+    """Compare two plans component by component and name what decides.
+
+    Prints the difference of each component in milliseconds per step and of the memory in GiB per device. Without
+    --against the run's plan is compared with the planner's best plan for the same run; if the run leaves its plan
+    open, the best plan is compared with the second best. --set changes RUN.yaml, not OTHER.yaml.
+    """

@@ -1,0 +1,89 @@
+"""`meshwright launch`: options and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from meshwright.cli.options import json_option, run_argument, set_option
+from meshwright.cli.verbs import verb
+
+
+@verb(
+    "launch",
+    body="meshwright.cli.launch:run",
+    examples=[
+        "meshwright launch run.yaml --on local --max-restarts 2",
+        "meshwright launch run.yaml --on local --nodes 2 --rendezvous node1:29500 --out runs/first",
+        "meshwright launch run.yaml --on slurm --dry-run",
+        "meshwright launch run.yaml --on slurm --partition gpu --time 1-00:00:00 --exclude-file bad.txt --wait",
+        "meshwright launch run.yaml --on kubernetes --kind jobset --site site.yaml --dry-run --json",
+    ],
+)
+@run_argument()
+@click.option(
+    "--on", "place", type=click.Choice(["local", "slurm", "kubernetes"]), required=True,
+    help="Where to start it: torchrun on this host, sbatch, or kubectl.  [required]",
+)  # fmt: skip
+@set_option
+@click.option("--dry-run", is_flag=True, help="Show every file and command; start nothing.")
+@click.option(
+    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Folder of files, logs and results; with it a dry run writes its files too.  [default: runs/NAME]",
+)  # fmt: skip
+@click.option(
+    "--site", "site_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    envvar="MESHWRIGHT_SITE",
+    help="Settings of this site: partition, network interface, image, ...  [default: $MESHWRIGHT_SITE]",
+)  # fmt: skip
+@click.option(
+    "--env", "variables", metavar="NAME=VALUE", multiple=True,
+    help="Set an environment variable of every process; NAME= removes one. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--exclude-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Hosts to exclude, one per line, as `meshwright doctor --compare` writes them.",
+)  # fmt: skip
+@click.option(
+    "--nodes", "num_nodes", type=click.IntRange(min=1), metavar="N",
+    help="Number of nodes.  [default: the cluster's]",
+)  # fmt: skip
+@click.option(
+    "--devices-per-node", type=click.IntRange(min=1), metavar="N",
+    help="Devices per node, with one process each.  [default: the cluster's]",
+)  # fmt: skip
+@click.option(
+    "--max-restarts", type=click.IntRange(min=0), default=3, show_default=True, metavar="N",
+    help="Number of restarts after failures.",
+)  # fmt: skip
+@click.option(
+    "--resume", is_flag=True, help="Continue from the newest checkpoint in the run's folder, if any."
+)
+@click.option("--rendezvous", metavar="HOST:PORT", help="local: rendezvous endpoint on one of the hosts.")
+@click.option("--partition", metavar="NAME", help="slurm: partition.")
+@click.option("--account", metavar="NAME", help="slurm: account to charge.")
+@click.option("--qos", metavar="NAME", help="slurm: quality of service.")
+@click.option("--time", metavar="D-HH:MM:SS", help="slurm: time limit.")
+@click.option("--container", metavar="IMAGE", help="slurm: container image to run in.")
+@click.option(
+    "--directive", "directives", metavar="--NAME=VALUE", multiple=True,
+    help="slurm: another option of sbatch. May be repeated.",
+)  # fmt: skip
+@click.option("--wait", is_flag=True, help="slurm: wait for the end; the exit code is the run's.")
+@click.option("--kind", type=click.Choice(["pytorchjob", "jobset"]), help="kubernetes: kind of resource.")
+@click.option("--image", metavar="IMAGE", help="kubernetes: container image.")
+@click.option("--namespace", metavar="NAME", help="kubernetes: namespace.")
+@click.option(
+    "--results", type=click.Path(path_type=Path), metavar="DIR",
+    help="kubernetes: folder of the results in the pods, on a volume claim.  [default: NAME on the first claim]",
+)  # fmt: skip
+@json_option
+def command() -> None:
+    """Start a run on one host or many: torchrun, Slurm, Kubernetes.
+
+    Generates a torchrun command, an sbatch script or a Kubernetes manifest, with the environment variables that suit
+    the accelerator, and starts it. --dry-run shows all of it, with the reason for every variable, and starts nothing.
+
+    Options that begin with local:, slurm: or kubernetes: need that --on.
+    """

@@ -1,0 +1,65 @@
+"""`meshwright plan`: options and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from meshwright.cli.options import (
+    OBJECTIVES,
+    calibration_option,
+    description_options,
+    fix_option,
+    json_option,
+    run_argument,
+    set_option,
+    why_not_option,
+)
+from meshwright.cli.verbs import verb
+
+
+@verb(
+    "plan",
+    body="meshwright.cli.plan:run",
+    examples=[
+        "meshwright plan --model llama3.1-8b --cluster mi355x-8x8 --gbs 512 --seq 8192",
+        "meshwright plan --model moe-2t --cluster mi355x-8x12288 --gbs 32768 --seq 4096 --json",
+        "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --explain --why-not tensor=8",
+        "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --write pinned.yaml",
+    ],
+)
+@run_argument(required=False)
+@description_options
+@click.option(
+    "--top", type=click.IntRange(1, 100), default=10, show_default=True, metavar="N",
+    help="Number of plans to show, 1 to 100.",
+)  # fmt: skip
+@click.option(
+    "--objective", type=click.Choice(list(OBJECTIVES)),
+    help="What to optimize: tokens per second and device, time to train, cost, or energy.  [default: the run file's, "
+    "or tokens]",
+)  # fmt: skip
+@fix_option
+@set_option
+@calibration_option
+@click.option(
+    "--explain", is_flag=True, help="Explain why the first plan is best, and what the next ones lose."
+)
+@why_not_option
+@click.option("--pareto", is_flag=True, help="Also show the Pareto front of step time and memory.")
+@click.option(
+    "--write", "write_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.yaml",
+    help="Write a run file that pins the first plan.",
+)  # fmt: skip
+@json_option
+def command() -> None:
+    """Search all legal sharding plans and rank them.
+
+    A plan is the data, tensor, sequence, context, expert and pipeline parallelism of a run, with its schedule,
+    micro-batch and activation recomputation. Each is ranked by its estimated step time, tokens/s per device, MFU and
+    memory per device, with 80 % intervals. Exits with 1 when no plan fits.
+
+    Describe the run with RUN.yaml, or with --model, --cluster, --gbs and --seq, or with both: then options replace
+    keys of the file. A plan that the file pins is ignored.
+    """

@@ -1,0 +1,62 @@
+"""`meshwright train`: options and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from meshwright.cli.options import calibration_option, json_option, run_argument, set_option
+from meshwright.cli.verbs import verb
+
+
+@verb(
+    "train",
+    body="meshwright.cli.train:run",
+    examples=[
+        "meshwright train examples/runs/tiny-llama-cpu.yaml",
+        "meshwright train examples/runs/tiny-llama-cpu.yaml --set train.steps=20 --json",
+        "meshwright train run.yaml --resume",
+        "meshwright train run.yaml --profile",
+        "meshwright train run.yaml --dry-run",
+    ],
+)
+@run_argument()
+@set_option
+@calibration_option
+@click.option(
+    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Folder of the results.  [default: runs/NAME, or the next free runs/NAME-2, ...]",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint.")
+@click.option(
+    "--max-restarts", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+    help="Number of restarts after a process was lost.",
+)  # fmt: skip
+@click.option(
+    "--profile", "profile", is_flag=True,
+    help="Profile steps 6 to 8: write a trace, and the time by kind of kernel.",
+)  # fmt: skip
+@click.option(
+    "--profile-steps", "profile_steps", metavar="FIRST:LAST",
+    help="Profile these steps, both included; the first step is 1.",
+)  # fmt: skip
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+    metavar="SECONDS", help="Time after which a step counts as hung: all processes write their stacks and end.",
+)  # fmt: skip
+@click.option(
+    "--only-steps", is_flag=True, help="Write the record only: no sample, adapters or report after the last step.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Print the plan, its prediction and the folder; train nothing.")
+@json_option
+def command() -> None:
+    """Train a model on the CPU, one accelerator or many.
+
+    Trains with the engine that the run file names, on the accelerators of this machine, or on its CPU where there are
+    none. A plan of several processes starts them here; under torchrun each of its processes runs this command. With
+    `parallel: auto` the planner chooses the plan.
+
+    Steps, the resolved run, the record and a report go to --out. SIGTERM, SIGUSR1 and Ctrl-C save a checkpoint and
+    stop; --resume continues from the newest checkpoint. SIGUSR2 makes the processes write their stacks to DIR/stacks.
+    """

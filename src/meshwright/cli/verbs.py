@@ -1,0 +1,117 @@
+"""Declarations of verbs, and the only place of this package that imports inside a function.
+
+    commands/plan.py   options, help and examples of `meshwright plan`; imports click alone
+    plan.py            the body, `run(...)`, with its imports at the top
+
+    @verb("plan", body="meshwright.cli.plan:run", examples=["meshwright plan llama3-8b"])
+    @json_option
+    def command() -> None:
+        '''Search all legal sharding plans and rank them.'''
+
+`meshwright --help` imports no declaration, `meshwright plan --help` imports one, `meshwright plan` also its body.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from meshwright.errors import MissingDependencyError, UnknownNameError
+
+
+def load(target: str) -> Any:
+    """Import "package.module:attribute" and return the attribute."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """One sub-command: the target of its declaration, and its line in the help of the group."""
+
+    target: str  # "module:attribute"
+    section: str  # heading it stands under in the help
+    help: str
+
+
+class LazyCommand(click.Command):
+    """A command whose body, `module:function`, is imported when it runs. The function takes the options by name."""
+
+    def __init__(self, *args: Any, body: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.body = body
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return ctx.invoke(load(self.body), **ctx.params)
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands are the rows of a table."""
+
+    def __init__(
+        self, *args: Any, verbs: Mapping[str, Verb], synonyms: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.verbs, self.synonyms = verbs, synonyms or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = self.verbs.get(cmd_name)
+        return None if verb is None else _open(cmd_name, verb)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.verbs:
+            error = UnknownNameError("command", args[0], known=self.verbs)
+            if meant := self.synonyms.get(args[0].lower()):
+                error.hint = f"the command is `{ctx.command_path} {meant}`"
+            raise error
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section in dict.fromkeys(verb.section for verb in self.verbs.values()):
+            with formatter.section(section):
+                formatter.write_dl([(n, v.help) for n, v in self.verbs.items() if v.section == section])
+
+
+def verb(name: str, *, body: str, examples: Sequence[str]) -> Callable[[Callable[[], None]], click.Command]:
+    """Declare a verb. The decorated function holds its options and, as docstring, its help; it is never called.
+
+    The tests parse every example with the command that it belongs to, so an example cannot go stale.
+    """
+    return click.command(name, cls=LazyCommand, body=body, epilog=_epilog(examples))
+
+
+def verb_group(name: str, *, about: str, verbs: Mapping[str, Verb], examples: Sequence[str]) -> LazyGroup:
+    """A command that only holds others, such as `bench`; without one of them it prints its help."""
+
+    @click.group(
+        name, cls=LazyGroup, verbs=verbs, help=about, invoke_without_command=True, epilog=_epilog(examples)
+    )
+    @click.pass_context
+    def command(ctx: click.Context) -> None:
+        if ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
+
+    return command
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)])
+
+
+def _open(name: str, verb: Verb) -> click.Command:
+    """The declaration of a verb. An installation may lack one."""
+    try:
+        return load(verb.target)
+    except ModuleNotFoundError as error:
+        if error.name == verb.target.partition(":")[0]:
+            raise MissingDependencyError(f"this installation has no command {name!r}") from error
+        raise
