@@ -26,6 +26,7 @@ from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import PlanTable
 from meshwright.planner import PlanRequest, RecomputeChoice, default_space, search
 from meshwright.planner.screen import CostModel, relaxation, relaxed_step_s
+from meshwright.specs.memory_budget import WHOLE_DEVICE_RATIO
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 
@@ -105,7 +106,7 @@ def request_of(conditions: RunConditions, fixed: Mapping[str, object]) -> PlanRe
         stack=conditions.stack,
         engine="megatron",
         fixed=fixed,
-        memory_margin=0.0,
+        usable_memory_ratio=WHOLE_DEVICE_RATIO,
     )
 
 

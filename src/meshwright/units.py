@@ -1,4 +1,4 @@
-"""SI inside; this is the only module that converts or formats.
+"""SI inside; this is the only module that converts, formats or reads numbers (run files are YAML: `runfile.document`).
 
 Inside the program every quantity is in seconds, bytes, FLOP, watt, joule or tokens and its name ends in
 the unit (`_s`, `_bytes`, `_flops`, `_flops_per_s`, `_bytes_per_s`, `_ratio`). Decimal prefixes are powers
@@ -8,12 +8,49 @@ of 1000 (GB), binary ones powers of 1024 (GiB). One multiply-add is 2 FLOP.
 from __future__ import annotations
 
 import math
+import re
 
 KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 TERA, PETA = 1e12, 1e15
 MINUTE_S, HOUR_S, DAY_S, YEAR_S = 60.0, 3600.0, 86_400.0, 365.25 * 86_400.0
 JOULE_PER_KWH = 3.6e6
+MAX_DIGITS = 18
+"""Digits of a whole number that fits 64 bits whatever they are."""
+
+
+def parse_count(text: str) -> int:
+    """Return the whole number that `text` spells, 0 or more; its digits may be grouped by underscores.
+
+    Raises ValueError for a sign, a fraction, an exponent, more than 18 digits and anything else.
+
+    >>> parse_count("4_194_304")
+    4194304
+    """
+    if not re.fullmatch(r"[0-9]+(_[0-9]+)*", text) or len(text.replace("_", "")) > MAX_DIGITS:
+        raise ValueError(f"not a whole number: {text!r}")
+    return int(text)
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Return the whole numbers of a list with commas, ascending, each once. Raises ValueError as `parse_count` does.
+
+    >>> parse_counts("1024, 768,98_304,768")
+    (768, 1024, 98304)
+    """
+    return tuple(sorted({parse_count(word.strip()) for word in text.split(",") if word.strip()}))
+
+
+def parse_number(text: str) -> float:
+    """Return the finite number that `text` spells. Raises ValueError for infinities, NaN and anything else.
+
+    >>> parse_number("1e-4")
+    0.0001
+    """
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"not a finite number: {text!r}")
+    return number
 
 
 def gib(num_bytes: float) -> float:

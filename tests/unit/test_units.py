@@ -54,3 +54,35 @@ SECONDS_BY_UNIT = {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, 
 def test_a_formatted_time_reads_back_to_within_its_last_digit(seconds):
     number, unit = units.format_seconds(seconds).split()
     assert float(number) * SECONDS_BY_UNIT[unit] == pytest.approx(seconds, rel=0.051)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("0", 0), ("007", 7), ("4_194_304", 4_194_304), ("9" * 18, 10**18 - 1)]
+)
+def test_counts(text, count):
+    assert units.parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "+1", "1.0", "1e3", "_1", "1__0", "1_", "٣", "0x10", " 1", "9" * 19]
+)
+def test_what_is_no_count(text):
+    with pytest.raises(ValueError, match="whole number"):
+        units.parse_count(text)
+
+
+def test_lists_of_counts():
+    assert units.parse_counts("") == ()
+    assert units.parse_counts("8,, 2,8") == (2, 8)
+    with pytest.raises(ValueError, match="'x'"):
+        units.parse_counts("8,x")
+
+
+@pytest.mark.parametrize("text", ["", "x", "nan", "inf", "-inf", "1e999"])
+def test_what_is_no_number(text):
+    with pytest.raises(ValueError):  # noqa: PT011 float's own message for most
+        units.parse_number(text)
+
+
+def test_numbers():
+    assert (units.parse_number("-1.5"), units.parse_number("2e3")) == (-1.5, 2000.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.units import parse_number
 
 MAX_COUNT = 10**7
 """Largest count of devices, layers, sequences and the like: the limit of a run file. Multiplied counts then fit
@@ -39,10 +40,10 @@ class CsvRow:
         if not text:
             return None
         try:
-            value = float(text)
+            value = parse_number(text)
         except ValueError:
-            value = float("nan")
-        if not 0 <= value < float("inf"):
+            value = -1.0
+        if value < 0:
             raise self._error(column, "is not a number", allowed="a finite number, not negative, or empty")
         return value
 

@@ -15,6 +15,7 @@ from meshwright.doctor.checks.process import container
 from meshwright.doctor.devices import text_or_none
 from meshwright.doctor.host import Host, Unseen
 from meshwright.doctor.verdict import Status, Verdict, skipped
+from meshwright.training.machine import processor_in
 
 REPORT, VERSION = "meshwright doctor", 1
 
@@ -101,8 +102,7 @@ def _system(host: Host) -> str | None:
 
 
 def _processor(host: Host) -> str | None:
-    match = re.search(r"^model name\s*:\s*(.+)$", text_or_none(host, "/proc/cpuinfo") or "", re.MULTILINE)
-    return match[1] if match else None
+    return processor_in(text_or_none(host, "/proc/cpuinfo") or "")
 
 
 def _memory(host: Host) -> str | None:

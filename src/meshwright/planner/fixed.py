@@ -7,6 +7,7 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from meshwright.errors import InputError, UnknownNameError
+from meshwright.units import parse_count
 
 SHORT = {
     "tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "virtual_pipeline", "ep": "expert",
@@ -80,7 +81,10 @@ def _choice(name: str, text: str, kind: type[Enum]) -> Enum:
 
 
 def _count(name: str, text: str) -> int:
-    digits = text.replace("_", "")
-    if not digits.isascii() or not digits.isdigit() or not 0 < int(digits) < 10**9:
+    try:
+        count = parse_count(text)
+    except ValueError:
+        count = 0
+    if not 0 < count < 10**9:
         raise InputError(name, got=text, allowed="a whole number, 1 or more")
-    return int(digits)
+    return count

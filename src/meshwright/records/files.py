@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright.errors import InputError
+from meshwright.units import parse_count
 
 Kind = TypeVar("Kind", bound=StrEnum)
 
@@ -98,9 +99,10 @@ class Cells:
 
     def whole(self, column: str) -> int:
         text = self.cells[column]
-        if not (text == "" or (text.isascii() and text.isdigit())):
-            raise InputError(f"{self.where}: {column} is not a whole number", got=text)
-        return int(text or 0)
+        try:
+            return parse_count(text or "0")
+        except ValueError:
+            raise InputError(f"{self.where}: {column} is not a whole number", got=text) from None
 
     def number(self, column: str, *, least: float = -math.inf, may_be_least: bool = True) -> float | None:
         """The number in a cell; None where the cell is empty and `may_be_least` allows it."""

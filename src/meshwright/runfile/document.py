@@ -22,11 +22,11 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from meshwright import catalog
 from meshwright.errors import RunFileError, nearest
 from meshwright.runfile.problems import KeyPath, Place, Problem, as_error, key_name
+from meshwright.units import MAX_DIGITS
 
 MAX_BYTES = 64 * 1024
 MAX_VALUES = 10_000
 MAX_DEPTH = 20
-MAX_DIGITS = 18  # what fits a 64-bit integer whatever the digits
 
 _INT = re.compile(r"[-+]?\d+(_\d+)*|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+")
 _FLOAT = re.compile(r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")

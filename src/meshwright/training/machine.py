@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,13 +29,20 @@ class Machine:
 
 
 def processor_name() -> str:
-    """What the processor calls itself."""
+    """Name of this machine's processor, as records have it."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    named = processor_in(cpuinfo.read_text()) if cpuinfo.exists() else None
+    return named or platform.processor() or platform.machine()
+
+
+def processor_in(cpuinfo: str) -> str | None:
+    """Processor's name in the text of /proc/cpuinfo; None on architectures whose kernel writes none.
+
+    >>> processor_in("processor\\t: 0\\nmodel name\\t: AMD EPYC 9B45\\n")
+    'AMD EPYC 9B45'
+    """
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return found and found[1].strip()
 
 
 def ask(command: Sequence[str], *, program: str, hint: str) -> dict[str, Any]:

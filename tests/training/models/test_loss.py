@@ -3,7 +3,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.nn import functional
 
-from meshwright.training.models.loss import IGNORE, linear_cross_entropy
+from meshwright.training.labels import IGNORED_LABEL
+from meshwright.training.models.loss import linear_cross_entropy
 
 
 def inputs(*, tokens=37, hidden=16, vocab=53, seed=0):
@@ -11,14 +12,14 @@ def inputs(*, tokens=37, hidden=16, vocab=53, seed=0):
     h_ND = torch.randn(tokens, hidden, generator=generator, requires_grad=True)
     weight_VD = torch.randn(vocab, hidden, generator=generator, requires_grad=True)
     labels_N = torch.randint(vocab, (tokens,), generator=generator)
-    labels_N[::5] = IGNORE
+    labels_N[::5] = IGNORED_LABEL
     return h_ND, weight_VD, labels_N
 
 
 def reference(h_ND, weight_VD, labels_N, *, z_loss=0.0, weights_N=None):
     logits_NV = h_ND @ weight_VD.T
-    loss_N = functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE, reduction="none")
-    loss_N = loss_N + z_loss * logits_NV.logsumexp(1).square() * (labels_N != IGNORE)
+    loss_N = functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED_LABEL, reduction="none")
+    loss_N = loss_N + z_loss * logits_NV.logsumexp(1).square() * (labels_N != IGNORED_LABEL)
     return (loss_N if weights_N is None else loss_N * weights_N).sum()
 
 
@@ -41,7 +42,7 @@ def test_loss_and_gradients_equal_cross_entropy(z_loss, chunk_logits, weighted):
 
 def test_all_labels_ignored_is_zero_and_not_a_nan():
     h_ND, weight_VD, labels_N = inputs()
-    loss = linear_cross_entropy(h_ND, weight_VD, torch.full_like(labels_N, IGNORE))
+    loss = linear_cross_entropy(h_ND, weight_VD, torch.full_like(labels_N, IGNORED_LABEL))
     loss.backward()
     assert loss.item() == 0
     assert h_ND.grad.abs().sum() == 0

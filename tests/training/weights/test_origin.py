@@ -55,7 +55,7 @@ def test_the_first_loss_is_that_of_the_weights(tmp_path, folder):
     from meshwright.engines.native.batch_loader import open_batch_loader
     from meshwright.engines.native.parallel.mesh import MeshCoordinates
     from meshwright.specs.plan import Plan
-    from meshwright.training.models import IGNORE
+    from meshwright.training.labels import IGNORED_LABEL
     from meshwright.training.weights import load_weights
 
     run = runfile.loads(TEXT)
@@ -64,7 +64,7 @@ def test_the_first_loss_is_that_of_the_weights(tmp_path, folder):
     batch = open_batch_loader(
         run, coordinates=MeshCoordinates(plan=Plan(micro_batch=2), device=torch.device("cpu"))
     ).batch(0)
-    count = (batch["labels_BT"] != IGNORE).sum()
+    count = (batch["labels_BT"] != IGNORED_LABEL).sum()
     expected = built(batch.pop("tokens_BT"), **batch).item() / count.item()
 
     started = train(tmp_path, f"weights={folder}").statistics["first_loss"]

@@ -1,7 +1,7 @@
 """The forward and backward passes of one optimizer step, and the loss without them.
 
-A batch is what one process reads for one step: tokens_BT, labels_BT (`IGNORE` where none counts), positions_BT, and
-documents_BT where one document may not look into another. Losses are sums over labels; `scale`, one over the labels
+A batch is what one process reads for one step: tokens_BT, labels_BT (`IGNORED_LABEL` where none counts), positions_BT,
+and documents_BT where one document may not look into another. Losses are sums over labels; `scale`, one over the labels
 that count in the whole global batch, makes the sum over processes and micro-batches the mean loss.
 
 B sequences, T tokens of a sequence.

@@ -6,10 +6,11 @@ Batches(samples=corpus.train, global_batch=..., seed=..., data_rank=..., data_wi
 
 from meshwright.training.data.batches import Batch, Batches
 from meshwright.training.data.corpus import Corpus, open_data, open_tokenizer
-from meshwright.training.data.packing import IGNORED_LABEL, PADDING_DOCUMENT, Samples
+from meshwright.training.data.packing import PADDING_DOCUMENT, Samples
 from meshwright.training.data.tokenization import TokenizationProgress
 from meshwright.training.data.tokenizer import Tokenizer
 from meshwright.training.data.workers import ReadAhead, WorkerChoice, measure_workers
+from meshwright.training.labels import IGNORED_LABEL
 
 __all__ = [
     "IGNORED_LABEL",

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from meshwright.errors import InputError
-from meshwright.training.data.packing import IGNORED_LABEL, Sample, Samples
+from meshwright.training.data.packing import Sample, Samples
 from meshwright.training.data.shuffle import Permutation
 from meshwright.training.data.workers import prefetch
+from meshwright.training.labels import IGNORED_LABEL
 
 
 @dataclass(frozen=True, kw_only=True)

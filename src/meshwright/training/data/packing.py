@@ -20,8 +20,8 @@ import numpy as np
 from meshwright.errors import InputError
 from meshwright.training.data.split import Extents
 from meshwright.training.data.store import TokenStore
+from meshwright.training.labels import IGNORED_LABEL
 
-IGNORED_LABEL = -100  # what torch's cross-entropy ignores by default
 PADDING_DOCUMENT = -1
 
 

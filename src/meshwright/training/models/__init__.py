@@ -21,12 +21,11 @@ from meshwright.training.models.expert_load import (
 from meshwright.training.models.families import FAMILIES, check_model
 from meshwright.training.models.initialize import init_adapters, init_weights, named_seed, reset_buffers
 from meshwright.training.models.lora import LoraLinear, adapted, add_adapters, merge_adapters
-from meshwright.training.models.loss import IGNORE, linear_cross_entropy
+from meshwright.training.models.loss import linear_cross_entropy
 from meshwright.training.models.transformer import Block, Transformer, TransformerOptions
 
 __all__ = [
     "FAMILIES",
-    "IGNORE",
     "Block",
     "LoraLinear",
     "Transformer",

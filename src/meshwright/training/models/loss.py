@@ -17,10 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.training.labels import IGNORED_LABEL
 from meshwright.training.models.linear import matmul_nt
-
-IGNORE = -100
-"""The label of a token without a loss."""
 
 CHUNK_LOGITS = 2**26
 """Logits in memory at once, as numbers: 128 MiB in bf16, on a GPU with 256 MiB of fp32 beside them."""
@@ -38,7 +36,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     chunk_logits: int = CHUNK_LOGITS,
 ) -> Tensor:
-    """The loss summed over tokens whose label is not `IGNORE`, each times its weight (1 unless given): fp32 scalar.
+    """Sum of the losses of tokens whose label is not `IGNORED_LABEL`, each times its weight (1 unless given), fp32.
 
     A sum, because the number of tokens of a step is known only over all micro-batches and ranks. Divide it, or
     give weights that do. `z_loss` is the coefficient of the term that only the gradient has.
@@ -59,7 +57,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         num_rows: int,
     ) -> Tensor:
         wants_h, wants_weight = ctx.needs_input_grad[:2]
-        weights_N = (labels_N != IGNORE).float() * (1.0 if weights_N is None else weights_N)
+        weights_N = (labels_N != IGNORED_LABEL).float() * (1.0 if weights_N is None else weights_N)
         with_grad = wants_h or wants_weight
         grad_h_ND = torch.empty_like(h_ND) if wants_h else None
         grad_weight_VD = None

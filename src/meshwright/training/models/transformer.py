@@ -120,7 +120,7 @@ class Transformer(nn.Module):
 
         A stage takes the hidden states [B, T, D] of the one before as `tokens_BT`, and returns its own but at the
         end. Positions count from 0 unless given; tokens attend within their document, all one document unless
-        given. Labels are the tokens to be predicted at each place, `loss.IGNORE` for none; weights are 1 unless
+        given. Labels are the tokens to be predicted at each place, `IGNORED_LABEL` for none; weights are 1 unless
         given. Where `chunks` says that only some tokens of each sequence are here, all arguments are of those, but
         documents of all.
         """

@@ -8,7 +8,6 @@ model_config.yaml    `MODEL_ARGS: {--num-layers: 12}`, as Megatron-LM's own test
 from __future__ import annotations
 
 import difflib
-import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.shell_scripts.scripts import Word, called, words_of
 from meshwright.errors import InputError
+from meshwright.units import parse_number
 
 YAML_ENDINGS, SCRIPT_ENDINGS = (".yaml", ".yml"), (".sh", ".bash", ".slurm", ".sbatch", ".sub")
 
@@ -103,10 +103,7 @@ class Options:
         if not text:
             return default
         try:
-            found = float(text)
-            if not math.isfinite(found):
-                raise ValueError
-            return found
+            return parse_number(text)
         except ValueError:
             where = self.where(self.taken[name])
             hint = f'set it behind the file: "{self.path.name} NAME=value"' if "$" in text else None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from meshwright.training.models import IGNORE
+from meshwright.training.labels import IGNORED_LABEL
 from meshwright.training.models.linear import matmul_nt
 from meshwright.training.models.transformer import Head
 
@@ -84,7 +84,7 @@ class _DividedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         wants_weight = ctx.needs_input_grad[1]
         first_row = dist.get_rank(group) * weight_VD.shape[0]
-        weights_N = (labels_N != IGNORE).float() * (1.0 if weights_N is None else weights_N)
+        weights_N = (labels_N != IGNORED_LABEL).float() * (1.0 if weights_N is None else weights_N)
         grad_h_ND = torch.empty_like(h_ND)
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_weight else None
         total = torch.zeros((), dtype=torch.float32, device=h_ND.device)
@@ -127,7 +127,7 @@ def _chunk(
     largest_C1 = logits_CV.amax(dim=1, keepdim=True)
     dist.all_reduce(largest_C1, op=dist.ReduceOp.MAX, group=group)
     local_C1 = labels_C.unsqueeze(1) - first_row
-    is_here_C1 = (local_C1 >= 0) & (local_C1 < logits_CV.shape[1])  # IGNORE is nowhere
+    is_here_C1 = (local_C1 >= 0) & (local_C1 < logits_CV.shape[1])  # IGNORED_LABEL is nowhere
     local_C1 = local_C1.clamp(0, logits_CV.shape[1] - 1)
     # One exchange for both sums: exponentials, and the label's logit, which one rank has.
     sums_2C1 = torch.stack(
