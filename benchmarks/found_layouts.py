@@ -134,7 +134,7 @@ def cost_of(request: PlanRequest, conditions: RunConditions) -> CostModel:
         memory=lambda plan: estimate_memory(plan=plan, constants=constants, **inputs),
         steps=steps,
         bound_s=lambda plan: relaxed_step_s(steps(relaxation(plan))),
-        usable_bytes=request.usable_bytes,
+        memory_budget=request.memory_budget,
     )
 
 

@@ -32,15 +32,6 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def parse_counts(text: str) -> tuple[int, ...]:
-    """Return the whole numbers of a list with commas, ascending, each once. Raises ValueError as `parse_count` does.
-
-    >>> parse_counts("1024, 768,98_304,768")
-    (768, 1024, 98304)
-    """
-    return tuple(sorted({parse_count(word.strip()) for word in text.split(",") if word.strip()}))
-
-
 def parse_number(text: str) -> float:
     """Return the finite number that `text` spells. Raises ValueError for infinities, NaN and anything else.
 

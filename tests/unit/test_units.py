@@ -71,13 +71,6 @@ def test_what_is_no_count(text):
         units.parse_count(text)
 
 
-def test_lists_of_counts():
-    assert units.parse_counts("") == ()
-    assert units.parse_counts("8,, 2,8") == (2, 8)
-    with pytest.raises(ValueError, match="'x'"):
-        units.parse_counts("8,x")
-
-
 @pytest.mark.parametrize("text", ["", "x", "nan", "inf", "-inf", "1e999"])
 def test_what_is_no_number(text):
     with pytest.raises(ValueError):  # noqa: PT011 float's own message for most

@@ -13,6 +13,7 @@ import click
 
 from meshwright.cli.verbs import load
 from meshwright.errors import InputError
+from meshwright.units import parse_count
 
 Function = Callable[..., Any]
 
@@ -138,18 +139,21 @@ def numbers(
     def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...] | None:
         if text is None or text.strip() == word:
             return None
-        found = [part.strip().replace("_", "") for part in text.split(",") if part.strip()]
-        wrong = next((n for n in found if not (_is_count(n) and low <= int(n) <= high)), None)
+        found = [part.strip() for part in text.split(",") if part.strip()]
+        wrong = next((number for number in found if not _is_between(low, number, high)), None)
         if not found or wrong is not None:
             allowed = f"{f'{word}, or ' if word else ''}{low} to {high}, as in {example}"
             raise InputError(f"{param.opts[0]} has a wrong number", got=wrong or text, allowed=allowed)
-        return tuple(sorted({int(number) for number in found}))
+        return tuple(sorted({parse_count(number) for number in found}))
 
     return parse
 
 
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 9
+def _is_between(low: int, number: str, high: int) -> bool:
+    try:
+        return low <= parse_count(number) <= high
+    except ValueError:
+        return False
 
 
 _DESCRIPTION_OPTIONS = (
