@@ -1,0 +1,72 @@
+"""Results that several tests look at, each made once; a training's folder as an engine leaves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshwright as mw
+
+ROOT = Path(__file__).parents[3]
+LLAMA = ROOT / "examples" / "runs" / "llama3.1-8b-pretrain.yaml"
+PINNED = ROOT / "examples" / "runs" / "llama3.1-70b-pinned.yaml"
+
+RECORD: dict[str, Any] = {
+    "run": {"name": "night", "model": {"name": "llama3.1-8b"}, "plan_in_words": "DP8 fsdp mbs1"},
+    "device": {"name": "NVIDIA H100 80GB HBM3", "accelerator": "h100"},
+    "ending": "done",
+    "statistics": {
+        "steps": 4, "first_loss": 11.5, "last_loss": 6.25, "step_s": {"n": 3, "median": 7.0, "low": 6.5, "high": 21.0},
+        "throughput": {"n": 3, "median": 9362.0, "low": 3120.0, "high": 10082.0}, "tokens_per_s_per_device": 9362.0,
+        "mfu": 0.44, "peak_memory_bytes": 60 * 2**30,
+    },
+    "started": "2026-01-02T03:04:05+00:00",
+    "predicted": {"step": {"value": 6.8, "low": 6.0, "high": 7.8, "unit": "s", "tier": "interpolated"}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def write_training() -> Callable[[Path], Path]:
+    """Writes the files of a training of four steps into a folder."""
+
+    def write(folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"step": i, "loss": 11.5 - i, "step_s": 7.0}) + "\n" for i in range(1, 5)]
+        (folder / "record.json").write_text(json.dumps(RECORD))
+        (folder / "steps.jsonl").write_text("".join(lines))
+        (folder / "run.yaml").write_text("model: llama3.1-8b\n")
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def plans() -> mw.PlanRanking:
+    return mw.plan(LLAMA, top=3, why_not={"tensor": 8}, front=True)
+
+
+@pytest.fixture(scope="session")
+def results(plans: mw.PlanRanking, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One result of every verb that needs no framework."""
+    return {
+        "plan": plans,
+        "estimate": mw.estimate(PINNED),
+        "explain": mw.explain(PINNED, why_not={"tensor": 8}),
+        "explain against": mw.explain(PINNED, against=plans.pinned(rank=2)),
+        "scale": mw.scale(LLAMA, devices=[64, 256], sensitivity=True),
+        "scale emulated": mw.scale(LLAMA, devices=[128], emulate=64),
+        "scale replicas": mw.scale(LLAMA, devices=[64], replicas=[8, 16]),
+        "models": mw.catalog.models(),
+        "model": mw.catalog.models()["llama3-8b"],
+        "accelerators": mw.catalog.accelerators(),
+        "clusters": mw.catalog.clusters(),
+        "cluster": mw.catalog.clusters()["h100-8x4"],
+        "claims": mw.catalog.claims(),
+        "claim": mw.catalog.claims()["scale_06"],
+        "runs": mw.catalog.runs(),
+        "run": mw.catalog.runs()["llama3-8b"],
+    }

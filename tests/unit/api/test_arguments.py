@@ -1,0 +1,209 @@
+"""Wrong values are errors of ours, with what, got, allowed and hint; never a traceback from the inside."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.api import arguments
+
+GIVEN = {"model": "llama3.1-8b", "cluster": "h100-8x4", "global_sequences": 512, "sequence_length": 8192}
+SHIPPED = "llama3-8b"
+LOOP: dict[str, object] = {}
+LOOP["data"] = LOOP
+
+PLAN = [
+    ({}, "missing model, cluster, global_sequences, sequence_length"),
+    ({"model": "llama3.1-8b"}, "missing cluster, global_sequences, sequence_length"),
+    ({"run": 3}, "run: got 'int'"),
+    ({"run": SHIPPED, "model": "llama3.1-8b"}, "a run and model are both given"),
+    (
+        {"run": SHIPPED, "global_sequences": 8, "precision": "fp8"},
+        "a run and global_sequences, precision are both",
+    ),
+    (GIVEN | {"model": "lama3.1-8b"}, "unknown model: got 'lama3.1-8b'"),
+    (GIVEN | {"model": 7}, "model: must be text: got 7"),
+    (GIVEN | {"model": b"x"}, "model: got 'bytes'"),
+    (GIVEN | {"model": object()}, "model: got 'object'"),
+    (GIVEN | {"model": {"hidden": {1, 2}}}, "hidden: got 'set'"),
+    (GIVEN | {"cluster": "h1000-8x4"}, "unknown accelerator: got 'h1000'"),
+    (GIVEN | {"cluster": []}, "cluster: must be text"),
+    (GIVEN | {"global_sequences": -512}, "global_sequences: got -512, allowed: a whole number"),
+    (GIVEN | {"global_sequences": 5.5}, "global_sequences: got 5.5"),
+    (GIVEN | {"global_sequences": math.nan}, "global_sequences: got nan"),
+    (GIVEN | {"global_sequences": True}, "global_sequences: got True"),
+    (GIVEN | {"global_sequences": 10**30}, "global_sequences: got 1000000"),
+    (GIVEN | {"sequence_length": "8192"}, "sequence_length: got '8192'"),
+    (GIVEN | {"precision": "fp7"}, "unknown precision: got 'fp7'"),
+    (GIVEN | {"precision": 8}, "precision: must be text: got 8"),
+    (GIVEN | {"engine": "nativ"}, "engine: unknown value: got 'nativ'"),
+    (GIVEN | {"objective": "fast"}, "objective: got 'fast', allowed: throughput, time, cost, energy"),
+    ({"run": SHIPPED, "top": 0}, "top: got 0, allowed: a whole number, 1 to 100"),
+    ({"run": SHIPPED, "top": "many"}, "top: got 'many'"),
+    ({"run": SHIPPED, "front": 1}, "front: got 1, allowed: True or False"),
+    ({"run": SHIPPED, "fixed": {"tensr": 8}}, "unknown plan field: got 'tensr'"),
+    ({"run": SHIPPED, "fixed": [8]}, "fixed: got 'list', allowed: a mapping"),
+    ({"run": SHIPPED, "fixed": {"tensor": math.nan}}, "tensor: got 'nan', allowed: a whole number"),
+    ({"run": SHIPPED, "fixed": {"tensor": None}}, "tensor: got 'None'"),
+    ({"run": SHIPPED, "fixed": {3: 3}}, "unknown plan field: got '3'"),
+    ({"run": SHIPPED, "fixed": "tensor"}, "not an assignment: got 'tensor'"),
+    ({"run": SHIPPED, "why_not": 3}, "why_not: got 3, allowed: a list"),
+    ({"run": SHIPPED, "why_not": [3]}, "why_not: got 'int', allowed: a mapping"),
+    ({"run": SHIPPED, "overrides": 3}, "overrides: got 3, allowed: a list"),
+    ({"run": SHIPPED, "overrides": "a=b"}, "overrides: got 'a=b', allowed: a list"),
+    ({"run": SHIPPED, "overrides": [3]}, "overrides: got 3, allowed: text"),
+    ({"run": SHIPPED, "overrides": ["="]}, "must read key=value: got '='"),
+    (
+        {"run": SHIPPED, "overrides": {"train.steps": math.nan}},
+        "train.steps: got nan, allowed: a finite number",
+    ),
+    ({"run": SHIPPED, "overrides": {1: 2}}, "overrides: a key is no text: got 1"),
+    ({"run": SHIPPED, "overrides": {"x": object()}}, "overrides: x: got 'object'"),
+    ({"run": SHIPPED, "overrides": {"train.stps": 3}}, "train.stps: unknown key"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), PLAN)
+def test_of_plan(given, message):
+    with pytest.raises(mw.InputError) as caught:
+        mw.plan(**given)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nope", "nope: no such file"),
+        ("", "run: got '', allowed: a path"),
+        (b"x", "run: got 'bytes', allowed: a Run, the path"),
+        (None, "run: got 'NoneType'"),
+        ([], "run: got 'list'"),
+        ("a\0b", "allowed: a path as text"),
+        ("/", "is a folder, not a run file"),
+        ({}, "run: model: is missing"),
+        ({1: 2}, "a key is no text: got 1"),
+        ({"model": math.nan}, "number must be finite"),
+        (
+            {"model": SHIPPED, "data": {"sequence_length": -1}},
+            "data.sequence_length: is out of range: got -1",
+        ),
+        ({"modl": SHIPPED}, "modl: unknown key"),
+        (LOOP, "is nested too deeply"),
+    ],
+)
+@pytest.mark.parametrize("verb", [mw.load_run, mw.estimate, mw.explain, mw.scale, mw.train])
+def test_of_the_run_of_every_verb(verb, source, message):
+    if verb is mw.scale and source is None:
+        message = "missing model"
+    with pytest.raises(mw.InputError) as caught:
+        verb(source)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"devices": [-1]}, "devices: got -1"),
+        ({"devices": 8}, "devices: got 8, allowed: a list, as in [64, 128]"),
+        ({"devices": "64"}, "devices: got '64'"),
+        ({"devices": [math.nan]}, "devices: got nan"),
+        ({"devices": [3]}, "whole nodes: got 3, allowed: multiples of 8"),
+        ({"mode": "week"}, "mode: got 'week', allowed: strong, weak"),
+        ({"mode": None}, "mode: allowed: strong, weak"),
+        ({"tokens": -1}, "tokens: got -1.0, allowed: above 0"),
+        ({"tokens": math.nan}, "tokens: got nan"),
+        ({"tokens": math.inf}, "tokens: got inf"),
+        ({"tokens": 1e9, "days": 3}, "tokens and days both give the length"),
+        ({"days": "x"}, "days: got 'x'"),
+        ({"days": []}, "days: got 'list'"),
+        ({"emulate": 0}, "emulate: got 0"),
+        ({"replicas": [0]}, "replicas: got 0"),
+        ({"sensitivity": "yes"}, "sensitivity: got 'yes'"),
+        ({"keep_plan": 1}, "keep_plan: got 1"),
+        ({"failures": None}, "failures: allowed: True or False"),
+        ({"model": "llama3-8b"}, "a run and model are both given"),
+    ],
+)
+def test_of_scale(given, message):
+    with pytest.raises(mw.InputError) as caught:
+        mw.scale(SHIPPED, **given)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"runs": "nope.csv"}, "cannot read nope.csv"),
+        ({"runs": 3}, "runs: got 'int', allowed: a path"),
+        ({"failed": "nope.csv"}, "cannot read nope.csv"),
+        ({"calibrations": "x"}, "calibrations: got 'x', allowed: a list"),
+        ({"calibrations": ["nope"]}, "calibration 'nope' cannot be read"),
+        ({"leave_one_source_out": 1}, "leave_one_source_out: got 1"),
+    ],
+)
+def test_of_accuracy(given, message):
+    with pytest.raises(mw.InputError) as caught:
+        mw.accuracy(**given)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"resume": 2}, "resume: got 2"),
+        ({"out": 3}, "out: got 'int', allowed: a path"),
+        ({"timeout_s": -1}, "timeout_s: got -1.0"),
+        ({"timeout_s": math.nan}, "timeout_s: got nan"),
+        ({"max_restarts": -1}, "max_restarts: got -1, allowed: a whole number, 0 to 1000"),
+        ({"quiet": "no"}, "quiet: got 'no'"),
+    ],
+)
+def test_of_train(given, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(mw.InputError) as caught:
+        mw.train(SHIPPED, **given)
+    assert message in caught.value.message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", [mw.read_record, mw.read_records])
+@pytest.mark.parametrize("folder", [3, None, "", b"x", "no-such-folder", "a\0b"])
+def test_of_records(verb, folder):
+    with pytest.raises(mw.InputError):
+        verb(folder)
+
+
+@pytest.mark.parametrize("listing", ["models", "accelerators", "clusters", "claims", "runs"])
+@pytest.mark.parametrize("name", ["nope", "", 3, None])
+def test_of_the_catalogue(listing, name):
+    with pytest.raises(mw.InputError):
+        _ = getattr(mw.catalog, listing)()[name]
+
+
+def test_an_unknown_name_of_the_catalogue_has_the_nearest():
+    with pytest.raises(mw.UnknownNameError) as caught:
+        _ = mw.catalog.models()["lama3-8b"]
+    assert caught.value.hint == "did you mean 'llama3-8b'?"
+
+
+def test_counts_are_whole_whatever_their_type():
+    assert arguments.count("top", np.int32(3)) == 3
+    assert arguments.counts("devices", np.array([128, 64, 64])) == (64, 128)
+
+
+def test_fields_of_a_plan_in_every_form():
+    from meshwright.specs.plan import Recompute, Sharding
+
+    given = {"tp": 8, "sharding": Sharding.PARAMETERS, "recompute": Recompute.FULL, "sequence_parallel": True,
+             "recompute_modules": ["norm", "mlp"]}  # fmt: skip
+    found = arguments.plan_fields("fixed", given)
+    assert (found["tensor"], found["sharding"], found["recompute"]) == (
+        8,
+        Sharding.PARAMETERS,
+        Recompute.FULL,
+    )
+    assert (found["sequence_parallel"], found["recompute_modules"]) == (True, ("norm", "mlp"))
+    assert arguments.plan_fields("fixed", "tensor=8,pipeline=4") == {"tensor": 8, "pipeline": 4}
