@@ -1,5 +1,7 @@
-"""What several local processes do together, exchanges and training: every process takes part in all points and goes by
-the slowest one's seconds."""
+"""Collectives and training steps of several local processes.
+
+Every process takes part in all points and uses the seconds of the slowest.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Together:
-    """What each process is told. Pickles."""
+class PointsTogether:
+    """Points that several processes measure together. Can be pickled."""
 
-    exchanges: tuple[Point, ...]
+    collectives: tuple[Point, ...]
     trainings: tuple[Point, ...]
     recorder: DeviceRecorder  # rank 0 writes with it
     device_type: str
@@ -33,18 +35,18 @@ class Together:
     point_s: dict[PointFamily, float]  # time for one point
 
 
-def measure_together(rank: int, num_ranks: int, told: Together) -> None:
-    """Measure exchanges, then trainings, in turn until the time is spent."""
-    device = torch.device(told.device_type, rank) if told.device_type == "cuda" else torch.device("cpu")
+def measure_together(rank: int, num_ranks: int, work: PointsTogether) -> None:
+    """Measure collectives, then training steps, until the time is over."""
+    device = torch.device(work.device_type, rank) if work.device_type == "cuda" else torch.device("cpu")
     disable_malloc_trim(device)
-    left_s = told.until_s - time.time()
-    share = COLLECTIVES_SHARE if told.trainings else 1.0
-    _measure_all(told.exchanges, told, device, rank=rank, until_s=time.time() + share * left_s)
-    _measure_all(told.trainings, told, device, rank=rank, until_s=told.until_s)
+    left_s = work.until_s - time.time()
+    share = COLLECTIVES_SHARE if work.trainings else 1.0
+    _measure_all(work.collectives, work, device, rank=rank, until_s=time.time() + share * left_s)
+    _measure_all(work.trainings, work, device, rank=rank, until_s=work.until_s)
 
 
 def _measure_all(
-    points: tuple[Point, ...], told: Together, device: torch.device, *, rank: int, until_s: float
+    points: tuple[Point, ...], work: PointsTogether, device: torch.device, *, rank: int, until_s: float
 ) -> None:
     for point in points:
         if _largest(time.time() - until_s) > 0:
@@ -54,10 +56,10 @@ def _measure_all(
             step_of(point, device, rank=rank) if is_training else _call(point, device),
             synchronize=lambda: synchronize(device),
             agree=_largest,
-            budget_s=told.point_s[point.family],
+            budget_s=work.point_s[point.family],
         )
         if rank == 0:
-            told.recorder.append(row_of(point, found))
+            work.recorder.append(row_of(point, found))
 
 
 def _largest(seconds: float) -> float:
@@ -67,7 +69,7 @@ def _largest(seconds: float) -> float:
 
 
 def _call(point: Point, device: torch.device) -> Callable[[], object]:
-    """The collective on bytes; `size_bytes` is the whole buffer, of which each rank holds or gets its part."""
+    """Return a call of the point's collective. `size_bytes` is the whole buffer, of which each rank has a part."""
     num_ranks, rank = dist.get_world_size(), dist.get_rank()
     part = point.size_bytes // num_ranks // 4
     whole = torch.ones(part * num_ranks, device=device)
@@ -86,10 +88,10 @@ def _call(point: Point, device: torch.device) -> Callable[[], object]:
 
 
 def _round(mine: torch.Tensor, theirs: torch.Tensor, rank: int, num_ranks: int) -> None:
-    """Every rank sends its buffer to the next one."""
+    """Send this rank's buffer to the next rank."""
     swap = [
         dist.P2POp(dist.isend, mine, (rank + 1) % num_ranks),
         dist.P2POp(dist.irecv, theirs, (rank - 1) % num_ranks),
     ]
-    for work in dist.batch_isend_irecv(swap):
-        work.wait()
+    for request in dist.batch_isend_irecv(swap):
+        request.wait()

@@ -1,15 +1,15 @@
-"""How many threads should read a run's data: measured for training and for validation apart.
+"""Tuning of the number of data-loading workers, separately for training and validation.
 
-    training     workers read on while a step works; a count is enough when no step waits
-    validation   a pass starts its workers, reads a few batches and ends them; a pass is a few steps long, so that
-                 starting counts, and workers that a training needs may only cost
+    training     workers read while a step runs; a count is enough when no step waits
+    validation   a pass starts its workers, reads a few batches and ends them; it is only a few steps long, so the start
+                 of the workers matters, and a count that helps training may be slower
 
-Every count is visited in turn, round after round, so that a disturbance meets all of them; the first round is not
-kept. A visit to a training count reads `num_batches` as fast as they come, which gives the rate, and then some beside
-a consumer that works for a step between two batches, which gives what a step waits. On a CPU the consumer multiplies
-matrices, as training would, on the cores that the readers need too; beside a GPU the host is idle.
+Counts are measured in turn, round after round, so that a disturbance affects all of them. The first round is a warm-up.
+For training, one visit first reads `num_batches` without pause, which gives the rate, and then some with a consumer
+that works for the time of a step between two batches, which gives the waiting time. On a CPU the consumer runs GEMMs on
+the cores that the readers use too, as training would; with a GPU the host is idle.
 
-A long step is acted out as `LONG` times the reading of a batch: readers that keep up with that keep up with the whole.
+A long step is shortened to `LONG` times the reading of a batch: readers that keep up with this keep up with the step.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from meshwright.training.data import Batches, ReadAhead
 from meshwright.training.data.workers import DEPTH_PER_WORKER, INLINE_SHARE, NEARLY_AS_FAST, prefetch
 
 FORWARD_SHARE = 1 / 3
-"""Of a step's work that a step of validation does: 2 of 6 FLOPs per parameter and token."""
+"""Work of a validation step over that of a training step: 2 of 6 FLOPs per parameter and token."""
 
-LEAST_ROUNDS, MOST_ROUNDS = 3, 15
+LEAST_ROUNDS, MAX_ROUNDS = 3, 15
 LONG = 4.0
-LEAST_ACTED_S = 0.02
-LEAST_READ_S = 0.05  # that one visit reads for, where the budget allows it
-MOST_BATCHES = 512
-NUM_STEPS = 6  # that a visit acts out
-WORK_SIZE = 192  # of the square matrices that a busy step multiplies
+LEAST_WORK_S = 0.02
+LEAST_READ_S = 0.05  # of reading in one visit, if the budget allows it
+MAX_BATCHES = 512
+NUM_STEPS = 6  # simulated in one visit
+WORK_SIZE = 192  # of the square GEMMs of the consumer
 
 Work = Callable[[float], object]
 Advance = Callable[[float], None]
@@ -45,23 +45,23 @@ Advance = Callable[[float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What reading must keep up with."""
+    """The consumer of the batches."""
 
-    step_s: float | None  # None: not known
+    step_s: float | None  # None: unknown
     source: str
-    on_host: bool  # the step takes the cores that read
+    on_host: bool  # the step uses the cores that read
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderCandidate:
-    """What one count of workers was measured to do. Times are of one process; `rate` is in tokens/s."""
+    """Measurements with one number of workers. Times are of one process; `rate` is in tokens/s."""
 
     num_workers: int
     first_s: Measurement  # from the start of the workers to the first batch
-    batch_s: Measurement  # in isolation; of a validation without its start-up and the work between
-    wait_s: Measurement  # that one step waits; all of a validation's pass, start-up included
+    batch_s: Measurement  # in isolation; of a validation without its start and the consumer
+    wait_s: Measurement  # of one step; of a validation its whole pass with the start
     tokens_per_batch: int
-    held_bytes: int  # of batches that wait
+    held_bytes: int  # of prefetched batches
 
     @property
     def rate(self) -> float:
@@ -71,18 +71,18 @@ class LoaderCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderChoice:
-    """The counts that were tried, the one that is best, and why."""
+    """The measured counts, the best one, and the reason."""
 
     candidates: tuple[LoaderCandidate, ...]
     num_workers: int
     reason: str
-    num_batches: int  # of a visit; of a validation those of its pass that were read
+    num_batches: int  # read in one visit
     pass_batches: int | None = None  # of a validation: batches of a whole pass
 
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """A disk that goes away is said in words."""
+    """Turn an OSError of the disk into an InputError."""
     try:
         yield
     except OSError as error:
@@ -100,11 +100,11 @@ def tune_training(
     budget_s: float,
     advance: Advance = lambda seconds: None,
 ) -> LoaderChoice:
-    """The fewest workers with which a step does not wait. Raises InputError when the data can no longer be read."""
+    """Find the fewest workers with which a step does not wait. Raises InputError if the data can no longer be read."""
     one_s = _time(lambda: batches.at(0))
-    acted_s = _acted_s(demand.step_s, one_s)
+    consumer_s = _consumer_s(demand.step_s, one_s)
     visit_s = budget_s / ((1 + LEAST_ROUNDS) * len(counts))
-    num_batches = _affordable(visit_s - NUM_STEPS * acted_s, one_s, least=4 * max(1, *counts))
+    num_batches = _affordable(visit_s - NUM_STEPS * consumer_s, one_s, least=4 * max(1, *counts))
     work = _work(demand)
     place = 1
 
@@ -124,7 +124,7 @@ def tune_training(
         next(reading)
         waited_s = 0.0
         for _ in range(NUM_STEPS):
-            work(acted_s)
+            work(consumer_s)
             waited_s += _time(lambda: next(reading))
         reading.close()
         return first_s, batch_s, waited_s / NUM_STEPS
@@ -143,15 +143,15 @@ def tune_validation(
     budget_s: float,
     advance: Advance = lambda seconds: None,
 ) -> LoaderChoice:
-    """The fewest workers with which a pass is as short as with any.
+    """Find the fewest workers with which a pass is as short as with any number.
 
     A pass too long for the budget is measured by its first batches. Raises as `tune_training`.
     """
     forward_s = None if demand.step_s is None else demand.step_s * FORWARD_SHARE
     one_s = _time(lambda: batches.at(0))
-    acted_s = _acted_s(forward_s, one_s)
+    consumer_s = _consumer_s(forward_s, one_s)
     visit_s = budget_s / ((1 + LEAST_ROUNDS) * len(counts))
-    num_batches = min(pass_batches, max(2, int(visit_s / (one_s + acted_s))))
+    num_batches = min(pass_batches, max(2, int(visit_s / (one_s + consumer_s))))
     work = _work(demand)
 
     def visit(num_workers: int) -> tuple[float, float, float]:
@@ -162,7 +162,7 @@ def tune_validation(
         rest_s = 0.0
         try:
             for number in range(1, num_batches):
-                work(acted_s)
+                work(consumer_s)
                 rest_s += _time(lambda: ahead.at(number))  # noqa: B023  (called at once)
         finally:
             closing_s = _time(ahead.close)
@@ -181,10 +181,10 @@ def _visited(
     budget_s: float,
     advance: Advance,
 ) -> tuple[LoaderCandidate, ...]:
-    """All counts, round after round, each round beginning with another; no round begins after the budget."""
+    """Visit all counts round after round, starting each round with another count, until the budget is over."""
     found: dict[int, list[tuple[float, float, float]]] = {n: [] for n in counts}
     begin_s = time.perf_counter()
-    for round_ in range(1 + MOST_ROUNDS):
+    for round_ in range(1 + MAX_ROUNDS):
         if round_ > LEAST_ROUNDS and time.perf_counter() - begin_s > budget_s:
             break
         before_s = time.perf_counter()
@@ -219,18 +219,18 @@ def _time(function: Callable[[], object]) -> float:
     return time.perf_counter() - start_s
 
 
-def _acted_s(work_s: float | None, one_s: float) -> float:
-    """How long the consumer works between two batches."""
-    return 0.0 if work_s is None else min(work_s, max(LEAST_ACTED_S, LONG * one_s))
+def _consumer_s(work_s: float | None, one_s: float) -> float:
+    """Seconds that the consumer works between two batches."""
+    return 0.0 if work_s is None else min(work_s, max(LEAST_WORK_S, LONG * one_s))
 
 
 def _affordable(seconds: float, one_s: float, *, least: int) -> int:
     wanted = max(least, math.ceil(LEAST_READ_S / one_s))
-    return min(MOST_BATCHES, max(4, min(wanted, int(seconds / one_s))))
+    return min(MAX_BATCHES, max(4, min(wanted, int(seconds / one_s))))
 
 
 def _work(demand: Demand) -> Work:
-    """A step that lasts so many seconds."""
+    """Return a function that works for a given number of seconds."""
     if not demand.on_host:
         return time.sleep
     matrix = torch.ones(WORK_SIZE, WORK_SIZE)
@@ -243,7 +243,7 @@ def _work(demand: Demand) -> Work:
     return multiply
 
 
-# --- which count ---
+# --- choice ---
 
 
 def _enough(candidates: tuple[LoaderCandidate, ...], demand: Demand, *, num_batches: int) -> LoaderChoice:
@@ -265,7 +265,7 @@ def _enough(candidates: tuple[LoaderCandidate, ...], demand: Demand, *, num_batc
 
 
 def keeps_up(candidate: LoaderCandidate, step_s: float) -> bool:
-    """Whether a step waits for less than a hundredth of its time, and reading alone is faster than the steps."""
+    """True if a step waits for less than a hundredth of its time and isolated reading is faster than the steps."""
     is_fast = candidate.num_workers == 0 or candidate.batch_s.median <= NEARLY_AS_FAST * step_s
     return is_fast and candidate.wait_s.median <= INLINE_SHARE * step_s
 
@@ -273,7 +273,7 @@ def keeps_up(candidate: LoaderCandidate, step_s: float) -> bool:
 def _shortest(
     candidates: tuple[LoaderCandidate, ...], forward_s: float | None, *, num_batches: int, pass_batches: int
 ) -> LoaderChoice:
-    """Passes that differ by less than what measuring tells apart, or by a hundredth, count as equally short."""
+    """Choose the fewest workers. Passes that differ by less than the interval, or by a hundredth, count as equal."""
     work_s = (forward_s or 0.0) * pass_batches
     best = min(candidates, key=lambda c: c.wait_s.median)
     limit_s = max(best.wait_s.interval[1], best.wait_s.median + INLINE_SHARE * (work_s + best.wait_s.median))

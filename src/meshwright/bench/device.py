@@ -1,11 +1,11 @@
-"""Measure one device within a time budget: family by family, each point kept as soon as it is known.
+"""Measure one device within a time budget, family by family. Each point is recorded as soon as it is measured.
 
-Whole steps are taken in windows that are spread over all of it: a machine that is its own host has periods of ten to
-thirty seconds in which everything takes longer. Those of one process are taken again in each of their windows; those
-of several processes, which take long, go on where they stopped.
+Whole steps are measured in windows that are spread over the whole time: a CPU has periods of ten to thirty seconds in
+which everything takes longer. Steps of one process are repeated in each of their windows; steps of several processes,
+which take long, continue where the last window ended.
 
-A point that fails (out of memory, a kernel that is not there, a clock that makes no sense) is a line that says so, and
-the measuring goes on. A device that no longer answers ends it, with everything that was measured kept.
+A point that fails (out of memory, a missing kernel, an impossible clock) becomes a line with the reason, and the
+measurement continues. A device that no longer responds ends it; everything measured before is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from meshwright.bench.collectives import Together, measure_together
+from meshwright.bench.collectives import PointsTogether, measure_together
 from meshwright.bench.harness import AbsurdClockError, measure
 from meshwright.bench.kernels import footprint_bytes, formats_of, task_of
 from meshwright.bench.sensors import read_sensors
@@ -42,12 +42,12 @@ from meshwright.training.processes import WorkerLostError, run_ranks
 from meshwright.training.telemetry import git_commit, software_facts, utc_timestamp
 
 POINTS_A_FAMILY = 80
-"""Into so many the time of a family is divided: more shapes tell more than one shape known better."""
+"""Least number of points in the time of a family. More shapes give more information than one shape with less noise."""
 
 TRAININGS = 24
-"""Likewise of whole steps, which take longer and whose shapes differ less."""
+"""The same for whole steps, which take longer and whose shapes differ less."""
 WINDOWS, WINDOWS_TOGETHER = 3, 2
-"""In which whole steps are taken, alone and by several processes."""
+"""Windows for whole steps of one process and of several."""
 TOGETHER = (PointFamily.COLLECTIVES, PointFamily.TRAINING)
 THREADED = (
     PointFamily.GEMM,
@@ -56,37 +56,37 @@ THREADED = (
     PointFamily.ELEMENTWISE,
     PointFamily.OPTIMIZER,
 )
-"""What several processes on one processor do with fewer threads each."""
+"""Families that are also measured with fewer threads, as each of several processes on one CPU has."""
 
 LONGEST_POINT_S = 2.0
-MEMORY_SHARE = 0.4  # of the device's memory that the operands of one point may take
+MEMORY_SHARE = 0.4  # of the device's memory, limit for the operands of one point
 CAUTION = 3.0
-"""Calls of a point for which there must be time when it is begun: its two first calls cannot be stopped."""
+"""A point starts only if there is time for this many calls: its first two calls cannot be stopped."""
 
 Advance = Callable[[float], None]
 
 
 class DeviceLostError(MeshwrightError):
-    """The device no longer answers."""
+    """The device no longer responds."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceBenchRequest:
-    """What to measure, and for how long."""
+    """Points to measure, and the time for them."""
 
     families: Sequence[PointFamily]
     budget_s: float
-    num_processes: Sequence[int]  # that do something together, one number after the other; 1 is left out
-    threads: Sequence[int] = ()  # of a processor, to measure kernels with besides all of them
+    num_processes: Sequence[int]  # of collectives and training, one after the other; 1 is ignored
+    threads: Sequence[int] = ()  # further numbers of CPU threads for kernels, in addition to all
     workload: Workload | None = None
     command: Sequence[str] = ()
 
 
 @dataclass(kw_only=True)
 class DeviceOutcome:
-    """How many points of each family ended how."""
+    """Numbers of points by family and status."""
 
     counts: dict[PointFamily, dict[PointStatus, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -98,13 +98,13 @@ class DeviceOutcome:
 
 
 def fewer_threads(num_processes: Sequence[int]) -> tuple[int, ...]:
-    """Threads of each process where so many share this processor, without all of them."""
+    """Threads of one of `num_processes` processes on this CPU, without the number of all cores."""
     cores = torch.get_num_threads()
     return tuple(sorted({max(1, cores // count) for count in num_processes} - {cores}, reverse=True))
 
 
 def sidecar_of(device: torch.device, request: DeviceBenchRequest) -> dict[str, Any]:
-    """What the records are of; no name of a host or a user."""
+    """Origin of the records, without the name of a host or user."""
     return {
         "device": {
             "accelerator": devices.catalog_name(device),
@@ -132,9 +132,9 @@ def measure_device(
     recorder: DeviceRecorder,
     advance: Advance = lambda seconds: None,
 ) -> DeviceOutcome:
-    """Measure what `recorder` does not hold yet.
+    """Measure all points that `recorder` does not hold yet.
 
-    Raises DeviceLostError and KeyboardInterrupt; what was measured until then is kept.
+    Raises DeviceLostError and KeyboardInterrupt; everything measured until then is kept.
     """
     outcome = DeviceOutcome()
     outcome.notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=None)
@@ -156,7 +156,7 @@ def measure_device(
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """One part of the measuring, and its share of the time."""
+    """One part of the measurement, and its share of the time."""
 
     share: float
     measure: Callable[..., None]
@@ -165,28 +165,28 @@ class _Part:
 def _parts(
     request: DeviceBenchRequest, device: torch.device, recorder: DeviceRecorder, outcome: DeviceOutcome
 ) -> list[_Part]:
-    """Families of this process, and windows of what processes apart do, spread between each other."""
-    what = (request, device, recorder, outcome)
+    """Families of this process, and windows of other processes spread between them."""
+    common = (request, device, recorder, outcome)
     on_host = device.type == "cpu"
-    before = frozenset(recorder.done)  # by a session that this one goes on from
+    before = frozenset(recorder.done)  # by the session that this one resumes
     kernels = [
-        _Part(share=share, measure=partial(_measure_family, family, *what))
-        for family, share in sorted(SHARES.items(), key=lambda item: item[1])  # short ones wait for nobody
+        _Part(share=share, measure=partial(_measure_family, family, *common))
+        for family, share in sorted(SHARES.items(), key=lambda item: item[1])  # short ones first
         if family in request.families and family is not PointFamily.TRAINING
     ]
-    apart: list[list[_Part]] = []
+    started: list[list[_Part]] = []  # in processes of their own
     if PointFamily.TRAINING in request.families:
-        part = partial(_measure_together, 1, *what, leave_out=lambda: before)
-        apart.append(_windows(part, count=WINDOWS if on_host else 1, share=SHARES[PointFamily.TRAINING]))
+        part = partial(_measure_together, 1, *common, known_points=lambda: before)
+        started.append(_windows(part, count=WINDOWS if on_host else 1, share=SHARES[PointFamily.TRAINING]))
     several = [n for n in request.num_processes if n > 1]
     if any(family in request.families for family in TOGETHER):
         for n in several:  # more of them take longer to start, and for each step
             share = TOGETHER_SHARE * math.sqrt(n) / sum(map(math.sqrt, several))
-            part = partial(_measure_together, n, *what, leave_out=lambda: frozenset(recorder.done))
-            apart.append(_windows(part, count=WINDOWS_TOGETHER if on_host else 1, share=share))
+            part = partial(_measure_together, n, *common, known_points=lambda: frozenset(recorder.done))
+            started.append(_windows(part, count=WINDOWS_TOGETHER if on_host else 1, share=share))
         if not several and PointFamily.COLLECTIVES in request.families:
-            outcome.notes.append("collectives: one process has nobody to exchange with")
-    return _spread(kernels, *apart)
+            outcome.notes.append("collectives: one process has no other to communicate with")
+    return _spread(kernels, *started)
 
 
 def _windows(measure: Callable[..., None], *, count: int, share: float) -> list[_Part]:
@@ -194,7 +194,7 @@ def _windows(measure: Callable[..., None], *, count: int, share: float) -> list[
 
 
 def _spread(*rows: list[_Part]) -> list[_Part]:
-    """All parts, those of each row evenly over the whole."""
+    """All parts in one order, with those of each row spread evenly."""
     placed = [((i + 0.5) / len(row), part) for row in rows for i, part in enumerate(row)]
     return [part for _, part in sorted(placed, key=lambda pair: pair[0])]
 
@@ -225,7 +225,7 @@ def _measure_family(
     largest, s_per_work, num_skipped = 0.0, 0.0, 0
     for i, point in enumerate(left):
         left_s, work = max(0.0, until_s - time.perf_counter()), max(1.0, point.flops + point.bytes)
-        if not left_s and i > 0:  # a busy machine leaves no family without a point
+        if not left_s and i > 0:  # every family has a point, even on a busy machine
             break
         if footprint_bytes(point) > most_bytes or CAUTION * work * s_per_work > left_s:
             num_skipped += 1
@@ -242,13 +242,13 @@ def _measure_family(
 
 
 def _formats(request: DeviceBenchRequest, device: torch.device) -> list[str]:
-    """Those that the workload uses, else all that the device multiplies."""
+    """Formats of the workload, else all that the device supports."""
     wanted = request.workload.formats if request.workload is not None else None
     return [name for name in formats_of(device) if wanted is None or name in wanted]
 
 
 def _again(recorder: DeviceRecorder) -> str:
-    return f"{len(recorder.done)} measurements are in {recorder.path}; go on with --resume"
+    return f"{len(recorder.done)} measurements are in {recorder.path}; continue with --resume"
 
 
 def _measured(point: Point, device: torch.device, *, budget_s: float) -> DeviceRow:
@@ -271,7 +271,7 @@ def _measured(point: Point, device: torch.device, *, budget_s: float) -> DeviceR
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """So many threads of the processor, or all."""
+    """Run with `count` CPU threads, or with all if it is 0."""
     usual = torch.get_num_threads()
     torch.set_num_threads(count or usual)
     try:
@@ -281,7 +281,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _answers(device: torch.device) -> bool:
-    """Whether the device still adds one and one."""
+    """True if the device still computes 1 + 1."""
     try:
         one = torch.ones(1, device=device)
         return bool((one + one).item() == 2)
@@ -296,12 +296,15 @@ def _measure_together(
     recorder: DeviceRecorder,
     outcome: DeviceOutcome,
     *,
-    leave_out: Callable[[], frozenset[Point]],
+    known_points: Callable[[], frozenset[Point]],
     budget_s: float,
 ) -> None:
-    """Exchanges and trainings of so many processes, which start for it: one that has measured kernels with this and
-    that number of threads trains slower than one that begins, by up to two fifths on a CPU."""
-    known = leave_out()
+    """Measure collectives and training steps of `num_processes` processes, which are started for it.
+
+    A process that has measured kernels with several numbers of threads trains up to two fifths slower on a CPU than a
+    new one.
+    """
+    known = known_points()
 
     def left(family: PointFamily) -> tuple[Point, ...]:
         if family not in request.families:
@@ -314,8 +317,8 @@ def _measure_together(
         )
         return tuple(point for point in points if point not in known)
 
-    told = Together(
-        exchanges=left(PointFamily.COLLECTIVES) if num_processes > 1 else (),
+    work = PointsTogether(
+        collectives=left(PointFamily.COLLECTIVES) if num_processes > 1 else (),
         trainings=left(PointFamily.TRAINING),
         recorder=recorder,
         device_type=device.type,
@@ -325,10 +328,10 @@ def _measure_together(
             PointFamily.TRAINING: min(LONGEST_POINT_S, budget_s / TRAININGS),
         },
     )
-    if not (told.exchanges or told.trainings):
+    if not (work.collectives or work.trainings):
         return
     try:
-        run_ranks(measure_together, told, num_ranks=num_processes, device_type=device.type, apart=True)
+        run_ranks(measure_together, work, num_ranks=num_processes, device_type=device.type, apart=True)
     except WorkerLostError as error:
         if error.was_asked_to_stop:
             raise KeyboardInterrupt from None

@@ -1,13 +1,13 @@
-"""Tuning of a run's matrix products: what there is to choose on this device, and whether it helps.
+"""Tuning of a run's GEMMs: measure the choices on this device and keep the faster ones.
 
-    try       all that can be chosen: settings of the whole process (threads, library, TunableOp's kernels), then on a
-              CPU a route for each product
-    confirm   before and after side by side, measured anew: the best of many tries is partly luck
-    keep      what is faster with the whole interval of its ratio; the rest stays as it was
+    try       all choices: settings of the whole process (threads, library, TunableOp's kernels), then on a CPU a route
+              for each GEMM
+    confirm   measure before and after again, side by side: the best of many tries is partly luck
+    keep      a choice whose ratio is below 1 with its whole interval
 
-One round makes every product in every way, each sample long enough for the clock; ratios are those of one round, so
-that a disturbance that lasts longer than a round meets both sides. A route that rounds worse than the usual one is not
-tried. Formats, and the precision of fp32 products, are never changed: that would be other numbers, not tuning.
+One round runs every GEMM in every way, each sample long enough for the clock. Ratios are those of one round, so a
+disturbance that is longer than a round affects both sides. A route with larger rounding errors than the default is not
+tried. Formats and the precision of fp32 GEMMs are never changed, because that would change the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from meshwright.bench.harness import LEAST_SAMPLE_S, MOST_CALLS, TARGET_RATIO
+from meshwright.bench.harness import LEAST_SAMPLE_S, MAX_CALLS, TARGET_RATIO
 from meshwright.bench.kernels import task_of
 from meshwright.errors import InputError
 from meshwright.records.measurement import Measurement
@@ -38,17 +38,18 @@ from meshwright.training.models.linear import (
 )
 from meshwright.training.step_gemms import Gemm
 
-LEAST_ROUNDS, MOST_ROUNDS = 3, 60
+LEAST_ROUNDS, MAX_ROUNDS = 3, 60
 LEAST_CONFIRMED = 8
-"""Rounds without which nothing is kept: all of so many are faster by chance once in 256."""
+"""Least number of rounds to confirm a choice. All of them are faster by chance once in 256."""
 
 TRY_SHARE = 0.5  # of the budget
-MEMORY_SHARE = 0.4  # of the device's memory that all factors may take
-MOST_TUNING_MS = 30
-"""That TunableOp takes for one kernel of one product: its own default."""
+MEMORY_SHARE = 0.4  # of the device's memory, limit for all operands
+MAX_TUNING_MS = 30
+"""Time of TunableOp for one kernel of one GEMM: its own default."""
+SHORTEST_CALL_S = 1e-7
 
 ROUNDING_FACTOR = 2.0
-"""A route may round so much worse than the usual one; two correct summations differ by as much."""
+"""Largest rounding error of a route over that of the default; two correct summations differ by as much."""
 
 CHECKED_ROWS = 64
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -59,32 +60,32 @@ Advance = Callable[[float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class GemmRow:
-    """One product, before and after."""
+    """One GEMM, before and after tuning."""
 
-    product: Gemm
+    gemm: Gemm
     count: int  # in a step
     before_s: Measurement
     after_s: Measurement
     ratio: Measurement  # after over before, round by round
-    route: GemmRoute | None  # None: as usual
+    route: GemmRoute | None  # None: the default
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmOutcome:
-    """What was found. `choices` is usual where nothing was faster."""
+    """Result of the tuning. `choices` has the defaults where nothing was faster."""
 
     choices: GemmChoices
     rows: tuple[GemmRow, ...]
-    before_s: Measurement  # all products of a step
+    before_s: Measurement  # all GEMMs of a step
     after_s: Measurement
     ratio: Measurement
-    tried: tuple[str, ...]  # in words
+    tried: tuple[str, ...]  # descriptions
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """The products of a step with their factors, ready to be made."""
+    """The GEMMs of a step with their operands, ready to run."""
 
     counts: Mapping[Gemm, int]
     calls: Mapping[Gemm, Call]
@@ -93,12 +94,12 @@ class _Work:
 
     def sample_s(self, p: Gemm) -> float:
         """Seconds of one call."""
-        if p not in self.repeats:  # the first call picks kernels, the second says how long one takes
+        if p not in self.repeats:  # the first call picks kernels, the second gives the time of one call
             self._timed(p, 1)
             once_s = self._timed(p, 1)
-            self.repeats[p] = min(MOST_CALLS, max(1, round(LEAST_SAMPLE_S / max(once_s, 1e-7))))
+            self.repeats[p] = min(MAX_CALLS, max(1, round(LEAST_SAMPLE_S / max(once_s, SHORTEST_CALL_S))))
         elif self.repeats[p] > 1:
-            self.calls[p]()  # another number of threads, or another route, has begun
+            self.calls[p]()  # warm-up after a change of threads or route
         return self._timed(p, self.repeats[p]) / self.repeats[p]
 
     def _timed(self, p: Gemm, calls: int) -> float:
@@ -110,7 +111,7 @@ class _Work:
         return time.perf_counter() - start_s
 
     def step_s(self, seconds: Mapping[Gemm, float]) -> float:
-        """Of all products of a step."""
+        """Seconds of all GEMMs of a step."""
         return sum(self.counts[p] * seconds[p] for p in self.counts)
 
 
@@ -123,10 +124,10 @@ def tune(
     most_threads: int | None = None,
     advance: Advance = lambda seconds: None,
 ) -> GemmOutcome:
-    """Find how to make products that a step makes `counts` times.
+    """Find the fastest choices for GEMMs that a step runs `counts` times.
 
-    `with_routes`: whether the run takes routes of a CPU. `most_threads`: those that a process may have; None leaves
-    their number alone. Raises InputError where the factors do not fit the memory.
+    `with_routes`: the run can use routes on a CPU. `most_threads`: largest number of threads of a process; None leaves
+    it unchanged. Raises InputError where the operands do not fit the memory.
     """
     work = _work(counts, device)
     begin_s = time.perf_counter()
@@ -150,7 +151,7 @@ def tune(
 def _work(counts: Mapping[Gemm, int], device: torch.device) -> _Work:
     needed = sum(2 * (p.m * p.k + p.n * p.k + p.m * p.n) * (2 if p.format == "fp32" else 1) for p in counts)
     if needed > MEMORY_SHARE * devices.memory_bytes(device):
-        raise InputError("the factors of all products do not fit the memory", hint="--set batch.micro=1")
+        raise InputError("the operands of all GEMMs do not fit the memory", hint="--set batch.micro=1")
     return _Work(counts=counts, calls={p: _call(p, device) for p in counts}, device=device)
 
 
@@ -160,12 +161,12 @@ def _call(p: Gemm, device: torch.device) -> Call:
         return task_of(
             Point(family=PointFamily.GEMM, kernel=p.kernel.value, format="fp8", m=m, n=n, k=k), device
         ).run
-    x, y = _factors(p, device)
+    x, y = _operands(p, device)
     return lambda: matmul_nt(x, y)
 
 
-def _factors(p: Gemm, device: torch.device) -> tuple[Tensor, Tensor]:
-    """As a linear layer of m rows, n outputs and k inputs hands them to `matmul_nt`."""
+def _operands(p: Gemm, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Operands of `matmul_nt` from a linear layer of m rows, n outputs and k inputs."""
     like = {"dtype": DTYPES[p.format], "device": device}
 
     def random(rows: int, columns: int) -> Tensor:
@@ -186,13 +187,13 @@ def _factors(p: Gemm, device: torch.device) -> tuple[Tensor, Tensor]:
 def _process_wide(
     work: _Work, *, most_threads: int | None, budget_s: float, tried: list[str], notes: list[str]
 ) -> GemmChoices:
-    """The settings of the whole process with which a step's products take least time, on a first look."""
+    """The settings of the whole process with the fastest GEMMs of a step, before confirmation."""
     candidates = _settings(work, most_threads, tried, notes)
     totals: dict[int, list[float]] = {i: [] for i in range(len(candidates))}
     if len(candidates) == 1:
         return candidates[0]
     until_s = time.perf_counter() + budget_s
-    for round_ in range(1 + MOST_ROUNDS):
+    for round_ in range(1 + MAX_ROUNDS):
         if round_ > LEAST_ROUNDS and time.perf_counter() > until_s:
             break
         for i, choices in enumerate(candidates):
@@ -204,11 +205,11 @@ def _process_wide(
 
 
 def _settings(work: _Work, most_threads: int | None, tried: list[str], notes: list[str]) -> list[GemmChoices]:
-    """What can be set for the whole process; the first is what is there."""
+    """Candidate settings of the whole process, the present one first."""
     usual = GemmChoices()
     if work.device.type == "cpu":
         if most_threads is None:
-            notes.append("threads: OMP_NUM_THREADS says how many, so they were left alone")
+            notes.append("threads: OMP_NUM_THREADS sets their number, so it was not changed")
             return [usual]
         here = torch.get_num_threads()
         counts = sorted({2**i for i in range(most_threads.bit_length())} | {most_threads})
@@ -219,7 +220,7 @@ def _settings(work: _Work, most_threads: int | None, tried: list[str], notes: li
         tried += LIBRARIES.values()
         return [usual, *(GemmChoices(library=name) for name in LIBRARIES)]
     tried.append("TunableOp: kernels of rocBLAS and hipBLASLt")
-    with tuning_kernels(most_ms=MOST_TUNING_MS):
+    with tuning_kernels(most_ms=MAX_TUNING_MS):
         for call in work.calls.values():
             call()
         devices.synchronize(work.device)
@@ -230,7 +231,7 @@ def _settings(work: _Work, most_threads: int | None, tried: list[str], notes: li
 def _best_routes(
     work: _Work, shared: GemmChoices, *, budget_s: float, tried: list[str]
 ) -> dict[Gemm, GemmRoute]:
-    """For each product the route that was fastest, where that is not the usual one."""
+    """The fastest route of each GEMM, where it is not the default."""
     tried += [f"route: {route}" for route in GemmRoute if HAS_ONEDNN or "onednn" not in route]
     found = {}
     with using(shared, work.device):
@@ -239,7 +240,7 @@ def _best_routes(
             routes = [usual, *(r for r in _sound_routes(p) if r is not usual)]
             seconds: dict[GemmRoute, list[float]] = {route: [] for route in routes}
             until_s = time.perf_counter() + budget_s / len(work.counts)
-            for round_ in range(1 + MOST_ROUNDS):
+            for round_ in range(1 + MAX_ROUNDS):
                 if round_ > LEAST_ROUNDS and time.perf_counter() > until_s:
                     break
                 for route in routes:
@@ -254,8 +255,8 @@ def _best_routes(
 
 
 def _sound_routes(p: Gemm) -> list[GemmRoute]:
-    """Routes whose rounding is no worse than the usual one's, and that differ from one another."""
-    x, y = _factors(p, torch.device("cpu"))
+    """Distinct routes whose rounding error is not larger than that of the default."""
+    x, y = _operands(p, torch.device("cpu"))
     exact = x[:CHECKED_ROWS].double() @ y.double().T
     norm = exact.norm()
 
@@ -265,7 +266,7 @@ def _sound_routes(p: Gemm) -> list[GemmRoute]:
 
     limit = ROUNDING_FACTOR * error(default_route(x.dtype))
     routes = [GemmRoute.TORCH, GemmRoute.ONEDNN] if HAS_ONEDNN else [GemmRoute.TORCH]
-    if p.kernel is not GemmKind.FORWARD:  # whose factors are in rows already
+    if p.kernel is not GemmKind.FORWARD:  # whose operands are in rows already
         routes += [GemmRoute.TORCH_ROWS, GemmRoute.ONEDNN_ROWS] if HAS_ONEDNN else [GemmRoute.TORCH_ROWS]
     return [route for route in routes if error(route) <= limit]
 
@@ -283,7 +284,7 @@ def _confirmed(
     notes: Sequence[str],
     advance: Advance,
 ) -> GemmOutcome:
-    """Before, with the settings of the process, and with the routes too, all in each round."""
+    """Measure in each round: before, with the process settings, and with the routes as well. Keep what is faster."""
     ways = [GemmChoices(), shared, replace(shared, routes=dict(routes))]
     rounds = _rounds(work, ways, budget_s=budget_s, advance=advance)
     before, settings, after = ([{p: r[p][i] for p in work.counts} for r in rounds] for i in range(3))
@@ -291,7 +292,7 @@ def _confirmed(
     if ratio.interval[1] >= 1:
         shared, settings = GemmChoices(), before
     kept = {}
-    if ways[1] == shared:  # routes were tried under the settings that stay
+    if ways[1] == shared:  # the routes were tried with the settings that are kept
         kept = {
             p: route
             for p, route in routes.items()
@@ -302,7 +303,7 @@ def _confirmed(
     ]
     rows = tuple(
         GemmRow(
-            product=p, count=count, route=kept.get(p),
+            gemm=p, count=count, route=kept.get(p),
             before_s=_measurement([b[p] for b in before]), after_s=_measurement([f[p] for f in final]),
             ratio=_ratio([f[p] for f in final], [b[p] for b in before]),
         )
@@ -323,11 +324,13 @@ def _confirmed(
 def _rounds(
     work: _Work, ways: Sequence[GemmChoices], *, budget_s: float, advance: Advance
 ) -> list[dict[Gemm, list[float]]]:
-    """Seconds of each product in each way; a way that is another's equal has its seconds. The first round is dropped,
-    and every second one goes backwards."""
+    """Seconds of each GEMM in each way, by round. Ways with equal effect on a GEMM are measured once.
+
+    The first round is a warm-up. Every second round runs in reverse order.
+    """
     rounds = []
     begin_s = time.perf_counter()
-    for round_ in range(1 + MOST_ROUNDS):
+    for round_ in range(1 + MAX_ROUNDS):
         if round_ > LEAST_CONFIRMED and time.perf_counter() - begin_s > budget_s:
             break
         before_s = time.perf_counter()
@@ -349,7 +352,7 @@ def _rounds(
 
 
 def _effect(choices: GemmChoices, p: Gemm) -> GemmChoices:
-    """What of `choices` touches `p`."""
+    """The part of `choices` that affects `p`."""
     return replace(choices, routes={q: r for q, r in choices.routes.items() if q == p})
 
 
@@ -366,7 +369,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def free_threads(num_processes: int) -> int | None:
-    """Threads that one of so many processes may have on this machine; None where the environment says how many."""
+    """Threads for one of `num_processes` processes on this machine; None where OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" in os.environ:
         return None
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,9 +1,9 @@
-"""Seconds of a callable, as its median with an interval, and how that was found.
+"""Seconds of a callable: median and interval.
 
-1. Two calls are not kept: the first picks kernels and touches pages, the second says how long one takes. Where
-   the first takes all the time there is, it says so itself.
-2. Calls too short for the clock are repeated within one sample.
-3. Samples are taken until the 95 % interval of the median is narrow, or the time is spent.
+1. Two warm-up calls are not kept: the first picks kernels and touches pages, the second gives the time of one call. If
+   the first already takes the whole budget, there is no second.
+2. Calls that are too short for the clock are repeated within one sample.
+3. Samples are taken until the 95 % interval of the median is narrow, or the budget is over.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from meshwright.errors import MeshwrightError
 from meshwright.records.measurement import Measurement
 
 TARGET_RATIO = 0.03
-"""Half the width of the interval over the median at which a measurement is done."""
+"""A measurement ends when its interval reaches at most this share of the median to either side."""
 
 BUDGET_S = 2.0
 LEAST_SAMPLE_S = 1e-3
-MOST_CALLS = 10_000  # in one sample
-MOST_SAMPLES = 400
+MAX_CALLS = 10_000  # in one sample
+MAX_SAMPLES = 400
 
 
 class AbsurdClockError(MeshwrightError):
-    """The clock went backwards, stood still, or gave no number."""
+    """The clock went backwards, stood still, or is not finite."""
 
     exit_code = 1
 
@@ -47,10 +47,10 @@ def measure(
     target_ratio: float = TARGET_RATIO,
     budget_s: float = BUDGET_S,
 ) -> Measurement:
-    """Time `run` until its median is known to `target_ratio`, or `budget_s` is spent.
+    """Time `run` until its median is known to `target_ratio`, or `budget_s` is over.
 
     `before` runs ahead of every call and is not timed. `synchronize` waits for the device. `agree` maps the seconds
-    of this process to those that all processes of a collective go by (their largest), so that all stop together.
+    of this process to those of all processes of a collective (the largest), so that all stop together.
     Raises AbsurdClockError when a duration is not above zero, and whatever `run` raises.
     """
 
@@ -78,12 +78,12 @@ def measure(
         samples.append(total_s / calls)
         spent_s += total_s
         found = Measurement(seconds=tuple(samples), calls=calls, target_ratio=target_ratio)
-        if found.is_narrow or spent_s >= budget_s or found.n >= MOST_SAMPLES:
+        if found.is_narrow or spent_s >= budget_s or found.n >= MAX_SAMPLES:
             return found
 
 
 def _calls_a_sample(call_s: float) -> int:
-    return min(MOST_CALLS, max(1, round(LEAST_SAMPLE_S / max(call_s, LEAST_SAMPLE_S / MOST_CALLS))))
+    return min(MAX_CALLS, max(1, round(LEAST_SAMPLE_S / max(call_s, LEAST_SAMPLE_S / MAX_CALLS))))
 
 
 def _duration(start_s: float, end_s: float) -> float:

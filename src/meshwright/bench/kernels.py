@@ -1,4 +1,4 @@
-"""A point as PyTorch calls on one device: the operands are made once, the call is what is timed."""
+"""Points as PyTorch calls on one device. The operands are made once; only the call is timed."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTask:
-    """What is timed, and what runs ahead of each call without being timed."""
+    """The timed call, and an untimed one that runs before it."""
 
     run: Callable[[], object]
     before: Callable[[], object] | None = None
 
 
 def formats_of(device: torch.device) -> tuple[str, ...]:
-    """Number formats that `device` multiplies."""
+    """Number formats of GEMMs on `device`."""
     return (*DTYPES, "fp8") if multiplies_fp8(device) else tuple(DTYPES)
 
 
 def task_of(point: Point, device: torch.device) -> KernelTask:
-    """The task of one point; collectives and training are `bench.collectives`' own."""
+    """The task of one point. Collectives and training are in `bench.collectives`."""
     return _TASKS[point.family](point, device)
 
 
 def footprint_bytes(point: Point) -> float:
-    """Memory that the operands of `point` take, with what its backward pass keeps."""
+    """Memory of the operands of `point` and of the tensors saved for backward."""
     return point.bytes * (3 if point.family is PointFamily.ATTENTION else 1)
 
 
 def _gemm(point: Point, device: torch.device) -> KernelTask:
-    """By the engine's own product, so that what is measured is what trains."""
+    """The native engine's own GEMM."""
     m, n, k = point.m, point.n, point.k
     if point.format == "fp8":
         return _fp8(m, n, k, device)
@@ -57,7 +57,7 @@ def _gemm(point: Point, device: torch.device) -> KernelTask:
 
 
 def _fp8(m: int, n: int, k: int, device: torch.device) -> KernelTask:
-    """Tensor cores take the first operand by rows and the second by columns, whatever the layout was."""
+    """An fp8 GEMM. Tensor cores need the first operand by rows and the second by columns in every layout."""
     dtype = fp8_dtype(device)
     a_MK, b_NK = (torch.randn(rows, k, device=device).to(dtype) for rows in (m, n))
     one = torch.ones((), device=device)
@@ -69,7 +69,7 @@ def _fp8(m: int, n: int, k: int, device: torch.device) -> KernelTask:
 
 
 def _attention(point: Point, device: torch.device) -> KernelTask:
-    """The engine's own core, so that what is measured is what trains."""
+    """The native engine's own attention core."""
     like = {"dtype": DTYPES[point.format], "device": device}
     core = CoreAttention(scale=point.head_dim**-0.5, windowed=False)
     rows = (point.sequences, point.seq_len)

@@ -1,4 +1,4 @@
-"""Clock and temperature of a device, where its driver or the kernel shows them."""
+"""Clock and temperature of a device, if its driver or the Linux kernel reports them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, kw_only=True)
 class Sensors:
-    """None where there is nothing to read."""
+    """Readings; None where nothing is reported."""
 
     clock_hz: float | None = None
     temperature_c: float | None = None
 
 
 def read_sensors(device: torch.device) -> Sensors:
-    """What the device says of itself now."""
+    """Read the sensors of `device`."""
     if device.type == "cuda":
         return _gpu(device)
     khz, milli = _number(CPU_CLOCK), _number(CPU_TEMPERATURE)

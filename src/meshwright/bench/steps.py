@@ -1,4 +1,4 @@
-"""Whole training steps by the engine's own code, as a `training` point describes them (`records.steps`)."""
+"""Whole training steps of the native engine for `training` points (`records.steps`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from meshwright.records.steps import plan_of, run_of
 
 
 def step_of(point: Point, device: torch.device, *, rank: int = 0) -> Callable[[], object]:
-    """One step of the point's model; all of its processes call it together."""
+    """Return a function that takes one step of the point's model. All of its processes call it together."""
     run, plan = run_of(point), plan_of(point)
-    is_apart = plan.num_devices == 1
+    has_own_model = plan.num_devices == 1
     coordinates = mesh_coordinates(
-        plan=plan, device=device, rank=0 if is_apart else rank, num_ranks=plan.num_devices
+        plan=plan, device=device, rank=0 if has_own_model else rank, num_ranks=plan.num_devices
     )
     with torch.random.fork_rng():
         parts = assemble(run, coordinates=coordinates)

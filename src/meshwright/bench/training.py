@@ -1,11 +1,11 @@
-"""Train every configuration several times, each time in a process of its own, and keep what each measured.
+"""Train every configuration several times, each time in a process of its own, and record the measurements.
 
-    for each round:               a drift of the machine meets all configurations alike,
+    for each round:               a drift of the machine affects all configurations equally,
         for each configuration:   and each round begins with another one
             `meshwright train`    ->  one line of the records
 
-Nothing is shared between two trainings but the file system. What goes wrong is a line that says so, and the next
-training starts.
+Two trainings have only the file system in common. A training that fails becomes a line with the reason, and the next
+one starts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from meshwright.records.files import driver_version
 from meshwright.records.sweep import Configuration
 from meshwright.records.trainings import OF_THE_CONFIGURATION, TrainingRecorder, TrainingRow, TrainingStatus
 
-TRAININGS = "trainings"  # folder of what each left, below that of the records
-GRACE_S = 20.0  # what a training gets to end by itself when it is told to
+TRAININGS = "trainings"  # folder of the trainings' files, inside that of the records
+GRACE_S = 20.0  # between SIGTERM and SIGKILL
 STOPPED_EXIT_CODES = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 REFUSALS = (2, 3)  # exit codes: bad input, a package or a device is missing
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory|MemoryError", re.IGNORECASE)
@@ -40,17 +40,17 @@ OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memor
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBenchRequest:
-    """What to train, how often, and how it is started."""
+    """Configurations, number of runs, and launcher."""
 
     configurations: Sequence[Configuration]
     num_runs: int
-    warmup: int  # steps at the beginning that do not count
-    launcher: tuple[str, ...]  # what stands before `-m meshwright train`
+    warmup: int  # first steps, which do not count
+    launcher: tuple[str, ...]  # words before `-m meshwright train`
     timeout_s: float  # of one training
 
 
 def rounds(request: TrainingBenchRequest) -> Iterator[tuple[Configuration, int]]:
-    """All runs in the order in which they are taken."""
+    """All runs in the order of training."""
     count = len(request.configurations)
     for number in range(1, request.num_runs + 1):
         for i in range(count):
@@ -62,12 +62,12 @@ def train_all(
     *,
     recorder: TrainingRecorder,
     begin: Callable[[Configuration, int], object] = lambda configuration, run: None,
-    tell: Callable[[TrainingRow], object] = lambda row: None,
+    done: Callable[[TrainingRow], object] = lambda row: None,
 ) -> None:
-    """Train what `recorder` does not hold yet. `begin` and `tell` hear of each training before and after it.
+    """Train all runs that `recorder` does not hold yet. `begin` and `done` are called before and after each training.
 
-    Raises KeyboardInterrupt and, on SIGTERM, SystemExit; the training that is under way is then ended, and what was
-    measured before is kept. Raises InputError when a training ran on something else than the others.
+    Raises KeyboardInterrupt and, on SIGTERM, SystemExit; the running training is then ended, and everything
+    measured before is kept. Raises InputError if a training ran on another device or other software than the rest.
     """
     given_up: set[str] = set()
     try:
@@ -78,7 +78,7 @@ def train_all(
                 begin(configuration, run)
                 row = _trained(configuration, run, request, recorder)
                 recorder.append(row)
-                tell(row)
+                done(row)
                 if row.status in OF_THE_CONFIGURATION:
                     given_up.add(configuration.name)
     finally:
@@ -86,7 +86,7 @@ def train_all(
 
 
 def now() -> str:
-    """This moment as ISO 8601 in UTC, to the second."""
+    """Current time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -121,13 +121,13 @@ def _trained(
 
 
 def _command(configuration: Configuration, folder: Path, request: TrainingBenchRequest) -> list[str]:
-    laid = [f"--set={override}" for override in configuration.overrides]
-    told = [*request.launcher, "-m", "meshwright", "train", configuration.path, *laid]
-    return [*told, "--out", str(folder), "--only-steps", "--json"]
+    overrides = [f"--set={override}" for override in configuration.overrides]
+    command = [*request.launcher, "-m", "meshwright", "train", configuration.path, *overrides]
+    return [*command, "--out", str(folder), "--only-steps", "--json"]
 
 
 def _free_folder(parent: Path) -> Path:
-    """A folder that nothing has written to, made."""
+    """Make a new folder in `parent`, named by the first free number."""
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -151,7 +151,7 @@ class _Ended:
 
 
 def _run(command: Sequence[str], folder: Path, *, timeout_s: float) -> _Ended:
-    """Run `command` to its end. When anything interrupts, its processes are ended before this returns."""
+    """Run `command` to its end. On any interruption its processes are ended first."""
     log = folder / "stderr.txt"
     with log.open("w", encoding="utf-8") as stderr:
         try:
@@ -173,14 +173,14 @@ def _run(command: Sequence[str], folder: Path, *, timeout_s: float) -> _Ended:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the training with all its processes: asked first, then made to."""
+    """End the training with all its processes, by SIGTERM and then SIGKILL."""
     try:
         if process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=GRACE_S)
-    finally:  # and what it started and left behind
+    finally:  # also processes that it started and left behind
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -189,13 +189,15 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _verdict(returncode: int, stdout: str, stderr: str) -> _Ended:
-    """What an exit code and the last words mean."""
+    """Status and reason from an exit code and the output."""
     if returncode == 0:
         return _Ended(status=TrainingStatus.OK)
-    told = _error(stdout)
-    code = told.get("exit_code", returncode)
+    error = _error(stdout)
+    code = error.get("exit_code", returncode)
     lines = [line for line in stderr.splitlines() if line.strip()]
-    reason = " ".join(str(told.get("message") or (lines[-1] if lines else f"exit code {returncode}")).split())
+    reason = " ".join(
+        str(error.get("message") or (lines[-1] if lines else f"exit code {returncode}")).split()
+    )
     if OUT_OF_MEMORY.search(f"{reason}\n{stderr}"):
         return _Ended(status=TrainingStatus.OUT_OF_MEMORY, reason=reason)
     if code in REFUSALS:
@@ -211,7 +213,7 @@ def _verdict(returncode: int, stdout: str, stderr: str) -> _Ended:
 
 
 def _error(stdout: str) -> Mapping[str, Any]:
-    """The error that the command wrote as JSON; under a launcher the first process's."""
+    """The error that the command wrote as JSON; under a launcher that of the first process."""
     with suppress(ValueError, TypeError, AttributeError):
         document, _ = json.JSONDecoder().raw_decode(stdout.lstrip())
         return dict(document.get("error") or {})
@@ -220,7 +222,7 @@ def _error(stdout: str) -> Mapping[str, Any]:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM ends this process in order, so that it leaves no training behind."""
+    """Turn SIGTERM into SystemExit, so that the running training is ended too."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + signum)
@@ -236,7 +238,7 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# --- what a training left ---
+# --- results of a training ---
 
 
 def _step_times(folder: Path) -> list[float]:
@@ -246,9 +248,9 @@ def _step_times(folder: Path) -> list[float]:
 
 
 def measured_of(record: Mapping[str, Any], step_s: Sequence[float]) -> dict[str, Any]:
-    """The measured and predicted columns of a `TrainingRow`, of a record and its steps. Raises KeyError, ValueError."""
+    """Measured and predicted columns of a `TrainingRow`. Raises KeyError or ValueError for an incomplete record."""
     if not step_s:
-        raise ValueError("no step is left after the warm-up")
+        raise ValueError("no steps after the warm-up")
     run, found = record["run"], record["statistics"]
     plan = run["plan"]
     median_s = statistics.median(step_s)

@@ -1,8 +1,8 @@
-"""What the runs of each configuration come to, and how good the predictions were.
+"""Summary of the runs of each configuration, and the error of their predictions.
 
-A configuration's step time is the median of its runs' medians, with the 95 % interval of the median by order statistics
-(`harness`); with fewer than six runs the interval is their whole range. Rates follow from it: tokens of a step over its
-time and devices. A prediction that was made anew before each run is the median of those.
+The step time of a configuration is the median of its runs' medians, with the 95 % interval of the median by order
+statistics (`records.measurement`); with fewer than six runs the interval is their whole range. Rates are tokens of a
+step over its time and devices. If each run has its own prediction, their median counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshwright.records.trainings import TrainingRow, TrainingStatus
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRange:
-    """A value and what it may also be."""
+    """A value with its interval."""
 
     value: float
     low: float
@@ -28,7 +28,7 @@ class ValueRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One configuration. `rows` are its runs that were measured, `failures` all others."""
+    """One configuration. `rows` are its measured runs, `failures` all others."""
 
     name: str
     rows: tuple[TrainingRow, ...]
@@ -40,7 +40,7 @@ class Summary:
 
     @property
     def has_confidence(self) -> bool:
-        """Whether the intervals are those of 95 % and not the range of few runs."""
+        """True if the intervals have 95 % confidence, False if they are the range of few runs."""
         return len(self.rows) >= FEWEST_SAMPLES
 
     @property
@@ -80,7 +80,7 @@ class Summary:
 
     @property
     def predicted_step_s(self) -> ValueRange | None:
-        """With its 80 % interval; None: it was not predicted."""
+        """Predicted step time with its 80 % interval; None: not predicted."""
         if any(row.predicted_step_s is None for row in self.rows) or not self.rows:
             return None
         ends = ("predicted_step_s", "predicted_step_s_low", "predicted_step_s_high")
@@ -104,32 +104,32 @@ class Summary:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the predicted interval holds the measured step time."""
+        """True if the predicted interval holds the measured step time."""
         p = self.predicted_step_s
         return None if p is None else p.low <= self.step_s.value <= p.high
 
     @property
     def num_inside(self) -> int:
-        """Runs whose own prediction's interval held."""
+        """Number of runs inside the interval of their own prediction."""
         return sum(row.inside == "yes" for row in self.rows)
 
     @property
     def outliers(self) -> tuple[TrainingRow, ...]:
-        """Runs far out of the others."""
+        """Runs far from the others."""
         return tuple(self.rows[outlier.sample - 1] for outlier in self._measurement.outliers)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
-        told: dict[str, Any] = {
+        """Fields of `--json`."""
+        fields: dict[str, Any] = {
             "configuration": self.name,
             "num_runs": len(self.rows),
             "failures": [{"run": r.run, "status": r.status, "reason": r.reason} for r in self.failures],
             "engine": (*self.rows, *self.failures)[0].engine,
         }
         if not self.is_measured:
-            return told
+            return fields
         same = ("model", "precision", "plan", "num_devices", "sequence_length", "global_batch", "micro_batch")
-        return told | {key: getattr(self.rows[0], key) for key in same} | {
+        return fields | {key: getattr(self.rows[0], key) for key in same} | {
             "interval": "95 % of the median" if self.has_confidence else "range of the runs",
             "step_s": self.step_s,
             "tokens_per_s_per_device": self.tokens_per_s_per_device,
@@ -165,7 +165,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """One configuration on several engines, in the order in which they were named."""
+    """One configuration on several engines, in the order of the command line."""
 
     name: str  # of the configuration, without its engine
     by_engine: dict[str, Summary]
@@ -176,18 +176,18 @@ class Contest:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Tokens/s/device of each engine over those of the first that was measured. FLOPs are counted alike."""
+        """Tokens/s/device of each engine over those of the first measured one."""
         rates = {engine: s.tokens_per_s_per_device.value for engine, s in self.measured.items()}
         first = next(iter(rates.values()), 0.0)
         return {engine: rate / first for engine, rate in rates.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Fields of `--json`."""
         return {"configuration": self.name, "over_the_first": self.ratios}
 
 
 def contests(found: Sequence[Summary]) -> list[Contest]:
-    """Configurations that were tried on more than one engine."""
+    """Configurations that ran on more than one engine."""
     groups: dict[str, dict[str, Summary]] = {}
     for summary in found:
         engine = (*summary.rows, *summary.failures)[0].engine
@@ -197,7 +197,7 @@ def contests(found: Sequence[Summary]) -> list[Contest]:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionVerdict:
-    """How good the predictions of all configurations were."""
+    """Errors of the predictions of all configurations."""
 
     num_configurations: int
     num_measured: int
@@ -207,7 +207,7 @@ class PredictionVerdict:
 
 
 def summaries(rows: Iterable[TrainingRow], *, names: Sequence[str]) -> list[Summary]:
-    """One for each of `names` that was tried, in that order."""
+    """One summary for each of `names` with a run, in that order."""
     found = sorted(rows, key=lambda row: row.run)
     made = [
         Summary(
@@ -221,7 +221,7 @@ def summaries(rows: Iterable[TrainingRow], *, names: Sequence[str]) -> list[Summ
 
 
 def verdict(found: Sequence[Summary]) -> PredictionVerdict:
-    """Over the configurations that were measured and predicted, each counted once."""
+    """Errors of the configurations that were measured and predicted, each counted once."""
     errors = [abs(s.error) for s in found if s.is_measured and s.error is not None]
     return PredictionVerdict(
         num_configurations=len(found),

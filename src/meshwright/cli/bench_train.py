@@ -86,7 +86,7 @@ def _train(
     watch = Watch(found, num_runs=request.num_runs, done=recorder.done)
     try:
         with watch:
-            train_all(request, recorder=recorder, begin=watch.begin, tell=watch.end)
+            train_all(request, recorder=recorder, begin=watch.begin, done=watch.end)
     except KeyboardInterrupt:
         note(f"{len(recorder.done)} trainings are in {recorder.path}; continue with --resume")
         raise

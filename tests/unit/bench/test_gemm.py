@@ -54,7 +54,7 @@ def tuned(monkeypatch):
         machine = Machine(seconds, noise)
         monkeypatch.setattr(_Work, "sample_s", lambda work, p: machine.sample_s(work, p))
         monkeypatch.setattr(gemm, "using", machine.using)
-        monkeypatch.setattr(gemm, "MOST_ROUNDS", 15)
+        monkeypatch.setattr(gemm, "MAX_ROUNDS", 15)
         if device.type != "cpu":
             nothing = dict.fromkeys(COUNTS, lambda: None)
             monkeypatch.setattr(
@@ -145,7 +145,7 @@ def test_real_products_are_measured():
     assert [row.count for row in found.rows] == [2, 1, 3]
     assert all(0 < row.before_s.median < 1 for row in found.rows)
     assert all(row.ratio.n >= LEAST_CONFIRMED for row in found.rows)
-    assert all((row.product in found.choices.routes) == (row.route is not None) for row in found.rows)
+    assert all((row.gemm in found.choices.routes) == (row.route is not None) for row in found.rows)
     assert all(row.ratio.interval[1] < 1 for row in found.rows if row.route is not None)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.bench.harness import LEAST_SAMPLE_S, MOST_SAMPLES, AbsurdClockError, measure
+from meshwright.bench.harness import LEAST_SAMPLE_S, MAX_SAMPLES, AbsurdClockError, measure
 from meshwright.records.measurement import Measurement
 
 
@@ -85,7 +85,7 @@ def test_what_runs_ahead_is_not_timed_and_runs_ahead_of_every_call():
 def test_more_noise_takes_more_samples_until_the_interval_is_narrow():
     calm, wild = noisy(0.01, sd=0.01), noisy(0.01, sd=0.08)
     few, many = (measure(m.run, clock=m.clock, budget_s=60) for m in (calm, wild))
-    assert few.n < many.n < MOST_SAMPLES
+    assert few.n < many.n < MAX_SAMPLES
     for found in (few, many):
         low, high = found.interval
         assert (high - low) / 2 <= 0.03 * found.median
