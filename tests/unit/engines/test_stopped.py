@@ -37,11 +37,11 @@ def test_a_scheduler_does_not_take_a_megatron_run_that_stopped_for_done(ending, 
 
     loop = "meshwright.engines.megatron.in_megatron_process.train_loop"
     monkeypatch.setitem(sys.modules, loop, SimpleNamespace(train=lambda path: ending))
-    monkeypatch.setattr(probe, "found", lambda: None)
+    monkeypatch.setattr(probe, "detect", lambda: None)
     monkeypatch.setattr(probe, "require_device", lambda machine: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda: None)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
-    for name in worker.ALONE:
+    for name in worker.ONE_PROCESS:
         monkeypatch.setenv(name, "0")
     assert worker.main(tmp_path) == code

@@ -1,4 +1,4 @@
-"""Megatron-Core behind the contract of `engines.base`. Imports no torch but where it looks at this machine."""
+"""The contract of the megatron engine (`engines.base`). Imports torch only to detect devices and to export weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
-    """Decide everything; nothing is written, and no process of the training is started."""
+    """Decide everything; write nothing and start no process of the training."""
     refuse("megatron", check(run))
     external_workers.refuse_profile(options)
     machine = probe.machine()
@@ -34,11 +34,11 @@ def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
 
 
 def launch(start: WorkersStart) -> None:
-    """One process a device, here or as a launcher has started this one; the record is written at the end."""
+    """Train with one process per device, or as the process of a launcher; then write the record."""
     lowered = lower(start.run, folder=start.options.folder)
     external_workers.launch(start, lowered)
 
 
 def read(folder: Path) -> Record:
-    """The record of a training that has ended, made of what its processes wrote where nobody has made it yet."""
+    """Return the record of a training that has ended; compose it from its files if there is none yet."""
     return external_record.read(folder, LAYOUT)

@@ -77,5 +77,5 @@ def _from_megatron(name: TensorName, model: Model, *, stored: Tensor) -> Tensor:
     heads = a.num_heads // a.num_kv_heads
     groups = stored.view(a.num_kv_heads, heads + 2, a.head_dim, stored.shape[-1])
     query, key, value = groups.split([heads, 1, 1], dim=1)
-    found = dict(zip(FUSED, (query, key, value), strict=True))
+    found: dict[str, Tensor] = dict(zip(FUSED, (query, key, value), strict=True))
     return found[name.name.partition(".")[2].partition(".")[2]].flatten(0, 2)

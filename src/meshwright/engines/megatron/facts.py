@@ -1,4 +1,4 @@
-"""What the planner knows of Megatron-Core 0.16."""
+"""Facts about Megatron-Core 0.16 for the planner."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A run as files for Megatron's processes. Pure: Megatron need not be installed.
 
 meshwright_run.yaml   the run with its plan: data, rates, checkpoints, evaluation
-megatron.json         the arguments of Megatron's constructors (`settings`)
-megatron_lm.args      the same for Megatron-LM's pretrain_gpt.py (`arguments`): for its users, nothing here reads it
-megatron_bridge.yaml  the same for Megatron-Bridge (`bridge`), with the script that trains so, megatron_bridge.py
+megatron.json         the arguments of Megatron's constructors (`megatron_core`)
+megatron_lm.args      the same for Megatron-LM's pretrain_gpt.py (`megatron_lm`); Meshwright's processes do not read it
+megatron_bridge.yaml  the same for Megatron-Bridge (`megatron_bridge`), with its training script megatron_bridge.py
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from meshwright.specs.run import Run
 
 RUN_FILE, SETTINGS, ARGUMENTS = "meshwright_run.yaml", "megatron.json", "megatron_lm.args"
 BRIDGE, BRIDGE_SCRIPT = "megatron_bridge.yaml", "megatron_bridge.py"
-OUTPUT = "megatron"  # folder of what its processes write, below that of the results
+OUTPUT = "megatron"  # folder of the measurements, in the folder of the results
 
 
 def lower(run: Run, *, folder: Path) -> Launch:
-    """The files, and the command of every process."""
+    """Return the files and the command of every process."""
     from meshwright.runfile import pinned_text
 
     refuse("megatron", check(run))
@@ -32,22 +32,22 @@ def lower(run: Run, *, folder: Path) -> Launch:
     settings = json.dumps(settings_of(run, plan), indent=2)
     return Launch(
         argv=("python", "-m", "meshwright.engines.megatron.worker", str(folder / RUN_FILE)),
-        files={RUN_FILE: pinned_text(run, plan), SETTINGS: settings + "\n", **_of_others(run)},
+        files={RUN_FILE: pinned_text(run, plan), SETTINGS: settings + "\n", **_external_files(run)},
         num_processes=plan.num_devices,
     )
 
 
 def lower_export(run: Run, *, folder: Path) -> Launch:
-    """The files for Megatron-LM and Megatron-Bridge alone, and the command of the latter."""
+    """Return only the files for Megatron-LM and Megatron-Bridge, and the command of the latter."""
     refuse("megatron", check_export(run))
     return Launch(
         argv=("python", str(folder / BRIDGE_SCRIPT)),
-        files=_of_others(run),
+        files=_external_files(run),
         num_processes=pinned_plan(run).num_devices,
     )
 
 
-def _of_others(run: Run) -> dict[str, str]:
+def _external_files(run: Run) -> dict[str, str]:
     plan = pinned_plan(run)
     return {
         ARGUMENTS: arguments_text(run, plan),

@@ -1,4 +1,4 @@
-"""What Megatron finds on this machine: `python -m meshwright.engines.megatron.probe` prints one JSON object."""
+"""Devices that Megatron detects: `python -m meshwright.engines.megatron.probe` prints them as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ INSTALL = "pip install 'meshwright[megatron]'"
 
 
 def machine() -> Machine:
-    """Ask. Raises MissingDependencyError when Megatron-Core is absent, of another version, or does not start."""
+    """Detect the machine in a separate process.
+
+    Raises MissingDependencyError when Megatron-Core is absent, of another version, or does not start.
+    """
     require_version("megatron-core", VERSION, hint=INSTALL)
     if find_spec("psutil") is None:
         raise MissingDependencyError("megatron-core's checkpoints need psutil", hint=INSTALL)
@@ -24,17 +27,17 @@ def machine() -> Machine:
 
 
 def require_device(machine: Machine) -> None:
-    """Raises MissingDependencyError where Megatron cannot train."""
+    """Raise MissingDependencyError if Megatron cannot train on `machine`."""
     if not machine.num_devices:
         raise MissingDependencyError(
-            f"megatron-core {VERSION} needs a CUDA device, and this machine has none: its layers ask CUDA for memory",
+            f"megatron-core {VERSION} needs a CUDA device, and this machine has none: its layers allocate CUDA memory",
             hint="--set engine=native trains on this machine's CPU",
         )
 
 
-def found() -> Machine:
-    """What is found in this process."""
-    import megatron.core.models.gpt  # noqa: F401  what it needs, it says now
+def detect() -> Machine:
+    """Detect the machine in this process."""
+    import megatron.core.models.gpt  # noqa: F401  fails now if a package is missing
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -46,4 +49,4 @@ def found() -> Machine:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(found())))
+    print(json.dumps(asdict(detect())))

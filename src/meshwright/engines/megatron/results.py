@@ -1,4 +1,4 @@
-"""What Megatron's processes leave behind, and where."""
+"""Names of the files and checkpoints that Megatron's processes write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANIFEST = "manifest.json"
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints in `folder`, oldest first."""
+    """Return the complete checkpoints in `folder`, oldest first."""
     found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name)]
     return sorted(
         (path for path in found if (path / MANIFEST).is_file()), key=lambda path: int(path.name[5:])

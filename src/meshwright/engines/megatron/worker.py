@@ -1,6 +1,6 @@
-"""One of Megatron's processes: `python -m meshwright.engines.megatron.worker FOLDER/meshwright_run.yaml`.
+"""A process of a training: `python -m meshwright.engines.megatron.worker FOLDER/meshwright_run.yaml`.
 
-Light to import: Megatron's checkpoints start a process that imports it again.
+Imports little at the top: Megatron's checkpoint writer starts a process that imports this module again.
 """
 
 from __future__ import annotations
@@ -10,16 +10,22 @@ from pathlib import Path
 
 from meshwright.training.machine import main_or_refuse
 
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+ONE_PROCESS = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
 
 
 def main(path: Path) -> int:
-    """Train the run at `path`, one of the processes that a launcher has started; return the exit code."""
-    for name, alone in ALONE.items():
-        os.environ.setdefault(name, alone)
+    """Train the run at `path` as one of the processes of a launcher; return the exit code."""
+    for name, default in ONE_PROCESS.items():
+        os.environ.setdefault(name, default)
     from meshwright.engines.megatron import probe
 
-    probe.require_device(probe.found())
+    probe.require_device(probe.detect())
     import torch
     import torch.distributed as dist
 
@@ -31,7 +37,7 @@ def main(path: Path) -> int:
     dist.init_process_group()
     ending = train(path)
     dist.destroy_process_group()
-    return STOPPED_EXIT_CODE if ending is Ending.STOPPED else 0  # a scheduler must not take it for done
+    return STOPPED_EXIT_CODE if ending is Ending.STOPPED else 0  # a scheduler must not count it as done
 
 
 if __name__ == "__main__":

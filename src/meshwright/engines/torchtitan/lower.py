@@ -24,7 +24,7 @@ from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.run import Run, StateFormat, Tracker
 
 MODULE, RUN_FILE, FUNCTION = "meshwright_run.py", "meshwright_run.yaml", "train"
-OUTPUT = "torchtitan"  # folder of what its processes write, below that of the results
+OUTPUT = "torchtitan"  # folder of the measurements, in the folder of the results
 VECTORS = r"(norm\.weight|\.bias|\.sinks)$"  # names of parameters without weight decay
 NEVER = 10**9  # checkpoint interval of a run that saves none
 

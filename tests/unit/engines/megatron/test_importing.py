@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 from meshwright import runfile
 from meshwright.engines.megatron import contract
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
-from meshwright.engines.megatron.megatron_lm.model_options import OTHER_MODELS
-from meshwright.engines.megatron.megatron_lm.options import ABOUT_THE_PROGRAM, PREFIXES
+from meshwright.engines.megatron.megatron_lm.model_options import UNSUPPORTED
+from meshwright.engines.megatron.megatron_lm.options import IGNORED, IGNORED_PREFIXES
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.run import Run
@@ -137,7 +137,7 @@ def test_published_models_are_those_that_they_name(tmp_path):
     assert (run.num_steps, run.global_batch, run.optimizer.warmup_steps) == (500_000, 256, 500)
     assert run.optimizer.betas == (0.9, 0.999)  # Megatron-LM's
     assert run.train.balance_loss == 0.01
-    for words in ("until step 320000 there", "--sequence-parallel says nothing", "--init-method-std 0.01"):
+    for words in ("until step 320000", "--sequence-parallel has no effect", "--init-method-std 0.01"):
         assert words in notes, notes
     run, notes = published("train_llama3_8b_h100_fp8", tmp_path)
     assert (run.model.hidden, run.model.vocab, run.precision.name) == (4096, 128_256, "fp8")
@@ -230,16 +230,16 @@ def test_a_script(tmp_path):
         ("python pretrain_gpt.py \\\n  --seq-length $LENGTH", r"train.sh:2: --seq-length cannot be expanded"),
         ("X=1\npython pretrain_gpt.py $MORE", "train.sh:2: cannot be expanded"),
         ("X=1\n\npython pretrain_gpt.py --num-layer 4", "train.sh:3: Megatron-LM has no such option"),
-        ("python pretrain_gpt.py 4", "stands behind no option"),
+        ("python pretrain_gpt.py 4", "a value without an option"),
         ("python pretrain_gpt.py --swiglu=1", "takes no value"),
         ("python pretrain_gpt.py --num-layers", "takes a value"),
         ("for x in 1 2; do\n  Y=$x\ndone", "train.sh:2: loops"),
         ("X=1\nf() {\n  Y=1\n}\nf", "train.sh:5: loops and functions"),
         ("fi", "train.sh:1: fi without if"),
-        ("if [ ! -f x ]; then\n  B=2\nfi", "train.sh:2: is set by what files there are"),
+        ("if [ ! -f x ]; then\n  B=2\nfi", "train.sh:2: depends on the existence of files"),
         ("python pretrain_gpt.py --log-interval 1 $MORE", "train.sh:1: cannot be expanded"),
         ("if [ 'x ]; then\n  B=2\nfi", "condition that is not supported"),
-        ("if grep x y; then\n  B=2\nfi", "train.sh:2: is set by what files there are"),
+        ("if grep x y; then\n  B=2\nfi", "train.sh:2: depends on the existence of files"),
         ("A=(1\n2", "is not closed"),
         ("echo", "calls no pretrain_gpt.py"),
     ],
@@ -288,7 +288,7 @@ def test_moments_in_bf16_are_carried(tmp_path):
         ({"sequence_parallel": True}, "has no effect without tensor parallelism"),
         ({"expert_model_parallel_size": 4}, "have no effect without --num-experts"),
         ({"moe_router_topk": 4}, "have no effect without --num-experts"),
-        ({"num_virtual_stages_per_pipeline_rank": 2}, "virtual stages say nothing"),
+        ({"num_virtual_stages_per_pipeline_rank": 2}, "virtual stages have no effect"),
         ({"recompute_num_layers": 1}, "have no effect without --recompute-granularity full"),
         ({"num_experts": 4, "tensor_model_parallel_size": 2}, "need --sequence-parallel"),
         ({"overlap_param_gather": True}, "has no effect without --use-distributed-optimizer"),
@@ -328,25 +328,25 @@ def test_contradictions_are_noted(changes, words, tmp_path):
         ({"recompute_granularity": "selective", "recompute_modules": "mhc"}, "do not recompute"),
         ({"position_embedding_type": "relative"}, "positions"),
         ({"optimizer": "muon"}, "an optimizer"),
-        ({"lr_decay_style": "inverse-square-root"}, "rates that"),
+        ({"lr_decay_style": "inverse-square-root"}, "a schedule that"),
         ({"fp16": True}, "both"),
-        ({"vocab_size": False, "tokenizer_type": "Llama2Tokenizer"}, "finds in its file"),
+        ({"vocab_size": False, "tokenizer_type": "Llama2Tokenizer"}, "vocabulary is in the file"),
         ({"window_size": "(128,0)"}, "--window-size"),
-        ({"num_experts": 4, "moe_layer_freq": 2}, "dense layers behind mixtures"),
-        ({"num_experts": 4, "moe_layer_freq": "exit()"}, "not a sum"),
+        ({"num_experts": 4, "moe_layer_freq": 2}, "dense layers after layers with experts"),
+        ({"num_experts": 4, "moe_layer_freq": "exit()"}, "not an expression of whole numbers"),
         ({"num_experts": 4, "moe_layer_freq": "([1]*3)"}, "3 layers"),
-        ({"lr": False}, "do not say --lr"),
+        ({"lr": False}, "lack --lr"),
         ({"num_layers": "many"}, "is not a number"),
         ({"num_layers": "nan"}, "is not a number"),
-        ({"num_layers": 0}, "do not say --num-layers"),
-        ({"num_attention_heads": 0}, "do not say --num-attention-heads"),
-        ({"global_batch_size": 0}, "does not divide"),
+        ({"num_layers": 0}, "lack --num-layers"),
+        ({"num_attention_heads": 0}, "lack --num-attention-heads"),
+        ({"global_batch_size": 0}, "cannot be split over"),
         ({"num_experts": 4, "moe_aux_loss_coeff": "x"}, "is not a number"),
         ({"position_embedding_type": "rope", "rope_type": "yarn"}, "positions"),
-        ({"num_layers": 1.5}, "no whole number"),
+        ({"num_layers": 1.5}, "not a whole number"),
         (
             {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|tL"},
-            "does not lay 4 layers",
+            "does not assign 4 layers",
         ),
     ],
 )
@@ -372,9 +372,9 @@ def test_yaml_with_a_name_twice_and_lines(tmp_path):
 
 
 def test_options_that_are_told_apart_are_megatrons():
-    assert set(ABOUT_THE_PROGRAM) <= set(known_names())
-    assert set(OTHER_MODELS) <= set(known_names())
-    for prefix in PREFIXES:
+    assert set(IGNORED) <= set(known_names())
+    assert set(UNSUPPORTED) <= set(known_names())
+    for prefix in IGNORED_PREFIXES:
         assert any(name.startswith(prefix) for name in known_names()), prefix
 
 
@@ -388,11 +388,11 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(InputError, match="cannot read"):
         imported(str(tmp_path / "absent.sh"))
     (tmp_path / "run.yaml").write_text("model: llama3.1-8b\n")
-    with pytest.raises(InputError, match="no configuration of Megatron-LM"):
+    with pytest.raises(InputError, match="is not a configuration of Megatron-LM"):
         imported(str(tmp_path / "run.yaml"))
     for source, words in (("", "no configuration is given"), ('train.sh "NAME', "No closing quotation")):
         with pytest.raises(InputError, match=words):
             imported(source)
     (tmp_path / "a.args").write_text("--swiglu\n")
-    with pytest.raises(InputError, match="only scripts take"):
+    with pytest.raises(InputError, match="only scripts have"):
         imported(f"{tmp_path / 'a.args'} TP=2")

@@ -79,8 +79,8 @@ def test_it_comes_back_as_it_went(name, file, tmp_path):
     ("key", "overrides"),
     [
         ("precision: fp8_rowwise", ["precision=fp8_rowwise"]),
-        ("optimizer.states: narrow states are", ["optimizer.states=bf16", "parallel.sharding=none"]),
-        ("model: Megatron-LM stretches from 4096", [
+        ("optimizer.states: 16-bit states need", ["optimizer.states=bf16", "parallel.sharding=none"]),
+        ("model: Megatron-LM's YARN has an original context of 4096", [
             LATENT.replace("}}", "}, rope: {scaling: yarn, factor: 4, original_context: 8192}}")]),
         ("train.trackers", ["precision=fp8", "train.trackers=[tensorboard]"]),
     ],

@@ -1,12 +1,12 @@
-"""Saving in the background of a training, by Megatron's own asynchronous writer.
+"""Background saving by Megatron's own asynchronous writer.
 
-    begin     an empty folder; Megatron plans who writes what, and copies what lies on a device to host memory
-    write     a process that is forked from this one writes its files, and sums them up; the steps go on
-    end       after the step in which the last process is done: Megatron's metadata, then our manifest, which makes
-              it a checkpoint; only now older ones go
+    begin     create a folder; Megatron plans the files of each process, and copies device memory to host memory
+    write     a forked process writes the files and their checksums while training continues
+    end       after the step in which the last process has finished: write Megatron's metadata, then the manifest, which
+              makes the folder a checkpoint; then delete older checkpoints
 
-A fork sees memory as it was: what later steps change, it does not see, and a CPU's states need no copy. At most one
-checkpoint is on its way: the next save waits for it, and so does the end of the run.
+A fork has a snapshot of the memory: later steps do not change it, and states on a CPU need no copy. At most one
+checkpoint is in progress: the next save and the end of the run wait for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from torch.distributed.checkpoint.api import CheckpointException
 
-from meshwright.engines.megatron.in_megatron_process.optimizer_shards import NAME
+from meshwright.engines.megatron.in_megatron_process.optimizer_shards import FILE_NAME
 from meshwright.errors import InputError
 from meshwright.specs.run import Checkpoint
 from meshwright.training.checkpoints import files
@@ -35,11 +35,11 @@ from meshwright.training.checkpoints.stalls import Stalls
 from meshwright.training.checkpoints.writing import begin, disk_errors, end
 from meshwright.training.signals import ASKING
 
-SUMS = ".sums-"  # what a writer leaves for its process; no part of the checkpoint
+CHECKSUMS = ".sums-"  # prefix of a file from a writer to its process, which is not part of the checkpoint
 
 
-class Saver:
-    """The checkpoints of one training. Every process makes one and calls the same methods in the same order."""
+class BackgroundSaver:
+    """Saves the checkpoints of one training. All processes call the same methods in the same order."""
 
     def __init__(self, settings: Checkpoint) -> None:
         self.settings = settings
@@ -48,32 +48,32 @@ class Saver:
         self.queue = AsyncCallsQueue()
         self.stalls = Stalls()
 
-    def save(self, state: dict[str, Any], *, pieces: str, step: int, about: dict[str, Any]) -> None:
-        """Save Megatron's sharded `state`, in the background if the settings say so. Raises as `wait` does.
+    def save(self, state: dict[str, Any], *, ranges: str, step: int, about: dict[str, Any]) -> None:
+        """Save Megatron's sharded `state`, in the background if the settings are asynchronous. Raises as `wait`.
 
-        `pieces`: what this process knows of the state's places (`pieces.pieces_text`).
+        `ranges`: the positions of this process's optimizer states (`optimizer_shards.ranges_text`).
         """
         self.wait()
         with self.stalls.during(), disk_errors(self.folder):
             folder = begin(self.folder, step=step, peers=self.peers)
-            self.peers.together(lambda: (folder / NAME.format(rank=self.peers.rank)).write_text(pieces))
-            with warnings.catch_warnings(), _deaf_children():
+            self.peers.together(lambda: (folder / FILE_NAME.format(rank=self.peers.rank)).write_text(ranges))
+            with warnings.catch_warnings(), _children_without_signals():
                 warnings.simplefilter("ignore")
                 request = dist_checkpointing.save(state, str(folder), async_sharded_save=True)
             assert request is not None
-            if request.async_fn is not None:  # else this process has nothing to write
-                request = _summed_up(request, folder)
+            if request.async_fn is not None:  # otherwise this process writes nothing
+                request = _with_checksums(request, folder)
             request.add_finalize_fn(lambda: self._end(folder, step=step, about=about))
             self.queue.schedule_async_request(request)
         if not self.settings.asynchronous:
             self.wait()
 
-    def look(self) -> None:
-        """Make a checkpoint of what all processes have written, if they have. Raises as `wait` does."""
+    def poll(self) -> None:
+        """Complete the checkpoint if all processes have written their files. Raises as `wait`."""
         self._finish(is_waiting=False)
 
     def wait(self) -> None:
-        """Return when no checkpoint is on its way. Raises InputError where one could not be written."""
+        """Wait until no checkpoint is in progress. Raises InputError if one could not be written."""
         self._finish(is_waiting=True)
 
     def _finish(self, *, is_waiting: bool) -> None:
@@ -82,16 +82,16 @@ class Saver:
                 self.queue.maybe_finalize_async_calls(blocking=is_waiting)
 
     def _end(self, folder: Path, *, step: int, about: dict[str, Any]) -> None:
-        digests = self.peers.together(lambda: _sums_of_the_writer(folder))
+        digests = self.peers.together(lambda: _checksums_of_writer(folder))
         known = {name for written in digests for name in written}
-        others = self.peers.together(lambda: _sums(folder, known) if self.peers.rank == 0 else {})
+        others = self.peers.together(lambda: _other_checksums(folder, known) if self.peers.rank == 0 else {})
         keep = self.settings.keep
         end(folder, [*digests, *others], step=step, about=about, keep=keep, peers=self.peers)
 
 
 @contextmanager
 def _lost_writers(folder: Path) -> Iterator[None]:
-    """Megatron tells the first process alone what went wrong, and not what the operating system said of it."""
+    """Raise InputError with the errors of all processes, which Megatron reports only to the first one."""
     try:
         yield
     except CheckpointException as error:
@@ -102,8 +102,8 @@ def _lost_writers(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _summed_up(request: AsyncRequest, folder: Path) -> AsyncRequest:
-    """The request whose writer also leaves size and checksum of its files."""
+def _with_checksums(request: AsyncRequest, folder: Path) -> AsyncRequest:
+    """Return a request whose writer also writes sizes and checksums of its files."""
     _, buckets, _ = request.async_fn_args
     names = [name for _, name, _ in buckets]
     assert request.async_fn is not None
@@ -111,15 +111,15 @@ def _summed_up(request: AsyncRequest, folder: Path) -> AsyncRequest:
 
 
 def _write(write: Callable[..., None], folder: Path, names: list[str], *args: Any) -> None:
-    """What the forked process does."""
+    """Write the files and their checksums; runs in the forked process."""
     write(*args)
     if all((folder / name).is_file() for name in names):
         sums = json.dumps(files.digests(folder, names))
-        (folder / f"{SUMS}{dist.get_rank()}").write_text(sums, encoding="utf-8")
+        (folder / f"{CHECKSUMS}{dist.get_rank()}").write_text(sums, encoding="utf-8")
 
 
-def _sums_of_the_writer(folder: Path) -> files.Digests:
-    path = folder / f"{SUMS}{dist.get_rank()}"
+def _checksums_of_writer(folder: Path) -> files.Digests:
+    path = folder / f"{CHECKSUMS}{dist.get_rank()}"
     if not path.exists():
         return {}
     sums = json.loads(path.read_text(encoding="utf-8"))
@@ -127,15 +127,15 @@ def _sums_of_the_writer(folder: Path) -> files.Digests:
     return sums
 
 
-def _sums(folder: Path, known: set[str]) -> files.Digests:
-    """Of what Megatron writes besides the tensors."""
+def _other_checksums(folder: Path, known: set[str]) -> files.Digests:
+    """Return the checksums of the files that Megatron writes besides tensors."""
     return files.digests(folder, sorted(set(files.names(folder)) - known))
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started here do not hear what asks a training to stop: Megatron's queue of results outlives it."""
-    resource_tracker.ensure_running()  # or its start would lift the mask
+def _children_without_signals() -> Iterator[None]:
+    """Block stop signals in processes that are started here: Megatron's result queue must survive them."""
+    resource_tracker.ensure_running()  # its later start would lift the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
         yield

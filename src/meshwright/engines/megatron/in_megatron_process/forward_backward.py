@@ -1,7 +1,7 @@
-"""Batches in our order through Megatron's schedules.
+"""Forward and backward passes by Megatron's schedules, with batches in Meshwright's order.
 
-A micro-batch is tokens, labels (negative where none counts), positions, and a mask where one document may not look
-into another. Losses are sums over labels; Megatron divides gradients by the labels of the whole global batch.
+A micro-batch has tokens, labels (negative where untrained), positions, and a mask between documents. Losses are sums
+over labels; Megatron divides gradients by the number of labels in the global batch.
 
 S tokens of a sequence, B sequences, V vocabulary of this process.
 """
@@ -20,8 +20,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from torch import Tensor
 
-from meshwright.engines.megatron.in_megatron_process.layers import Router
-from meshwright.engines.megatron.in_megatron_process.model import Parts
+from meshwright.engines.megatron.in_megatron_process.layers import Fp32Router
+from meshwright.engines.megatron.in_megatron_process.model import ModelAndOptimizer
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.data import Batch
@@ -29,20 +29,20 @@ from meshwright.training.models.token_layout import attention_mask
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
-    """The passes of a step, and the loss without them."""
+class ForwardBackward:
+    """The forward and backward passes of a step, or only its loss."""
 
     run: Run
     plan: Plan
-    parts: Parts
+    parts: ModelAndOptimizer
     device: torch.device
 
     def loss(self, batch: Batch, *, forward_only: bool = False) -> float:
-        """The mean loss of the global batch of which `batch` is this process's part; gradients are added up."""
+        """Return the mean loss of the global batch; accumulate gradients. `batch` is this process's part of it."""
         if self.run.train.balance_loss:
-            self._tell_routers(batch)
+            self._set_label_ratio(batch)
         micros = list(batch.micro_batches(self.plan.micro_batch))
-        chunks = self.parts.chunks
+        chunks: list[Any] = [*self.parts.chunks]
         iterators = [iter(micros) for _ in chunks]
         found = get_forward_backward_func()(
             forward_step_func=self._forward,
@@ -53,21 +53,22 @@ class Passes:
             micro_batch_size=self.plan.micro_batch,
             forward_only=forward_only,
         )
-        return self._mean([kept["loss_and_labels"] for kept in found])
+        return self._mean([step["loss_and_labels"] for step in found])
 
-    def _tell_routers(self, batch: Batch) -> None:
+    def _set_label_ratio(self, batch: Batch) -> None:
+        """Set the ratio of trained labels to tokens in the routers."""
         labels = torch.tensor(batch.num_trained_tokens, device=self.device)
         dist.all_reduce(labels, group=parallel_state.get_data_parallel_group())
-        for stage in self.parts.plain:
+        for stage in self.parts.unwrapped:
             for module in stage.modules():
-                if isinstance(module, Router):
+                if isinstance(module, Fp32Router):
                     module.labels_per_token = labels.item() / self.run.tokens_per_step
 
     def _mean(self, found: list[Tensor]) -> float:
-        """The last stage knows the losses of its part; all processes learn the mean of all."""
+        """Return the mean of all processes' losses, which only the last stages know."""
         zero = torch.zeros(2, dtype=torch.float64, device=self.device)
-        total = torch.stack([zero, *(kept.double() for kept in found)]).sum(dim=0)
-        dist.all_reduce(total)  # tensor ranks count the same labels alike, other stages none
+        total = torch.stack([zero, *(one.double() for one in found)]).sum(dim=0)
+        dist.all_reduce(total)  # all tensor ranks count the same labels, other stages none
         loss, labels = total.tolist()
         return loss / max(1.0, labels)
 
@@ -77,7 +78,7 @@ class Passes:
         return out, partial(self._losses, batch.labels_BT)
 
     def _losses(self, labels_BS: Tensor, logits_BSV: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The summed loss, the labels that count, and both for the log."""
+        """Return the summed loss, the number of trained labels, and both for the log."""
         counts_BS = labels_BS >= 0
         logits_BSV = self._without_padding(logits_BSV.float())
         losses_SB = vocab_parallel_cross_entropy(
@@ -88,7 +89,7 @@ class Passes:
         return loss, num_labels, {"loss_and_labels": kept}
 
     def _without_padding(self, logits_BSV: Tensor) -> Tensor:
-        """Rows that fill the vocabulary up to a multiple of the tensor ranks get no probability."""
+        """Mask the logits of rows that pad the vocabulary to a multiple of the tensor ranks."""
         width = logits_BSV.shape[-1]
         first = parallel_state.get_tensor_model_parallel_rank() * width
         padded = torch.arange(first, first + width, device=logits_BSV.device) >= self.run.model.vocab
@@ -98,7 +99,7 @@ class Passes:
 
 
 def mask_of(batch: Batch) -> Tensor | None:
-    """True where a token may not look, as Megatron has it [B, 1, S, S]; None: plainly causal, one document."""
+    """Return Megatron's mask [B, 1, S, S], true for masked scores; None: causal, without document boundaries."""
     documents = batch.documents_BT
     if bool((documents == documents[:, :1]).all()):
         return None

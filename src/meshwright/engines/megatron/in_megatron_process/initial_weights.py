@@ -1,7 +1,7 @@
-"""First weights of Megatron's modules: those of the run's seed, or of Hugging Face safetensors.
+"""Initial weights of Megatron's modules: of the run's seed, or of Hugging Face safetensors.
 
-A process makes one whole tensor at a time, the same that the native engine starts from, and keeps the part that its
-module holds. Where that part lies in the whole is what Megatron's own sharded state says.
+A process creates one unsharded tensor at a time, equal to the native engine's, and keeps the shard of its module.
+Megatron's own sharded state contains the position of the shard.
 
 G key/value heads, H query heads, K width of a head, D hidden.
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
-from torch import Tensor, nn
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
 
 from meshwright.engines.megatron.megatron_core.tensor_names import (
     FUSED,
@@ -30,51 +31,52 @@ from meshwright.training.weights import family_of, file_names
 from meshwright.training.weights.reading import check_weights, tensors_of
 
 METADATA = {"non_homogeneous_layers": True, "singleton_local_shards": True}
-"""Of Megatron's checkpoints: every layer, every expert, gate and up each are a tensor with a name of its own."""
+"""Options of Megatron's checkpoints: layers, experts, gate and up are separate tensors with their own names."""
 
-Read = Callable[[TensorName], Tensor]
+ReadTensor = Callable[[TensorName], Tensor]
 
 
 def shapes_of(model: Model) -> dict[TensorName, tuple[int, ...]]:
-    """Every tensor of the whole model, as the native engine has it."""
+    """Return the shapes of all tensors of the whole model in the native engine."""
     built = build_model(model)
     return tensor_names(model, {name: tuple(tensor.shape) for name, tensor in tensors_of(built).items()})
 
 
-def first_weights(model: Model, *, seed: int, device: torch.device) -> Read:
-    """Those of the native engine's seed."""
+def seeded_weights(model: Model, *, seed: int, device: torch.device) -> ReadTensor:
+    """Return a function that creates the native engine's initial weights of `seed`."""
     shapes = shapes_of(model)
 
-    def read(place: TensorName) -> Tensor:
+    def read(tensor: TensorName) -> Tensor:
         return initial_weight(
-            model, place.name, shape=shapes[place], expert=place.expert, seed=seed, device=device
+            model, tensor.name, shape=shapes[tensor], expert=tensor.expert, seed=seed, device=device
         )
 
     return read
 
 
-def weights_in(folder: Path, model: Model) -> Read:
-    """Those of a Hugging Face folder. Raises InputError where it holds those of another model."""
+def stored_weights(folder: Path, model: Model) -> ReadTensor:
+    """Return a function that reads weights of a Hugging Face folder. Raises InputError for those of another model."""
     files, family = check_weights(folder, model), family_of(model)
 
-    def read(place: TensorName) -> Tensor:
-        names = file_names(model, place.name, family=family)
-        return files.read(names[place.expert or 0])
+    def read(tensor: TensorName) -> Tensor:
+        in_file = file_names(model, tensor.name, family=family)
+        return files.read(in_file[tensor.expert or 0])
 
     return read
 
 
 @torch.no_grad()
-def fill(module: nn.Module, model: Model, *, read: Read) -> None:
-    """Give every parameter and routing bias of a GPTModel, or of its stage, this process's part."""
-    places: dict[str, TensorName] = {}
-    for place in shapes_of(model):
-        places.setdefault(megatron_name(place), place)
+def fill(module: MegatronModule, model: Model, *, read: ReadTensor) -> None:
+    """Set every parameter and routing bias of a GPTModel, or of its stage, to its shard."""
+    names: dict[str, TensorName] = {}
+    for tensor in shapes_of(model):
+        names.setdefault(megatron_name(tensor), tensor)
     for shard in _shards(module.sharded_state_dict(metadata=dict(METADATA))):
-        if shard.key not in places:
-            raise InputError(f"Megatron has a tensor that no weights are known for: {shard.key}")
-        whole = _whole(places[shard.key], model, read=read)
-        shard.data.copy_(_part(whole, shard))
+        if shard.key not in names:
+            raise InputError(f"Megatron has a tensor without known weights: {shard.key}")
+        whole = _unsharded(names[shard.key], model, read=read)
+        assert shard.data is not None
+        shard.data.copy_(_shard_of(whole, shard))
 
 
 def _shards(state: dict[str, object]) -> Iterator[ShardedTensor]:
@@ -85,19 +87,19 @@ def _shards(state: dict[str, object]) -> Iterator[ShardedTensor]:
                 yield one
 
 
-def _part(whole: Tensor, shard: ShardedTensor) -> Tensor:
-    """What of `whole` the shard holds. Rows beyond it are Megatron's padding of the vocabulary: zero."""
+def _shard_of(whole: Tensor, shard: ShardedTensor) -> Tensor:
+    """Return the shard of `whole`. Rows beyond it are Megatron's padding of the vocabulary: zero."""
     if len(whole) < shard.global_shape[0]:
         whole = torch.cat([whole, whole.new_zeros(shard.global_shape[0] - len(whole), *whole.shape[1:])])
     where = (slice(o, o + n) for o, n in zip(shard.global_offset, shard.local_shape, strict=True))
     return whole[tuple(where)]
 
 
-def _whole(place: TensorName, model: Model, *, read: Read) -> Tensor:
-    """Megatron's whole tensor that holds `place`."""
-    if not is_fused(place):
-        return read(place)
-    stem = place.name.rpartition("attention.")[0]
+def _unsharded(tensor: TensorName, model: Model, *, read: ReadTensor) -> Tensor:
+    """Return Megatron's unsharded tensor that contains `tensor`."""
+    if not is_fused(tensor):
+        return read(tensor)
+    stem = tensor.name.rpartition("attention.")[0]
     query, key, value = (read(TensorName(name=stem + name)) for name in FUSED)
     width, num_groups = model.attention.head_dim, model.attention.num_kv_heads
     parts = [x.view(num_groups, -1, width, x.shape[-1]) for x in (query, key, value)]

@@ -1,8 +1,8 @@
-"""What stands in Megatron's layer specifications where Megatron's own part needs Transformer Engine.
+"""Modules for Megatron's layer specifications, in place of those that need Transformer Engine.
 
-Norm        Megatron's plain one refuses sequence parallelism
-Router      Megatron's product of router and tokens calls Transformer Engine; its balance loss counts too few tokens
-Attention   PyTorch's fused kernels; Megatron's plain one writes out all scores
+SequenceParallelRMSNorm   Megatron's norm without Transformer Engine refuses sequence parallelism
+Fp32Router                Megatron's router GEMM calls Transformer Engine; its balance loss counts too few tokens
+FusedAttention            PyTorch's fused kernels; Megatron's own attention stores all scores
 
 S tokens of a sequence, B sequences, H query heads, G key/value heads of this process, K and V widths of a head,
 N tokens, D hidden, E experts.
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class Norm(nn.RMSNorm):
-    """Its gradient is summed over tensor ranks where each of them sees a part of the tokens."""
+class SequenceParallelRMSNorm(nn.RMSNorm):
+    """RMSNorm whose gradient is summed over tensor ranks under sequence parallelism."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         device = torch.empty(0, device="cuda").device
@@ -32,28 +32,29 @@ class Norm(nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class Router(TopKRouter):
-    """Megatron's, its scores made by PyTorch in fp32, and its balance loss a mean over the tokens of the global batch.
+class Fp32Router(TopKRouter):
+    """Megatron's router with scores in fp32 by PyTorch and a balance loss per token of the global batch.
 
-    Megatron divides all gradients by the labels of the global batch, and multiplies this loss by tokens before. Until
-    0.18 by those of one sequence on one tensor rank, however many sequences and ranks have parts of it.
+    Megatron divides all gradients by the number of labels in the global batch, and multiplies this loss by a number of
+    tokens before. Until 0.18 these are the tokens of one sequence on one tensor rank, regardless of the number of
+    sequences and ranks that contribute.
     """
 
-    labels_per_token = 1.0  # labels that count over tokens, of the global batch; `Passes` sets it
+    labels_per_token = 1.0  # ratio of trained labels to tokens in the global batch; set by `ForwardBackward`
 
     def gating(self, input: Tensor) -> Tensor:
-        """Logits of all experts, fp32 [..., E]."""
+        """Return the logits of all experts, fp32 [..., E]."""
         return functional.linear(input.float(), self.weight.float())
 
     def attach_and_log_load_balancing_loss(self, activation: Tensor, *args: Any, **others: Any) -> Tensor:
-        """`activation` [N, E], whose backward pass also adds the gradient of the loss."""
-        tokens = len(activation) * self.tp_cp_group.size()  # the ranks of the group have parts of one loss
+        """Return `activation` [N, E], whose backward pass also adds the gradient of the loss."""
+        tokens = len(activation) * self.tp_cp_group.size()  # the loss is spread over the ranks of the group
         others["valid_token_count"] = tokens * self.labels_per_token
         return super().attach_and_log_load_balancing_loss(activation, *args, **others)
 
 
-class Attention(nn.Module):
-    """softmax(q k / sqrt(K)) v."""
+class FusedAttention(nn.Module):
+    """Attention, softmax(q k / sqrt(K)) v, by PyTorch's fused kernels."""
 
     def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: Any) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class Attention(nn.Module):
         attention_mask: Tensor | None,
         **_: Any,
     ) -> Tensor:
-        """[S, B, H V]. The mask [B, 1, S, S] is true where nothing is seen, as Megatron has it; None: causal."""
+        """Return [S, B, H V]. The mask [B, 1, S, S] is true for masked scores, as in Megatron; None: causal."""
         q_BHSK, k_BGSK, v_BGSV = (x.permute(1, 2, 0, 3) for x in (query_SBHK, key_SBGK, value_SBGV))
         repeats = q_BHSK.shape[1] // k_BGSK.shape[1]
         if repeats > 1:
@@ -83,18 +84,18 @@ class Attention(nn.Module):
 
 
 def layers_of(config: TransformerConfig, *, vp_stage: int | None) -> TransformerBlockSubmodules:
-    """The layers of a stage, Megatron's own but for the parts above."""
-    block = get_gpt_decoder_block_spec(
+    """Return the layer specifications of a stage: Megatron's own with the modules above."""
+    block: Any = get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
     )
-    block.layer_norm = Norm
+    block.layer_norm = SequenceParallelRMSNorm
     for layer in block.layer_specs:
         parts, attention = layer.submodules, layer.submodules.self_attention.submodules
-        parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+        parts.input_layernorm = parts.pre_mlp_layernorm = SequenceParallelRMSNorm
         for name in ("q_layernorm", "k_layernorm"):
             if getattr(attention, name) is not IdentityOp:
-                setattr(attention, name, Norm)
-        attention.core_attention = Attention
+                setattr(attention, name, SequenceParallelRMSNorm)
+        attention.core_attention = FusedAttention
         if parts.mlp.module is MoELayer:
-            parts.mlp.submodules.router = Router
+            parts.mlp.submodules.router = Fp32Router
     return block

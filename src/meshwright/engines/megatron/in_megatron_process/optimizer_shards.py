@@ -1,9 +1,8 @@
-"""Where the optimizer's states lie in a checkpoint, so that another plan finds its own among them.
+"""Positions of the optimizer's states in a checkpoint, with which another plan can load them.
 
-Megatron's cheap form of a shared optimizer's states is one of this plan's buckets. A piece says whose they are: a run
-of one part of a parameter, laid out flat, and the chunk of the files that holds each of its states. Every process
-writes those that it knows beside Megatron's files, and a process of another plan reads the runs that its own parts
-overlap.
+Megatron's inexpensive format of a sharded optimizer stores the buckets of the saving plan. A `StateRange` describes a
+range of a parameter's box, flattened, and the chunks of the files that contain its states. Every process writes its
+ranges to a file of its own. A process with another plan reads the ranges that overlap its own boxes.
 """
 
 from __future__ import annotations
@@ -28,21 +27,19 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from meshwright.engines.megatron.in_megatron_process.initial_weights import METADATA
-from meshwright.engines.megatron.in_megatron_process.model import Parts
+from meshwright.engines.megatron.in_megatron_process.model import ModelAndOptimizer
 from meshwright.engines.megatron.megatron_core.tensor_names import OUTSIDE_LAYERS
 from meshwright.errors import InputError
 
-NAME = "pieces-{rank}.json"
-STATES = ("exp_avg", "exp_avg_sq", "param")  # `param`: the fp32 weights, where they are kept apart
+FILE_NAME = "pieces-{rank}.json"
+STATES = ("exp_avg", "exp_avg_sq", "param")  # `param`: the fp32 weights, where they are separate
 STORED = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(exp_avg|exp_avg_sq|fp32_param)\.(.+)")
-PADDED = (
-    OUTSIDE_LAYERS["embedding.weight"],
-    OUTSIDE_LAYERS["head.weight"],
-)  # rows come and go with tensor ranks
+PADDED = (OUTSIDE_LAYERS["embedding.weight"], OUTSIDE_LAYERS["head.weight"])
+"""Tensors whose number of rows depends on the number of tensor ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TensorBox:
     """A box of one of Megatron's tensors."""
 
     key: str
@@ -51,26 +48,31 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """What the files hold in one place."""
+class StoredChunk:
+    """A chunk of a stored tensor."""
 
     name: str
     offset: tuple[int, ...]
-    skip: int = 0  # numbers of it before those of the piece
+    skip: int = 0  # elements of the chunk before those of the range
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Numbers `start` to `stop` of `part`, laid out flat."""
+class StateRange:
+    """Elements `start` to `stop` of the flattened `box`."""
 
-    part: Part
+    box: TensorBox
     start: int
     stop: int
-    chunks: dict[str, Chunk]  # by state
+    chunks: dict[str, StoredChunk]  # by state
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry of the file."""
+        values = asdict(self)
+        return {"part": values.pop("box")} | values
 
 
-def pieces_text(parts: Parts, state: dict[str, Any]) -> str:
-    """Those of a sharded state, as a file. Its optimizer's states are of the buckets' form, or not shared out."""
+def ranges_text(parts: ModelAndOptimizer, state: dict[str, Any]) -> str:
+    """Return the file of a sharded state's ranges. The optimizer's states are in buckets, or not sharded."""
     boxes, optimizers = _boxes(parts), parts.optimizer.chained_optimizers
     states = (
         [state["optimizer"]]
@@ -78,40 +80,40 @@ def pieces_text(parts: Parts, state: dict[str, Any]) -> str:
         else [state["optimizer"][i] for i in range(len(optimizers))]
     )
     found = [
-        piece
+        one
         for optimizer, held in zip(optimizers, states, strict=True)
-        for piece in (
-            _of_buckets(optimizer, held, boxes)
+        for one in (
+            _bucket_ranges(optimizer, held, boxes)
             if isinstance(optimizer, DistributedOptimizer)
-            else _of_tensors(held)
+            else _tensor_ranges(held)
         )
     ]
-    return json.dumps([asdict(piece) for piece in found])
+    return json.dumps([one.as_json() for one in found])
 
 
-def has_pieces(folder: Path) -> bool:
-    """Whether another plan can go on from the checkpoint there."""
-    return any(folder.glob(NAME.format(rank="*")))
+def has_ranges(folder: Path) -> bool:
+    """Return True if another plan can resume from the checkpoint in `folder`."""
+    return any(folder.glob(FILE_NAME.format(rank="*")))
 
 
 @torch.no_grad()
-def read_states(parts: Parts, folder: Path) -> None:
-    """Fill the optimizers' states of this process, which exist, from a checkpoint of any plan.
+def read_states(parts: ModelAndOptimizer, folder: Path) -> None:
+    """Fill the existing optimizer states of this process from a checkpoint of any plan.
 
-    Raises InputError where it does not hold all of them.
+    Raises InputError if it does not contain all of them.
     """
-    by_key: dict[str, dict[Part, list[Piece]]] = {}
-    for piece in _pieces(folder):
-        by_key.setdefault(piece.part.key, {}).setdefault(piece.part, []).append(piece)
+    by_key: dict[str, dict[TensorBox, list[StateRange]]] = {}
+    for one in _read_ranges(folder):
+        by_key.setdefault(one.box.key, {}).setdefault(one.box, []).append(one)
     boxes = _boxes(parts)
-    parts.optimizer.reload_model_params()  # of a checkpoint whose fp32 weights are the model's
+    parts.optimizer.reload_model_params()  # for a checkpoint whose fp32 weights are the model's
     for name in STATES:
         needed = {
-            saved: pieces
-            for mine in boxes.values()
-            for part, _ in mine
-            for saved, pieces in by_key.get(part.key, {}).items()
-            if _overlap(part, saved) is not None and name in pieces[0].chunks
+            saved: ranges
+            for own in boxes.values()
+            for box, _ in own
+            for saved, ranges in by_key.get(box.key, {}).items()
+            if _overlap(box, saved) is not None and name in ranges[0].chunks
         }
         if not needed and name == "param":
             continue
@@ -119,37 +121,37 @@ def read_states(parts: Parts, folder: Path) -> None:
         for optimizer in parts.optimizer.chained_optimizers:
             for parameter, main, start, stop in _layout(optimizer):
                 whole = torch.zeros(parameter.numel())
-                for part, first in boxes[parameter]:
-                    box = whole[first : first + math.prod(part.shape)].view(part.shape)
-                    _fill(box, part, held, name=name, folder=folder)
+                for box, first in boxes[parameter]:
+                    target = whole[first : first + math.prod(box.shape)].view(box.shape)
+                    _fill(target, box, held, name=name, folder=folder)
                 target = main if name == "param" else optimizer.optimizer.state[main][name]
                 target.copy_(whole[start:stop].view(target.shape))
 
 
-def _boxes(parts: Parts) -> dict[nn.Parameter, list[tuple[Part, int]]]:
-    """The parts that every parameter of this process holds, with their place in it laid out flat."""
-    found: dict[nn.Parameter, list[tuple[Part, int]]] = {}
-    for module in parts.plain:
+def _boxes(parts: ModelAndOptimizer) -> dict[nn.Parameter, list[tuple[TensorBox, int]]]:
+    """Return the boxes of every parameter of this process, with their offsets in the flattened parameter."""
+    found: dict[nn.Parameter, list[tuple[TensorBox, int]]] = {}
+    for module in parts.unwrapped:
         for value in module.sharded_state_dict(metadata=dict(METADATA)).values():
             if not isinstance(value, ShardedTensor | ShardedTensorFactory) or not isinstance(
                 value.data, nn.Parameter
             ):
                 continue
-            built = value.build() if isinstance(value, ShardedTensorFactory) else value
+            built: Any = value.build() if isinstance(value, ShardedTensorFactory) else value
             first, held = 0, []
             for shard in built if isinstance(built, list) else [built]:
-                held.append((_part(shard, key=shard.key), first))
+                held.append((_box_of(shard, key=shard.key), first))
                 first += math.prod(shard.local_shape)
             found[value.data] = held
     return found
 
 
-def _part(shard: ShardedTensor, *, key: str) -> Part:
-    return Part(key=key, offset=tuple(shard.global_offset), shape=tuple(shard.local_shape))
+def _box_of(shard: ShardedTensor, *, key: str) -> TensorBox:
+    return TensorBox(key=key, offset=tuple(shard.global_offset), shape=tuple(shard.local_shape))
 
 
 def _layout(optimizer: Any) -> Iterator[tuple[nn.Parameter, Tensor, int, int]]:
-    """A parameter, the fp32 tensor that the optimizer moves for it, and which numbers of it that one is."""
+    """Yield each parameter, the fp32 tensor that the optimizer updates for it, and its range in the parameter."""
     if isinstance(optimizer, DistributedOptimizer):
         for ranges in optimizer.gbuf_ranges:
             for bucket in (bucket for buckets in ranges.values() for bucket in buckets):
@@ -170,9 +172,12 @@ def _layout(optimizer: Any) -> Iterator[tuple[nn.Parameter, Tensor, int, int]]:
             yield parameter, main, 0, parameter.numel()
 
 
-def _of_buckets(
-    optimizer: DistributedOptimizer, state: dict[str, Any], boxes: dict[nn.Parameter, list[tuple[Part, int]]]
-) -> Iterator[Piece]:
+def _bucket_ranges(
+    optimizer: DistributedOptimizer,
+    state: dict[str, Any],
+    boxes: dict[nn.Parameter, list[tuple[TensorBox, int]]],
+) -> Iterator[StateRange]:
+    """Yield the ranges of states in buckets."""
     entries = [
         entry
         for index in range(len(optimizer.gbuf_ranges))
@@ -182,52 +187,52 @@ def _of_buckets(
         if not entry["padding"].unwrap()
     ]
     for entry, (parameter, _, start, stop) in zip(entries, _layout(optimizer), strict=True):
-        for part, first in boxes[parameter]:
-            low, high = max(first, start), min(first + math.prod(part.shape), stop)
+        for box, first in boxes[parameter]:
+            low, high = max(first, start), min(first + math.prod(box.shape), stop)
             if low < high:
                 chunks = {
-                    name: Chunk(
+                    name: StoredChunk(
                         name=entry[name].key, offset=tuple(entry[name].global_offset), skip=low - start
                     )
                     for name in STATES
                 }
-                yield Piece(part=part, start=low - first, stop=high - first, chunks=chunks)
+                yield StateRange(box=box, start=low - first, stop=high - first, chunks=chunks)
 
 
-def _of_tensors(state: dict[str, Any]) -> Iterator[Piece]:
-    """States shaped as their parameters are."""
-    chunks: dict[Part, dict[str, Chunk]] = {}
+def _tensor_ranges(state: dict[str, Any]) -> Iterator[StateRange]:
+    """Yield the ranges of states with the shapes of their parameters."""
+    chunks: dict[TensorBox, dict[str, StoredChunk]] = {}
     for value in nested_values(state):
         built = value.build() if isinstance(value, ShardedTensorFactory) else value
         for shard in built if isinstance(built, list) else [built]:
-            if isinstance(shard, ShardedTensor) and (said := STORED.fullmatch(shard.key)):
-                name = said[1].removeprefix("fp32_")
-                chunk = Chunk(name=shard.key, offset=tuple(shard.global_offset))
-                chunks.setdefault(_part(shard, key=said[2]), {})[name] = chunk
-    for part, held in chunks.items():
-        yield Piece(part=part, start=0, stop=math.prod(part.shape), chunks=held)
+            if isinstance(shard, ShardedTensor) and (found := STORED.fullmatch(shard.key)):
+                name = found[1].removeprefix("fp32_")
+                chunk = StoredChunk(name=shard.key, offset=tuple(shard.global_offset))
+                chunks.setdefault(_box_of(shard, key=found[2]), {})[name] = chunk
+    for box, held in chunks.items():
+        yield StateRange(box=box, start=0, stop=math.prod(box.shape), chunks=held)
 
 
-def _pieces(folder: Path) -> Iterator[Piece]:
-    """All, each once: ranks that have the same tensors know the same pieces of them."""
+def _read_ranges(folder: Path) -> Iterator[StateRange]:
+    """Yield all ranges once: ranks with the same tensors write the same ranges."""
     known = set()
-    for path in sorted(folder.glob(NAME.format(rank="*"))):
-        for said in json.loads(path.read_text(encoding="utf-8")):
-            box = said["part"]
-            part = Part(key=box["key"], offset=tuple(box["offset"]), shape=tuple(box["shape"]))
-            if (part, said["start"], said["stop"]) not in known:
-                known.add((part, said["start"], said["stop"]))
+    for path in sorted(folder.glob(FILE_NAME.format(rank="*"))):
+        for entry in json.loads(path.read_text(encoding="utf-8")):
+            part = entry["part"]
+            box = TensorBox(key=part["key"], offset=tuple(part["offset"]), shape=tuple(part["shape"]))
+            if (box, entry["start"], entry["stop"]) not in known:
+                known.add((box, entry["start"], entry["stop"]))
                 chunks = {
-                    name: Chunk(name=chunk["name"], offset=tuple(chunk["offset"]), skip=chunk["skip"])
-                    for name, chunk in said["chunks"].items()
+                    name: StoredChunk(name=chunk["name"], offset=tuple(chunk["offset"]), skip=chunk["skip"])
+                    for name, chunk in entry["chunks"].items()
                 }
-                yield Piece(part=part, start=said["start"], stop=said["stop"], chunks=chunks)
+                yield StateRange(box=box, start=entry["start"], stop=entry["stop"], chunks=chunks)
 
 
-def _overlap(mine: Part, saved: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Where both are the same numbers, in either; None: nowhere."""
+def _overlap(own: TensorBox, saved: TensorBox) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """Return the intersection of two boxes as slices of either; None: they are disjoint."""
     here, there = [], []
-    for a, m, b, n in zip(mine.offset, mine.shape, saved.offset, saved.shape, strict=True):
+    for a, m, b, n in zip(own.offset, own.shape, saved.offset, saved.shape, strict=True):
         low, high = max(a, b), min(a + m, b + n)
         if low >= high:
             return None
@@ -236,73 +241,74 @@ def _overlap(mine: Part, saved: Part) -> tuple[tuple[slice, ...], tuple[slice, .
     return tuple(here), tuple(there)
 
 
-def _fill(box: Tensor, part: Part, held: dict[Part, Tensor], *, name: str, folder: Path) -> None:
-    is_there = torch.zeros(part.shape, dtype=torch.bool)
-    for saved, numbers in held.items():
-        where = _overlap(part, saved) if saved.key == part.key else None
-        if where is not None:
-            box[where[0]] = numbers[where[1]]
-            is_there[where[0]] = True
-    if not is_there.all() and part.key not in PADDED:
+def _fill(target: Tensor, box: TensorBox, held: dict[TensorBox, Tensor], *, name: str, folder: Path) -> None:
+    """Copy the overlapping parts of stored boxes to `target`, whose position is `box`."""
+    is_filled = torch.zeros(box.shape, dtype=torch.bool)
+    for saved, values in held.items():
+        slices = _overlap(box, saved) if saved.key == box.key else None
+        if slices is not None:
+            target[slices[0]] = values[slices[1]]
+            is_filled[slices[0]] = True
+    if not is_filled.all() and box.key not in PADDED:
         raise InputError(
-            f"checkpoint {folder} does not hold all of {name} of {part.key}", hint="it is of another model"
+            f"checkpoint {folder} does not hold all of {name} of {box.key}", hint="it is of another model"
         )
 
 
-def _read(folder: Path, name: str, needed: dict[Part, list[Piece]]) -> dict[Part, Tensor]:
-    """One state of these parts, whole."""
-    held = {part: torch.zeros(math.prod(part.shape)) for part in needed}
-    runs = []
-    for part, pieces in needed.items():
-        for piece in pieces:
-            chunk, run = piece.chunks[name], held[part][piece.start : piece.stop]
+def _read(folder: Path, name: str, needed: dict[TensorBox, list[StateRange]]) -> dict[TensorBox, Tensor]:
+    """Read one state of the given boxes."""
+    held = {box: torch.zeros(math.prod(box.shape)) for box in needed}
+    reads = []
+    for box, ranges in needed.items():
+        for one in ranges:
+            chunk, target = one.chunks[name], held[box][one.start : one.stop]
             is_flat = len(chunk.offset) == 1
-            runs.append((chunk, run if is_flat else run.view(part.shape)))
-    load({}, storage_reader=FileSystemReader(folder), planner=_Runs(runs), no_dist=True)
-    return {part: numbers.view(part.shape) for part, numbers in held.items()}
+            reads.append((chunk, target if is_flat else target.view(box.shape)))
+    load({}, storage_reader=FileSystemReader(folder), planner=_ChunkReader(reads), no_dist=True)
+    return {box: values.view(box.shape) for box, values in held.items()}
 
 
-class _Runs(LoadPlanner):
+class _ChunkReader(LoadPlanner):
     """Reads parts of chunks into tensors."""
 
-    def __init__(self, runs: list[tuple[Chunk, Tensor]]) -> None:
-        self.runs = runs
+    def __init__(self, reads: list[tuple[StoredChunk, Tensor]]) -> None:
+        self.reads = reads
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Nothing: the runs are known."""
+        """Do nothing: the reads are known."""
 
     def create_local_plan(self) -> LoadPlan:
-        """An item a run."""
+        """Return a plan with one item per read."""
         return LoadPlan(
             [
                 ReadItem(
                     type=LoadItemType.TENSOR,
                     dest_index=MetadataIndex(str(index)),
-                    dest_offsets=torch.Size([0] * run.dim()),
+                    dest_offsets=torch.Size([0] * target.dim()),
                     storage_index=MetadataIndex(chunk.name, torch.Size(chunk.offset)),
-                    storage_offsets=torch.Size([chunk.skip, *[0] * (run.dim() - 1)]),
-                    lengths=run.shape,
+                    storage_offsets=torch.Size([chunk.skip, *[0] * (target.dim() - 1)]),
+                    lengths=target.shape,
                 )
-                for index, (chunk, run) in enumerate(self.runs)
+                for index, (chunk, target) in enumerate(self.reads)
             ]
         )
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Every process reads by itself."""
+        """Return the plan unchanged: every process reads independently."""
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """As it was."""
+        """Return the plan unchanged."""
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """There are none."""
+        """Do nothing: there are no bytes."""
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """Where the run goes."""
-        return self.runs[int(read_item.dest_index.fqn)][1]
+        """Return the target of a read."""
+        return self.reads[int(read_item.dest_index.fqn)][1]
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """It is there."""
+        """Do nothing: the target is filled in place."""

@@ -3,7 +3,7 @@
 for each step:   read the batch of this step (a pure function of seed and step)
                  forward and backward by Megatron's schedule          -> gradients, loss
                  Megatron's optimizer at the step's learning rate     -> gradient norm
-                 log; validate and save when it is time, in the background; stop where a signal asked for it
+                 log; validate and save (in the background) at their intervals; stop after a signal
 """
 
 from __future__ import annotations
@@ -22,15 +22,10 @@ from megatron.core import parallel_state
 
 from meshwright import runfile
 from meshwright.engines.external_record import ENDING, FACTS, STEPS, VALIDATION
-from meshwright.engines.megatron.in_megatron_process import (
-    checkpoint_state as states,
-)
-from meshwright.engines.megatron.in_megatron_process import (
-    optimizer_shards as pieces,
-)
-from meshwright.engines.megatron.in_megatron_process.checkpoint_saving import Saver
-from meshwright.engines.megatron.in_megatron_process.forward_backward import Passes
-from meshwright.engines.megatron.in_megatron_process.model import Parts, build
+from meshwright.engines.megatron.in_megatron_process import checkpoint_state, optimizer_shards
+from meshwright.engines.megatron.in_megatron_process.checkpoint_saving import BackgroundSaver
+from meshwright.engines.megatron.in_megatron_process.forward_backward import ForwardBackward
+from meshwright.engines.megatron.in_megatron_process.model import ModelAndOptimizer, build
 from meshwright.engines.megatron.lower import OUTPUT, SETTINGS
 from meshwright.errors import InputError
 from meshwright.records.training import Ending
@@ -46,7 +41,7 @@ from meshwright.training.weights import find_weights
 
 
 def train(path: Path) -> Ending:
-    """Train the run at `path` with the processes that are there; how it ended."""
+    """Train the run at `path` with the running processes; return the ending."""
     device = torch.empty(0, device="cuda").device
     devices.disable_malloc_trim(device)
     run = runfile.load(path)
@@ -54,38 +49,47 @@ def train(path: Path) -> Ending:
     settings = json.loads((path.parent / SETTINGS).read_text(encoding="utf-8"))
     with stop_on_signals() as request:
         parts = build(run, settings, device=device)
-        log = Log(path.parent / OUTPUT, device=device)
-        ending = Loop(run, run.plan, parts=parts, log=log, request=request, device=device).train()
+        log = MeasurementLog(path.parent / OUTPUT, device=device)
+        ending = MegatronTrainLoop(
+            run, run.plan, parts=parts, log=log, request=request, device=device
+        ).train()
         log.close()
     dist.barrier()
     parallel_state.destroy_model_parallel()
     return ending
 
 
-class Loop:
-    """One training: what it works with."""
+class MegatronTrainLoop:
+    """The loop of one training, with its model, data and checkpoints."""
 
     def __init__(
-        self, run: Run, plan: Plan, *, parts: Parts, log: Log, request: StopRequest, device: torch.device
+        self,
+        run: Run,
+        plan: Plan,
+        *,
+        parts: ModelAndOptimizer,
+        log: MeasurementLog,
+        request: StopRequest,
+        device: torch.device,
     ) -> None:
         assert run.num_steps is not None  # `check` refuses a run without
         self.run, self.parts, self.log, self.request = run, parts, log, request
         self.plan, self.num_steps = plan, run.num_steps
-        self.passes = Passes(run=run, plan=plan, parts=parts, device=device)
+        self.passes = ForwardBackward(run=run, plan=plan, parts=parts, device=device)
         self.device = device
         self.batches, self.validation = open_batches(run)
         weights = None if run.weights is None else find_weights(run.weights)
-        self.about = states.about(run, plan, weights=weights)
-        self.saver = None if run.train.checkpoint is None else Saver(run.train.checkpoint)
+        self.about = checkpoint_state.about(run, plan, weights=weights)
+        self.saver = None if run.train.checkpoint is None else BackgroundSaver(run.train.checkpoint)
 
     def train(self) -> Ending:
-        """All steps from the first, or from the newest checkpoint, to the last."""
+        """Train from the first step, or from the newest checkpoint, to the last step."""
         done = self._resume()
         ending = Ending.DONE
         for step, batch in zip(range(done, self.num_steps), self._read(done), strict=False):
             entry = self._step(step, batch)
             if self.saver is not None:
-                self.saver.look()
+                self.saver.poll()
                 entry["checkpoint_stall_s"] = self.saver.stalls.new_s()
             self.log.step(entry)
             if not (math.isfinite(entry["loss"]) and math.isfinite(entry["gradient_norm"])):
@@ -95,9 +99,9 @@ class Loop:
             is_last, is_asked = taken == self.num_steps, self._is_asked_to_stop()
             self._validate(taken, is_last=is_last)
             if self.saver and (is_last or is_asked or taken % self.saver.settings.every_steps == 0):
-                state = states.state_of(self.parts)
-                known = pieces.pieces_text(self.parts, state)
-                self.saver.save(state, pieces=known, step=taken, about=self.about)
+                state = checkpoint_state.state_of(self.parts)
+                ranges = optimizer_shards.ranges_text(self.parts, state)
+                self.saver.save(state, ranges=ranges, step=taken, about=self.about)
             if is_asked and not is_last:
                 ending = Ending.STOPPED
                 break
@@ -118,10 +122,11 @@ class Loop:
         self.parts.optimizer.zero_grad()
         loss = self.passes.loss(batch)
         rate = learning_rate(self.run.optimizer, step=step, num_steps=self.num_steps)
-        for group in self.parts.optimizer.param_groups:  # Megatron leaves both to its scheduler
+        for group in self.parts.optimizer.param_groups:  # in Megatron, its scheduler sets both
             group["lr"] = rate
             group["weight_decay"] = self.run.optimizer.weight_decay * group.get("wd_mult", 1.0)
         _, norm, _ = self.parts.optimizer.step()
+        assert norm is not None
         devices.synchronize(self.device)
         return {
             "step": step + 1,
@@ -132,7 +137,7 @@ class Loop:
         }
 
     def _is_asked_to_stop(self) -> bool:
-        """Whether any process was."""
+        """Return True if any process has received a stop signal."""
         asked = torch.tensor(float(self.request.asked), device=self.device)
         dist.all_reduce(asked)
         return asked.item() > 0
@@ -149,16 +154,16 @@ class Loop:
         self.log.validation({"step": taken, "validation_loss": sum(losses) / len(losses)})
 
     def _resume(self) -> int:
-        """Steps that are taken: the command refuses a folder with checkpoints unless it is to be resumed from."""
+        """Return the number of completed steps. Without `--resume`, a folder with checkpoints is refused earlier."""
         if self.saver is None or not checkpoint.checkpoints(self.saver.folder):
             return 0
         saved = checkpoint.newest(self.saver.folder)
-        states.load(self.parts, saved, plan=self.plan)
+        checkpoint_state.load(self.parts, saved, plan=self.plan)
         return saved.step
 
 
 def open_batches(run: Run) -> tuple[Batches, Batches | None]:
-    """The data of this process; the main one tokenises, the others wait and read what it wrote."""
+    """Return the data of this process. The main process tokenises, the others wait and read its files."""
     is_main = dist.get_rank() == 0
     if not is_main:
         dist.barrier()
@@ -180,13 +185,13 @@ def open_batches(run: Run) -> tuple[Batches, Batches | None]:
     return batches, replace(batches, samples=corpus.validation, is_shuffled=False)
 
 
-class Log:
-    """What the processes measure: the main one writes a line a step, each what it alone knows."""
+class MeasurementLog:
+    """Measurements: the main process writes one line per step, and every process a file of its own."""
 
     def __init__(self, folder: Path, *, device: torch.device) -> None:
         self.folder, self.device, self.rank = folder, device, dist.get_rank()
         self.step_s: list[float] = []
-        self.stall_s: float | None = None  # for checkpoints, where any are saved
+        self.stall_s: float | None = None  # total stall of checkpoints, if any are saved
         folder.mkdir(parents=True, exist_ok=True)
         if self.rank == 0:
             facts = {
@@ -197,28 +202,28 @@ class Log:
             (folder / ENDING).unlink(missing_ok=True)  # of a training that is resumed
 
     def step(self, entry: dict[str, Any]) -> None:
-        """Numbers of one step."""
+        """Write the measurements of one step."""
         self.step_s.append(entry["step_s"])
         measured = {"ended_s": time.time(), "memory_bytes": devices.peak_memory_bytes(self.device)}
         self._add(STEPS, entry | measured)
 
     def validation(self, entry: dict[str, Any]) -> None:
-        """The loss of an evaluation."""
+        """Write the loss of an evaluation."""
         self._add(VALIDATION, entry)
 
     def ending(self, ending: Ending) -> None:
-        """How it ended."""
+        """Write the ending of the training."""
         if self.rank == 0:
             (self.folder / ENDING).write_text(json.dumps({"ending": ending.value}), encoding="utf-8")
 
     def close(self) -> None:
-        """What this process alone knows."""
-        mine = {
+        """Write the measurements of this process."""
+        measured = {
             "step_s": self.step_s,
             "peak_memory_bytes": devices.peak_memory_bytes(self.device),
             "checkpoint_stall_s": self.stall_s,
         }
-        (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(mine), encoding="utf-8")
+        (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(measured), encoding="utf-8")
 
     def _add(self, name: str, entry: dict[str, Any]) -> None:
         if self.rank == 0:

@@ -2,10 +2,9 @@
 
     torchrun ... megatron_bridge.py [train.train_iters=10 ...]
 
-The configuration is whole, as ConfigContainer.to_yaml writes it and ConfigContainer.from_yaml reads it: it stands on no
-recipe. What is not said is at the default of its class. Values are those of `settings`; which section of
-ConfigContainer has a field of which name, with which default, is in `fields.json`, made by
-scripts/renew_bridge_names.py.
+The configuration is complete, as ConfigContainer.to_yaml writes it and ConfigContainer.from_yaml reads it. It is based
+on no recipe. Absent fields have the defaults of their classes. Values are those of `megatron_core`. The sections of
+ConfigContainer with their fields and defaults are in `fields.json`, created by scripts/renew_bridge_names.py.
 """
 
 from __future__ import annotations
@@ -18,27 +17,29 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.megatron_core.constructors import (
-    NARROW,
+    LOW_PRECISION,
     UNFUSED,
     Settings,
     loop,
     padded_vocab,
     settings_of,
 )
-from meshwright.engines.megatron.megatron_lm.arguments import lettered, token_files
+from meshwright.engines.megatron.megatron_lm.arguments import layout_letters, token_files
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
 CONTAINER = "megatron.bridge.training.config.ConfigContainer"
-SECTIONS = ("train", "validation", "checkpoint", "rng", "optimizer", "scheduler")  # whose fields `loop` has
-OF_NARROW = ("fp8", "fp8_recipe", "fp4", "fp4_recipe")
-BY_PRECISION = (
-    "bf16",
-    "params_dtype",
-    "pipeline_dtype",
-    *OF_NARROW,
-)  # mixed_precision sets them in all sections
-DIVISION = "969,30,1"  # training, validation, test: Megatron-LM's where nothing is said
+LOOP_SECTIONS = (
+    "train",
+    "validation",
+    "checkpoint",
+    "rng",
+    "optimizer",
+    "scheduler",
+)  # with fields of `loop`
+BY_PRECISION = ("bf16", "params_dtype", "pipeline_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
+"""Fields that mixed_precision sets in all sections."""
+DEFAULT_SPLIT = "969,30,1"  # training, validation, test: Megatron-LM's default
 BLOCK = "megatron.core.models.gpt.gpt_layer_specs.get_gpt_decoder_block_spec"
 LATENT = "megatron.bridge.models.mla_provider.MLAModelProvider"
 BF16 = {"_target_": "torch.bfloat16", "_call_": False}
@@ -63,21 +64,21 @@ if __name__ == "__main__":
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class BridgeSection:
     """One section of ConfigContainer."""
 
     target: str  # its class
-    fields: dict[str, Any]  # with their defaults; one that is no literal is its source behind an equals sign
-    computed: tuple[str, ...]  # fields that nobody sets
+    fields: dict[str, Any]  # with defaults; one that is not a literal is its source after an equals sign
+    computed: tuple[str, ...]  # fields that are computed, not set
     others: tuple[str, ...]  # fields of its other classes, and of an older release
-    latent: dict[str, Any]  # the model's: what is other with latent attention
+    latent: dict[str, Any]  # fields of the model that differ under latent attention
 
 
 @cache
-def sections() -> dict[str, Section]:
-    """Those of the release that `fields.json` names."""
+def sections() -> dict[str, BridgeSection]:
+    """Return the sections of the release in `fields.json`."""
     return {
-        name: Section(
+        name: BridgeSection(
             target=about["class"],
             fields=about["fields"],
             computed=tuple(about["computed"]),
@@ -94,19 +95,19 @@ def _release() -> dict[str, Any]:
 
 
 def configuration_text(run: Run, plan: Plan) -> str:
-    """The configuration as YAML."""
+    """Return the configuration as YAML."""
     from ruamel.yaml import YAML
 
     stream = StringIO()
     stream.write(f"# Of Megatron-Bridge {_release()['version']} with Megatron-Core {_release()['core']}\n")
     yaml = YAML()
-    yaml.width = 1000  # a layout of stages is one word
+    yaml.width = 1000  # keeps a pipeline layout on one line
     yaml.dump(configuration(run, plan), stream)
     return stream.getvalue()
 
 
 def configuration(run: Run, plan: Plan) -> dict[str, Any]:
-    """Values by section."""
+    """Return the values by section."""
     settings = settings_of(run, plan)
     found: dict[str, Settings] = {
         "model": _model(run, plan, settings["transformer"] | settings["gpt"]),
@@ -118,43 +119,43 @@ def configuration(run: Run, plan: Plan) -> dict[str, Any]:
         "logger": {},
     }
     decay = run.optimizer.weight_decay
-    found["scheduler"] = {"start_weight_decay": decay, "end_weight_decay": decay}  # it sets the optimizer's
+    found["scheduler"] = {"start_weight_decay": decay, "end_weight_decay": decay}  # replaces the optimizer's
     for key, value in loop(run, plan).items():
         if value is not None:
-            (section,) = [name for name in SECTIONS if key in sections()[name].fields][-1:]
+            (section,) = [name for name in LOOP_SECTIONS if key in sections()[name].fields][-1:]
             found.setdefault(section, {})[key] = value
     written: dict[str, Any] = {"_target_": CONTAINER}
     for name in sections():
         if name in found:
-            written[name] = _said(name, found[name])
+            written[name] = _written(name, found[name])
     if run.precision.name != "fp32":
         written["mixed_precision"] = _precision(run)
     return written
 
 
-def _said(section: str, values: Settings) -> Settings:
-    """Fields of a section that are said. Every name is one of its class."""
+def _written(section: str, values: Settings) -> Settings:
+    """Return the fields of a section that are written. Every name is a field of its class."""
     is_latent = values.get("multi_latent_attention", False)
     latent = sections()[section].latent if is_latent else {}
     known = sections()[section].fields | latent
     assert values.keys() <= known.keys(), values.keys() - known.keys()
-    said = {k: v for k, v in values.items() if v is not None or latent.get(k) is not None}
+    written = {k: v for k, v in values.items() if v is not None or latent.get(k) is not None}
     target = LATENT if is_latent else sections()[section].target
-    return {"_target_": target} | {k: v for k, v in said.items() if k not in BY_PRECISION}
+    return {"_target_": target} | {k: v for k, v in written.items() if k not in BY_PRECISION}
 
 
 def _precision(run: Run) -> str | Settings:
-    """Megatron-Bridge's own recipe for bf16, or that with narrow products; its other recipes leave out some layers."""
-    narrow = NARROW.get(run.precision.name)
-    if narrow is None:
+    """Megatron-Bridge's own recipe for bf16, extended by fp8 or fp4: its recipes for these exclude some layers."""
+    gemm_format = LOW_PRECISION.get(run.precision.name)
+    if gemm_format is None:
         return "bf16_mixed"
-    about = {"bf16": True, "params_dtype": BF16, "pipeline_dtype": BF16, **narrow}
-    return {"_target_": sections()["mixed_precision"].target} | about
+    settings = {"bf16": True, "params_dtype": BF16, "pipeline_dtype": BF16, **gemm_format}
+    return {"_target_": sections()["mixed_precision"].target} | settings
 
 
 def _optimizer(settings: Settings) -> Settings:
-    moments = {key: BF16 for key in ("exp_avg_dtype", "exp_avg_sq_dtype") if settings.get(key) == "bf16"}
-    return settings | moments
+    states = {key: BF16 for key in ("exp_avg_dtype", "exp_avg_sq_dtype") if settings.get(key) == "bf16"}
+    return settings | states
 
 
 def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
@@ -166,8 +167,8 @@ def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
         "activation_func": {"_target_": f"torch.nn.functional.{model['activation_func']}", "_call_": False},
     }
     if "pipeline_model_parallel_layout" in model:
-        model["pipeline_model_parallel_layout"] = lettered(model["pipeline_model_parallel_layout"])
-    if isinstance(model.get("moe_layer_freq"), list):  # the provider's own layers are all mixtures
+        model["pipeline_model_parallel_layout"] = layout_letters(model["pipeline_model_parallel_layout"])
+    if isinstance(model.get("moe_layer_freq"), list):  # by default, all layers of the provider have experts
         model["transformer_layer_spec"] = {
             "_target_": BLOCK,
             "_partial_": True,
@@ -177,7 +178,7 @@ def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
 
 
 def _data(run: Run) -> Settings:
-    """Token files of Megatron's, or its mock data; other data are for who starts it to say."""
+    """Megatron's token files or its mock data; ??? for other data, which the user must choose."""
     settings: Settings = {
         "seq_length": run.sequence_length,
         "random_seed": run.train.seed or 1234,
@@ -188,7 +189,7 @@ def _data(run: Run) -> Settings:
     }
     if run.data.source == "synthetic":
         return settings
-    return settings | {"data_path": token_files(run) or "???", "split": DIVISION}
+    return settings | {"data_path": token_files(run) or "???", "split": DEFAULT_SPLIT}
 
 
 def _tokenizer(run: Run) -> Settings:

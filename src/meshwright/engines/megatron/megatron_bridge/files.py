@@ -1,8 +1,8 @@
-"""Configurations of Megatron-Bridge, field by field: files that ConfigContainer writes, files of overrides, settings.
+"""Fields of Megatron-Bridge configurations: files written by ConfigContainer, files of overrides, settings.
 
-run_config.yaml                          what ConfigContainer.to_yaml and its checkpoints write: it says all
-"run_config.yaml more.yaml a.b=10"       overrides in files and behind them, the later counts
-"more.yaml model=llama3.1-8b"            overrides of a recipe, for the catalogue's model: they do not say its shapes
+run_config.yaml                          written by ConfigContainer.to_yaml and its checkpoints: complete
+"run_config.yaml more.yaml a.b=10"       overrides in files and after them; the last one counts
+"more.yaml model=llama3.1-8b"            overrides of a recipe without the model's shapes, for a model of the catalogue
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from meshwright.engines.megatron.megatron_bridge.configuration import CONTAINER, sections
-from meshwright.engines.megatron.megatron_lm.options import pieces_of
+from meshwright.engines.megatron.megatron_lm.options import split_source
 from meshwright.errors import InputError
 
 ENDINGS = (".yaml", ".yml")
@@ -25,7 +25,7 @@ DERIVED = {
     "validation.eval_global_batch_size": "train.global_batch_size",
     "validation.eval_micro_batch_size": "train.micro_batch_size",
 }
-"""Fields that are as others where nobody sets them."""
+"""Fields that have the value of another field if they are not set."""
 
 RECIPE = (
     "write it as YAML where Megatron-Bridge is installed: RECIPE().to_yaml('recipe.yaml'), or take run_config.yaml "
@@ -34,46 +34,47 @@ RECIPE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
-    """One value, plain: an enumeration, a number format or a function is its name."""
+class BridgeField:
+    """The value of a field. Enumerations, number formats and functions are represented by their names."""
 
     value: Any
-    line: int  # 0: behind the file
+    line: int  # 0: after the file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """All that a source says."""
+class GivenFields:
+    """The fields of a source, without defaults."""
 
     path: Path
-    fields: dict[str, Field]  # section.field
+    fields: dict[str, BridgeField]  # section.field
     targets: dict[str, str]  # classes of sections, without their modules
-    is_whole: bool  # ConfigContainer wrote it, not a person who changes a recipe
+    is_complete: bool  # written by ConfigContainer, not an override of a recipe
     model: str | None  # a model of the catalogue
 
 
-class Fields:
+class BridgeFields:
     """Values by section.field, with the defaults of the classes."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: GivenFields) -> None:
         self.given = given
-        said = {name: field.value for name, field in given.fields.items()}
-        self.is_latent = said.get(
-            "model.multi_latent_attention", False
-        )  # which the class of such models leaves off
+        values = {name: field.value for name, field in given.fields.items()}
+        # False by default even in the class of models with latent attention.
+        self.is_latent = values.get("model.multi_latent_attention", False)
         self.defaults = {
-            f"{name}.{key}": value for name, held in sections().items() for key, value in held.fields.items()
+            f"{name}.{key}": value
+            for name, section in sections().items()
+            for key, value in section.fields.items()
         }
         if given.targets.get("model") == "MLAModelProvider":
             self.defaults |= {f"model.{k}": v for k, v in sections()["model"].latent.items()}
-        self.values = self.defaults | said
+        self.values = self.defaults | values
 
     def __getitem__(self, name: str) -> Any:
         value = self.values.get(name)
         return _last_name(value) if _is_source(value) else value
 
-    def whole(self, name: str) -> int:
-        """A whole number; 0 for none. Raises InputError for anything else."""
+    def integer(self, name: str) -> int:
+        """Return a whole number; 0 for None. Raises InputError for anything else."""
         value = self[name] or 0
         if not isinstance(value, int):
             where = (
@@ -82,12 +83,12 @@ class Fields:
             raise InputError(f"{where}: {name} is not a whole number", got=value)
         return value
 
-    def said(self) -> list[str]:
-        """Those that are not at their default."""
+    def changed(self) -> list[str]:
+        """Return the names of fields that are not at their default."""
         return [name for name, field in self.given.fields.items() if not self._is_default(name, field.value)]
 
-    def says(self, section: str) -> bool:
-        """Whether anything of `section` is said."""
+    def has_section(self, section: str) -> bool:
+        """Return True if any field of `section` is given."""
         return section in self.given.targets or any(n.startswith(f"{section}.") for n in self.given.fields)
 
     def line(self, name: str) -> int:
@@ -102,67 +103,71 @@ class Fields:
         return value == default and isinstance(value, bool) == isinstance(default, bool)
 
 
-def _is_source(default: Any) -> bool:
-    """Whether a default is no literal: then it is known by its last name."""
+def _is_source(default: Any) -> TypeGuard[str]:
+    """Return True if a default is source code, not a literal; it is compared by its last name."""
     return isinstance(default, str) and default.startswith("=")
 
 
 def _last_name(source: str) -> str | None:
-    """Of `=torch.float32` it is `float32`; of a field that must be said, none."""
+    """Return `float32` for `=torch.float32`, and None for a required field."""
     return re.split(r"[.=]", source)[-1] or None
 
 
 def refuse_recipe(source: str) -> None:
-    """Raise InputError where `source` is a recipe: a Python file, a function of one, or its name."""
+    """Raise InputError if `source` is a recipe: a Python file, a function in one, or its name."""
     path = source.partition(" ")[0]
     if path.endswith((".py", "_config")) or (":" in path and not Path(path).exists()):
-        raise InputError("recipes of Megatron-Bridge are Python, which is not run", got=path, hint=RECIPE)
+        raise InputError(
+            "recipes of Megatron-Bridge are Python, which is not executed", got=path, hint=RECIPE
+        )
 
 
 def is_bridge_yaml(source: str) -> bool:
-    """Whether `source` is YAML of Megatron-Bridge: its keys are sections of ConfigContainer."""
+    """Return True if `source` is YAML of Megatron-Bridge: its keys are sections of ConfigContainer."""
     from ruamel.yaml import YAML, YAMLError
 
-    path = Path(pieces_of(source)[0])
+    path = Path(split_source(source)[0])
     if path.suffix not in ENDINGS:
         return False
     try:
         node = YAML().compose(path)
-    except (OSError, YAMLError, UnicodeDecodeError):  # whoever reads it says what is wrong
+    except (OSError, YAMLError, UnicodeDecodeError):  # the reader of the file reports the error
         return False
-    held = dict(_kinds(node))
-    return "_target_" in held or ("map" in held.values() and held.keys() <= sections().keys())
+    kinds = dict(_kinds(node))
+    return "_target_" in kinds or ("map" in kinds.values() and kinds.keys() <= sections().keys())
 
 
 def _kinds(node: Any) -> Iterator[tuple[str, str]]:
-    """Keys of a mapping, with what kind of value each has."""
+    """Yield the keys of a mapping with the kinds of their values."""
     if node is not None and node.tag.endswith(":map"):
         for key, value in node.value:
             yield str(key.value), value.tag.rpartition(":")[2]
 
 
-def read(source: str) -> Given:
-    """What `source` says. Raises InputError, with the line, for a name that Megatron-Bridge does not have."""
-    pieces = pieces_of(source)
-    paths = [piece for piece in pieces if "=" not in piece]
-    fields: dict[str, Field] = {}
+def read(source: str) -> GivenFields:
+    """Read the fields of `source`. Raises InputError, with the line, for a name that Megatron-Bridge does not have."""
+    parts = split_source(source)
+    paths = [part for part in parts if "=" not in part]
+    fields: dict[str, BridgeField] = {}
     targets: dict[str, str] = {}
-    model, is_whole = None, False
+    model, is_complete = None, False
     for path in map(Path, paths):
-        content = _loaded(path)
-        is_whole |= content.get("_target_") == CONTAINER
+        content = _load(path)
+        is_complete |= content.get("_target_") == CONTAINER
         for name, value, line in _flat(content):
             _add(name, value, fields=fields, targets=targets, where=f"{path}:{line}", line=line)
-    for piece in pieces:
-        name, equals, text = piece.lstrip("+").partition("=")
+    for part in parts:
+        name, equals, text = part.lstrip("+").partition("=")
         if equals and name == "model":
             model = text
         elif equals:
-            _add(name, _parsed(text), fields=fields, targets=targets, where="behind the file", line=0)
-    return Given(path=Path(paths[0]), fields=fields, targets=targets, is_whole=is_whole, model=model)
+            _add(name, _parse(text), fields=fields, targets=targets, where="after the file", line=0)
+    return GivenFields(
+        path=Path(paths[0]), fields=fields, targets=targets, is_complete=is_complete, model=model
+    )
 
 
-def _loaded(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> dict[str, Any]:
     from ruamel.yaml import YAML, YAMLError
 
     try:
@@ -176,7 +181,7 @@ def _loaded(path: Path) -> dict[str, Any]:
     return content
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     from ruamel.yaml import YAML, YAMLError
 
     try:
@@ -186,25 +191,25 @@ def _parsed(text: str) -> Any:
 
 
 def _flat(content: Any) -> Iterator[tuple[str, Any, int]]:
-    """Sections, and fields of sections, with their lines."""
-    for section, held in content.items():
+    """Yield sections and fields of sections with their lines."""
+    for section, fields in content.items():
         line = _line(content, section)
-        if not isinstance(held, dict):
-            yield str(section), held, line
+        if not isinstance(fields, dict):
+            yield str(section), fields, line
             continue
-        for key, value in held.items():
-            yield f"{section}.{key}", value, _line(held, key)
+        for key, value in fields.items():
+            yield f"{section}.{key}", value, _line(fields, key)
 
 
-def _line(held: Any, key: str) -> int:
+def _line(mapping: Any, key: str) -> int:
     try:
-        return held.lc.value(key)[0] + 1
-    except KeyError:  # `<<` has merged it
-        return held.lc.line + 1
+        return mapping.lc.value(key)[0] + 1
+    except KeyError:  # merged by `<<`
+        return mapping.lc.line + 1
 
 
 def _add(
-    name: str, value: Any, *, fields: dict[str, Field], targets: dict[str, str], where: str, line: int
+    name: str, value: Any, *, fields: dict[str, BridgeField], targets: dict[str, str], where: str, line: int
 ) -> None:
     section, _, key = name.partition(".")
     if section.startswith("_"):
@@ -214,15 +219,15 @@ def _add(
     if key == "_target_":
         targets[section] = str(value).rpartition(".")[2]
     elif key and not key.startswith("_"):
-        key = key.partition(".")[0]  # of a mapping inside, which no field that is read is
-        held = sections()[section]
-        known = (*held.fields, *held.others, *held.computed, *held.latent)
+        key = key.partition(".")[0]  # of a nested mapping; no imported field is one
+        declared = sections()[section]
+        known = (*declared.fields, *declared.others, *declared.computed, *declared.latent)
         if key not in known and f"{section}.{key}" not in DISTILLATION:
             raise _unknown(name, key, known=known, where=where)
-        if key not in held.computed:
-            fields[f"{section}.{key}"] = Field(value=plain(value), line=line)
+        if key not in declared.computed:
+            fields[f"{section}.{key}"] = BridgeField(value=plain(value), line=line)
     elif not key and value is not None:
-        fields[section] = Field(value=plain(value), line=line)
+        fields[section] = BridgeField(value=plain(value), line=line)
 
 
 def _unknown(name: str, key: str, *, known: Any, where: str) -> InputError:
@@ -231,12 +236,12 @@ def _unknown(name: str, key: str, *, known: Any, where: str) -> InputError:
     return InputError(
         f"{where}: Megatron-Bridge has no such field",
         got=name,
-        hint=f"{hint}it leaves out what it does not know",
+        hint=f"{hint}it ignores unknown fields",
     )
 
 
 def plain(value: Any) -> Any:
-    """A value as one writes it on the command line.
+    """Return a value as it is written on the command line.
 
     >>> plain({"_target_": "torch.nn.functional.silu", "_call_": False})
     'silu'

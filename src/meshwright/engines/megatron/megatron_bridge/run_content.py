@@ -1,7 +1,7 @@
-"""Configurations of Megatron-Bridge as run files: its fields in the words of Megatron-LM's options, then as those.
+"""Configurations of Megatron-Bridge as run files: its fields become options of Megatron-LM, and these a run file.
 
-`bridge_files` says where fields are read from, `importing` what becomes of options. Most names are the same with dashes
-for underscores; messages are in the words of the configuration. What is not said is at the default of its class.
+`files` reads the fields, `megatron_lm` the options. Most names differ only by dashes for underscores. Messages use the
+names of the fields. Absent fields have the defaults of their classes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from meshwright import catalog
 from meshwright.engines.base import Imported
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
 from meshwright.engines.megatron.megatron_bridge.contradictions import contradictions
-from meshwright.engines.megatron.megatron_bridge.files import DISTILLATION, RECIPE, Fields, Given, read
-from meshwright.engines.megatron.megatron_lm.arguments import LETTERS, RENAMED, lettered
-from meshwright.engines.megatron.megatron_lm.options import ABOUT_THE_PROGRAM as OPTIONS_OF_THE_PROGRAM
-from meshwright.engines.megatron.megatron_lm.options import Option, Options
+from meshwright.engines.megatron.megatron_bridge.files import (
+    DISTILLATION,
+    RECIPE,
+    BridgeFields,
+    GivenFields,
+    read,
+)
+from meshwright.engines.megatron.megatron_lm.arguments import LETTERS, RENAMED, layout_letters
+from meshwright.engines.megatron.megatron_lm.options import IGNORED as IGNORED_OPTIONS
+from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, Option
 from meshwright.engines.megatron.megatron_lm.run_content import run_of_options
 from meshwright.errors import InputError
 
-SPELLED = RENAMED | {
+OPTION_NAMES = RENAMED | {
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
     "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
     "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
@@ -32,22 +38,32 @@ SPELLED = RENAMED | {
     "fp8": "fp8-format",
     "fp4": "fp4-format",
 }
-"""Fields that Megatron-LM's options call otherwise."""
+"""Options of Megatron-LM with other names, by field."""
 
 OPPOSITE = {
     "add_bias_linear": "disable-bias-linear",
     "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
 }
-ELSEWHERE = (
+COMBINED = (
     "model.bf16", "model.fp16", "model.fp8", "model.fp4", "optimizer.bf16", "optimizer.fp16", "optimizer.fp8_recipe",
     "model.activation_func", "model.gated_linear_unit", "model.vocab_size", "model.seq_length",
     "scheduler.start_weight_decay", "scheduler.end_weight_decay", "scheduler.max_steps", "optimizer.weight_decay",
     "train.eval_i", "validation.eval_i", "ddp.data_parallel_sharding_strategy",
 )  # fmt: skip
-"""Fields, or their beginnings, that are read together with others."""
+"""Fields, or their prefixes, that are read together with others."""
 
-READ = ("model", "train", "validation", "optimizer", "scheduler", "ddp", "dist", "checkpoint", "rng")
-"""Sections whose fields are options; of the others a few fields are read here, or they are about the program."""
+OPTION_SECTIONS = (
+    "model",
+    "train",
+    "validation",
+    "optimizer",
+    "scheduler",
+    "ddp",
+    "dist",
+    "checkpoint",
+    "rng",
+)
+"""Sections whose fields are options. Of other sections, only a few fields concern the training."""
 
 NAMES = """
     activation_func_fp8_input_store align_grad_reduce align_param_gather autocast_dtype average_in_collective
@@ -66,22 +82,22 @@ NAMES = """
     use_transformer_engine_full_layer_spec use_transformer_engine_op_fuser moe_hybridep_num_sms
     te_rng_tracker async_strategy preserve_fp32_weights
 """
-ABOUT_THE_PROGRAM = frozenset(NAMES.split())
-"""Fields about kernels, files and logs that no option of Megatron-LM has."""
+IGNORED = frozenset(NAMES.split())
+"""Fields of kernels, files and logs without an option of Megatron-LM."""
 
 PROVIDERS = re.compile(
     r"(GPT|MLA|Mistral)ModelProvider|GPTProvider\w+|MistralSmall3ModelProvider24B|KimiK2Provider|"
     r"(Code)?Llama(2|3|31|32)?ModelProvider\w*|Qwen(2|25|3|3MoE)ModelProvider\w*|MoonlightModelProvider16B|"
     r"DeepSeek(V2|V2Lite|V3)?ModelProvider|(GLMMoE|GLM45|GLM45Air)ModelProvider\w*"
 )
-"""Classes of models that are what their fields say."""
+"""Classes of models that are determined by their fields."""
 
 LAYERS = (
     "transformer_engine_layer_spec", "transformer_engine_full_layer_spec", "local_layer_spec",
     "get_gpt_decoder_block_spec", "get_gpt_layer_with_transformer_engine_spec", "quantization_layer_spec",
     "modelopt_transformer_layer_spec",
 )  # fmt: skip
-"""Specifications of layers beside the default one that do not make another model."""
+"""Specifications of layers, other than the default, that do not change the model."""
 
 DATA = ("GPTDatasetConfig", "MockGPTDatasetConfig")
 
@@ -92,81 +108,82 @@ ADAPTED = {
     "linear_fc1": ("gate", "up"),
     "linear_fc2": ("down",),
 }
-"""Tensors that Megatron holds as one, which its adapters adapt together."""
+"""Targets of adapters by Megatron's fused tensors, which have one adapter."""
 
 
 def import_configuration(source: str, *, cluster: str) -> Imported:
-    """The run that `source` describes on `cluster`.
+    """Return the run on `cluster` that `source` describes.
 
-    Raises InputError for what cannot be read or said in a run file.
+    Raises InputError for what cannot be read or expressed in a run file.
     """
     given = read(source)
-    said = {_option(name.partition(".")[2]): name for name in given.fields}
+    fields = {_option_name(name.partition(".")[2]): name for name in given.fields}
     try:
         options = _options(given)
         found = run_of_options(options, cluster=cluster, model=given.model)
         content = found.content | _adapters(given)
     except InputError as error:
-        hint = spelled(error.hint, said=said) if error.hint else None
-        raise InputError(spelled(error.message, said=said), hint=hint) from None
-    notes = [*contradictions(Fields(given)), *(spelled(note, said=said) for note in options.notes())]
+        hint = with_field_names(error.hint, fields=fields) if error.hint else None
+        raise InputError(with_field_names(error.message, fields=fields), hint=hint) from None
+    translated = [with_field_names(note, fields=fields) for note in options.notes()]
+    notes = [*contradictions(BridgeFields(given)), *translated]
     return Imported(content=content, notes=tuple(dict.fromkeys(notes)))
 
 
-def spelled(text: str, *, said: Mapping[str, str]) -> str:
-    """A message about options in the words of a configuration; `said` are its own fields by option.
+def with_field_names(text: str, *, fields: Mapping[str, str]) -> str:
+    """Replace names of options in a message by names of fields; `fields` are those of the configuration by option.
 
-    >>> spelled("--num-experts 8 is refused", said={})
+    >>> with_field_names("--num-experts 8 is refused", fields={})
     'model.num_moe_experts 8 is refused'
     """
-    known = _fields_of_options() | said
+    known = _fields_of_options() | dict(fields)
     text = re.sub(r"--([a-z][a-z0-9-]*)", lambda found: known.get(found[1], found[0]), text)
     text = text.replace("Megatron-LM", "Megatron-Bridge")
-    return text.replace("the arguments do", "the configuration does")
+    return text.replace("the arguments lack", "the configuration lacks")
 
 
 @cache
 def _fields_of_options() -> dict[str, str]:
-    """Fields by what their options are called; of one name in several sections the first."""
+    """Return the fields by their options; of a name in several sections, the first one."""
     found: dict[str, str] = {}
-    for section in (*READ, "dataset"):
-        held = sections()[section]
-        for key in (*held.fields, *held.latent, *held.others):
-            found.setdefault(_option(key), f"{section}.{key}")
+    for section in (*OPTION_SECTIONS, "dataset"):
+        declared = sections()[section]
+        for key in (*declared.fields, *declared.latent, *declared.others):
+            found.setdefault(_option_name(key), f"{section}.{key}")
     opposite = {option: f"model.{field}: false" for field, option in OPPOSITE.items()}
     others = {name.partition(".")[2]: name for name in DISTILLATION} | {"swiglu": "model.gated_linear_unit"}
     return found | opposite | others
 
 
-def _option(key: str) -> str:
-    return SPELLED.get(key, key.replace("_", "-"))
+def _option_name(key: str) -> str:
+    return OPTION_NAMES.get(key, key.replace("_", "-"))
 
 
-def _options(given: Given) -> Options:
-    """The fields of `given` as options; the later of two that mean one option counts."""
+def _options(given: GivenFields) -> MegatronOptions:
+    """Return the fields of `given` as options. Of two fields for one option, the later one counts."""
     _check_model(given)
-    fields = Fields(given)
+    fields = BridgeFields(given)
     found: dict[str, Option] = {}
-    for name in fields.said():
+    for name in fields.changed():
         section, _, key = name.partition(".")
-        option, words = OPPOSITE.get(key) or _option(key), _words(key, fields[name])
-        is_silent = key in ABOUT_THE_PROGRAM or option in OPTIONS_OF_THE_PROGRAM
-        is_silent |= name.startswith(ELSEWHERE) or fields[name] in LAYERS
-        if section in READ and words is not None and not is_silent:
-            found[option] = Option(values=tuple(words), line=fields.line(name))
-    lines = {_option(name.partition(".")[2]): field.line for name, field in given.fields.items()}
-    for option, value in _together(fields).items():
-        words = _words(option, value)
-        if words is not None:
-            found[option] = Option(values=tuple(words), line=lines.get(option, 0))
-    options = Options(found, path=given.path)
-    if not given.is_whole:
-        options.note("what these overrides do not say is at the default of its class, not of a recipe")
+        option, values = OPPOSITE.get(key) or _option_name(key), _values(key, fields[name])
+        is_ignored = key in IGNORED or option in IGNORED_OPTIONS
+        is_ignored |= name.startswith(COMBINED) or fields[name] in LAYERS
+        if section in OPTION_SECTIONS and values is not None and not is_ignored:
+            found[option] = Option(values=tuple(values), line=fields.line(name))
+    lines = {_option_name(name.partition(".")[2]): field.line for name, field in given.fields.items()}
+    for option, value in _combined(fields).items():
+        values = _values(option, value)
+        if values is not None:
+            found[option] = Option(values=tuple(values), line=lines.get(option, 0))
+    options = MegatronOptions(found, path=given.path)
+    if not given.is_complete:
+        options.note("fields that these overrides lack have the defaults of their classes, not of a recipe")
     return options
 
 
-def _words(key: str, value: Any) -> list[str] | None:
-    """What stands behind an option; None where there is none."""
+def _values(key: str, value: Any) -> list[str] | None:
+    """Return the values of an option; None: the option is absent."""
     if key in OPPOSITE:
         return None if value else []
     if value is None or value is False or value == []:
@@ -175,26 +192,26 @@ def _words(key: str, value: Any) -> list[str] | None:
         return []
     if key == "pipeline_model_parallel_layout" and isinstance(value, list):
         known = all(isinstance(stage, list) and {*stage} <= LETTERS.keys() for stage in value)
-        return [lettered(value) if known else str(value)]
+        return [layout_letters(value) if known else str(value)]
     if key == "moe_layer_freq":
         return [str(value).replace(" ", "")]
     return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
 
-def _check_model(given: Given) -> None:
-    """Refuse models that are more than their fields, and files that say none."""
+def _check_model(given: GivenFields) -> None:
+    """Raise InputError for models that their fields do not determine, and for files without a model."""
     provider = given.targets.get("model", "GPTModelProvider")
     if not PROVIDERS.fullmatch(provider):
         raise InputError("a model that run files cannot express", got=provider)
     if given.model is None and "model.num_layers" not in given.fields:
         raise InputError(
-            f"{given.path} does not say the model: it changes a recipe",
+            f"{given.path} does not contain the model: it changes a recipe",
             hint=f'name the model, "{given.path.name} model=llama3.1-8b", or put the recipe before it; {RECIPE}',
         )
 
 
-def _together(fields: Fields) -> dict[str, Any]:
-    """Options that several fields say, or whose default is another than the field's."""
+def _combined(fields: BridgeFields) -> dict[str, Any]:
+    """Return options that depend on several fields, or whose default differs from the field's."""
     return {
         **_model(fields),
         **_precision(fields),
@@ -203,29 +220,29 @@ def _together(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _model(fields: Fields) -> dict[str, Any]:
+def _model(fields: BridgeFields) -> dict[str, Any]:
     activation, is_gated = fields["model.activation_func"], bool(fields["model.gated_linear_unit"])
     if (activation, is_gated) not in (("silu", True), ("gelu", False), ("fast_gelu", False)):
         got = f"model.activation_func {activation} {'with' if is_gated else 'without'} a gate"
         raise InputError("a model that run files cannot express", got=got)
     shapes = _shapes(fields)
     experts = shapes.get("num-experts") or fields["model.num_moe_experts"]
-    tensor = fields.whole("model.tensor_model_parallel_size")
-    divided = fields["model.expert_tensor_parallel_size"]
-    if experts and divided is None:
-        divided = 1 if fields.whole("model.expert_model_parallel_size") > 1 else tensor
+    tensor = fields.integer("model.tensor_model_parallel_size")
+    expert_tensor = fields["model.expert_tensor_parallel_size"]
+    if experts and expert_tensor is None:
+        expert_tensor = 1 if fields.integer("model.expert_model_parallel_size") > 1 else tensor
     latent = ("multi_latent_attention", "q_lora_rank", "kv_lora_rank", "rotary_scaling_factor")
     return {
         "swiglu": is_gated,
         "group-query-attention": bool(fields["model.num_query_groups"]),
-        "expert-tensor-parallel-size": divided,
+        "expert-tensor-parallel-size": expert_tensor,
         "rope-scaling-factor": fields["model.rope_scaling_factor"] if fields["model.rope_scaling"] else None,
-        **({_option(name): fields[f"model.{name}"] for name in latent} if fields.is_latent else {}),
+        **({_option_name(name): fields[f"model.{name}"] for name in latent} if fields.is_latent else {}),
         **shapes,
     }
 
 
-def _shapes(fields: Fields) -> dict[str, Any]:
+def _shapes(fields: BridgeFields) -> dict[str, Any]:
     if fields.given.model is not None:
         known = catalog.model(fields.given.model)
         experts = known.experts.num_experts if known.experts is not None else None
@@ -234,45 +251,45 @@ def _shapes(fields: Fields) -> dict[str, Any]:
     vocab = (fields["tokenizer.vocab_size"] if null else None) or fields["model.vocab_size"]
     if not vocab:
         raise InputError(
-            "the vocabulary is what the tokenizer finds in its file",
-            hint=f'say how large it is: "{fields.given.path.name} model.vocab_size=32000"',
+            "the size of the vocabulary is in the file of the tokenizer",
+            hint=f'give the size: "{fields.given.path.name} model.vocab_size=32000"',
         )
     learned = fields["model.position_embedding_type"] == "learned_absolute"
     return {
         "vocab-size": vocab,
-        "ffn-hidden-size": fields["model.ffn_hidden_size"] or 4 * fields.whole("model.hidden_size"),
+        "ffn-hidden-size": fields["model.ffn_hidden_size"] or 4 * fields.integer("model.hidden_size"),
         "max-position-embeddings": fields["model.seq_length"] if learned else None,
     }
 
 
-def _precision(fields: Fields) -> dict[str, Any]:
-    """What `mixed_precision` says, which goes over what the model says."""
+def _precision(fields: BridgeFields) -> dict[str, Any]:
+    """Return the precision of `mixed_precision`, else of the model."""
     named = fields["mixed_precision"]
     if isinstance(named, str):
-        words = named.replace("-", "_").split("_")
-        if not {"bf16", "fp16"} & {*words}:
+        parts = named.replace("-", "_").split("_")
+        if not {"bf16", "fp16"} & {*parts}:
             raise InputError("a precision that run files do not support", got=f"mixed_precision {named}")
-        recipe = next((theirs for word, theirs in PRECISIONS.items() if word in words), None)
+        recipe = next((theirs for part, theirs in PRECISIONS.items() if part in parts), None)
         return {
-            "fp16": "fp16" in words,
-            "bf16": "bf16" in words,
+            "fp16": "fp16" in parts,
+            "bf16": "bf16" in parts,
             "fp8-format": "hybrid" if recipe else None,
             "fp8-recipe": recipe,
-            "fp4-format": "e2m1" if "nvfp4" in words else None,
+            "fp4-format": "e2m1" if "nvfp4" in parts else None,
         }
-    held = "mixed_precision" if fields.says("mixed_precision") else "model"
+    section = "mixed_precision" if fields.has_section("mixed_precision") else "model"
     return {
-        "fp16": fields[f"{held}.fp16"],
-        "bf16": fields[f"{held}.bf16"],
-        "fp8-format": fields[f"{held}.fp8"],
-        "fp8-recipe": fields[f"{held}.fp8_recipe"] if fields[f"{held}.fp8"] else None,
-        "fp4-format": fields[f"{held}.fp4"],
+        "fp16": fields[f"{section}.fp16"],
+        "bf16": fields[f"{section}.bf16"],
+        "fp8-format": fields[f"{section}.fp8"],
+        "fp8-recipe": fields[f"{section}.fp8_recipe"] if fields[f"{section}.fp8"] else None,
+        "fp4-format": fields[f"{section}.fp4"],
     }
 
 
-def _data(fields: Fields) -> dict[str, Any]:
-    """One file of tokens; all others are named in a note."""
-    length = fields["dataset.seq_length"] if fields.says("dataset") else None
+def _data(fields: BridgeFields) -> dict[str, Any]:
+    """Return the data: one file of tokens. Notes name all other data."""
+    length = fields["dataset.seq_length"] if fields.has_section("dataset") else None
     length = length or fields["dataset.sequence_length"] or fields["model.seq_length"]
     paths, blend = fields["dataset.data_path"] or [], fields["dataset.blend"]
     if isinstance(blend, list) and blend:
@@ -288,35 +305,35 @@ def _data(fields: Fields) -> dict[str, Any]:
         "seq-length": length,
         "data-path": paths or None,
         "train-data-path": blends or None,
-        **{_option(name): fields[f"dataset.{name}"] for name in masks},
+        **{_option_name(name): fields[f"dataset.{name}"] for name in masks},
     }
 
 
-def _training(fields: Fields) -> dict[str, Any]:
+def _training(fields: BridgeFields) -> dict[str, Any]:
     style, steps = fields["scheduler.lr_decay_style"], fields["scheduler.lr_decay_iters"]
-    falls = fields["scheduler.max_steps"] or steps
+    decay_steps = fields["scheduler.max_steps"] or steps
     sharded = fields["ddp.use_megatron_fsdp"] or fields["dist.use_megatron_fsdp"]
     batches = fields["train.eval_iters"] or fields["validation.eval_iters"]
     interval = fields["train.eval_interval"] or fields["validation.eval_interval"]
-    wsd = fields["scheduler.lr_wsd_decay_iters"] or falls or fields["train.train_iters"]
+    wsd = fields["scheduler.lr_wsd_decay_iters"] or decay_steps or fields["train.train_iters"]
     is_wsd = style == "WSD" and not fields["scheduler.lr_wsd_decay_samples"]
-    is_divided = fields["ddp.use_distributed_optimizer"] or fields["optimizer.use_distributed_optimizer"]
+    is_distributed = fields["ddp.use_distributed_optimizer"] or fields["optimizer.use_distributed_optimizer"]
     decay = fields["scheduler.end_weight_decay"]
     return {
-        "lr-decay-iters": falls,
+        "lr-decay-iters": decay_steps,
         "lr-wsd-decay-iters": wsd if is_wsd else None,
         "data-parallel-sharding-strategy": fields["ddp.data_parallel_sharding_strategy"] if sharded else None,
         "eval-iters": batches if batches and interval else None,
         "eval-interval": interval if batches and interval else None,
         "weight-decay": fields["optimizer.weight_decay"] if decay is None else decay,
-        "use-distributed-optimizer": is_divided,
+        "use-distributed-optimizer": is_distributed,
     }
 
 
-def _adapters(given: Given) -> dict[str, Any]:
-    """Adapters of LoRA, as the run file's task."""
-    kind, fields = given.targets.get("peft", "LoRA"), Fields(given)
-    if not fields.says("peft"):
+def _adapters(given: GivenFields) -> dict[str, Any]:
+    """Return LoRA adapters as the run file's task."""
+    kind, fields = given.targets.get("peft", "LoRA"), BridgeFields(given)
+    if not fields.has_section("peft"):
         return {}
     if kind != "LoRA":
         raise InputError("adapters that run files cannot express", got=kind, allowed="LoRA")

@@ -1,15 +1,15 @@
-"""A run as the arguments of Megatron's constructors. Pure: Megatron need not be installed.
+"""A run as arguments of Megatron's constructors. Pure: Megatron need not be installed.
 
     parallel     parallel_state.initialize_model_parallel
     transformer  TransformerConfig
     gpt          GPTModel
     ddp          DistributedDataParallelConfig
     optimizer    OptimizerConfig
-    loop         what Megatron's own training loops ask beside these: `arguments` and `bridge` write it
+    loop         further settings of Megatron's own training loops, for `megatron_lm` and `megatron_bridge`
 
-Names are Megatron's. Number formats and the activation function are words here, which `model` turns into what they
-name. Fusions are off: they need Transformer Engine or Apex. So do latent attention, narrow numbers and narrow states,
-which are for `arguments` and `bridge` alone (`check_export`).
+Names are Megatron's. Number formats and the activation function are strings that `in_megatron_process.model` resolves.
+Fusions are off: they need Transformer Engine or Apex. So do latent attention, fp8, fp4 and 16-bit optimizer states,
+which only `megatron_lm` and `megatron_bridge` write (`check_export`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MODULES = {
     "moe": "moe",
     "shared_experts": "shared_experts",
 }
-"""Megatron's words for what selective recomputation names."""
+"""Megatron's names of the modules of selective recomputation."""
 
-NARROW = {
+LOW_PRECISION = {
     "fp8": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
     "fp8_blockwise": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
     "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
     "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }
-"""Of what the products of a precision are made, beside bf16."""
+"""Settings of the precisions with fp8 or fp4 GEMMs."""
 
 UNFUSED = (
     "apply_rope_fusion",
@@ -52,7 +52,7 @@ UNFUSED = (
 
 
 def settings_of(run: Run, plan: Plan) -> dict[str, Settings]:
-    """All of them, by constructor."""
+    """Return all arguments by constructor."""
     return {
         "parallel": parallel(plan),
         "transformer": transformer(run, plan),
@@ -63,7 +63,7 @@ def settings_of(run: Run, plan: Plan) -> dict[str, Settings]:
 
 
 def parallel(plan: Plan) -> Settings:
-    """The grid of processes."""
+    """Sizes of the process groups."""
     return {
         "tensor_model_parallel_size": plan.tensor,
         "pipeline_model_parallel_size": plan.pipeline,
@@ -75,7 +75,7 @@ def parallel(plan: Plan) -> Settings:
 
 
 def transformer(run: Run, plan: Plan) -> Settings:
-    """The model's shapes and numerics, and how it is divided."""
+    """The model's shapes, its number formats and its split over processes."""
     model = run.model
     shapes = {
         "num_layers": model.num_layers,
@@ -107,7 +107,7 @@ def _attention(model: Model) -> Settings:
     a, rope = model.attention, model.rope
     if a.kind is not AttentionKind.MLA:
         return {"num_query_groups": a.num_kv_heads, "kv_channels": a.head_dim, "qk_layernorm": a.qk_norm}
-    is_stretched = rope.scaling is RopeScaling.YARN
+    is_yarn = rope.scaling is RopeScaling.YARN
     latent = {
         "multi_latent_attention": True,
         "q_lora_rank": a.query_lora_rank or None,
@@ -116,9 +116,9 @@ def _attention(model: Model) -> Settings:
         "qk_pos_emb_head_dim": a.rope_head_dim,
         "v_head_dim": a.v_dim,
         "qk_layernorm": True,  # of the latents
-        "rope_type": "yarn" if is_stretched else "rope",
+        "rope_type": "yarn" if is_yarn else "rope",
     }
-    if not is_stretched:
+    if not is_yarn:
         return latent
     return latent | {
         "rotary_scaling_factor": rope.factor,
@@ -139,7 +139,7 @@ def _numerics(run: Run) -> Settings:
         "pipeline_dtype": dtype,
         "attention_softmax_in_fp32": True,
         "calculate_per_token_loss": True,  # one mean over the labels of the global batch
-        **NARROW.get(run.precision.name, {}),
+        **LOW_PRECISION.get(run.precision.name, {}),
         **dict.fromkeys(UNFUSED, False),
     }
 
@@ -159,7 +159,7 @@ def _experts(run: Run) -> Settings:
         "moe_router_load_balancing_type": "seq_aux_loss" if run.train.balance_loss else "none",
         "moe_aux_loss_coeff": run.train.balance_loss,
         "moe_router_score_function": x.router.value,
-        # Scores of the chosen experts alone add up to one; of all of them they do where they are not normalised.
+        # False: softmax over the chosen experts only. True: softmax over all experts, not normalised afterwards.
         "moe_router_pre_softmax": not sigmoid and not x.normalize_top_k,
         "moe_router_topk_scaling_factor": x.routed_scale if x.routed_scale != 1 else None,
         "moe_router_enable_expert_bias": sigmoid,
@@ -174,19 +174,18 @@ def _experts(run: Run) -> Settings:
 
 
 def _pipeline(run: Run, plan: Plan) -> Settings:
-    """Layers lie on stages as the planner costs them."""
+    """Assignment of layers to stages as in the planner's cost model."""
     if plan.pipeline == 1:
         return {}
     settings: Settings = {"pipeline_model_parallel_layout": layout(run.model, plan)}
-    if (
-        plan.virtual_pipeline > 1
-    ):  # of two stages both neighbours are one process: exchanges must keep their order
+    if plan.virtual_pipeline > 1:
+        # With two stages, both neighbours are one process: point-to-point operations must keep their order.
         settings |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     return settings
 
 
 def layout(model: Model, plan: Plan) -> list[list[str]]:
-    """What every stage holds, in the order of the model."""
+    """Parts of every stage, in the order of the model."""
     counts = plan.layers_per_stage or layers_per_stage(
         model.num_layers, plan.pipeline * plan.virtual_pipeline
     )
@@ -216,7 +215,7 @@ def _recompute(plan: Plan) -> Settings:
 
 
 def padded_vocab(model: Model, plan: Plan) -> int:
-    """Rows of the vocabulary's tables: a multiple of the processes that share them."""
+    """Rows of the embedding and the head: a multiple of the tensor ranks."""
     return -(-model.vocab // plan.tensor) * plan.tensor
 
 
@@ -236,18 +235,18 @@ def gpt(run: Run, plan: Plan) -> Settings:
 
 
 def data_parallel(plan: Plan) -> Settings:
-    """Gradients are added up in fp32, while the backward pass goes on; parameters are gathered during the next step."""
-    is_shared = plan.sharding is Sharding.OPTIMIZER
+    """Gradients are reduced in fp32 during the backward pass, parameters gathered during the next forward pass."""
+    is_sharded = plan.sharding is Sharding.OPTIMIZER
     return {
-        "use_distributed_optimizer": is_shared,
+        "use_distributed_optimizer": is_sharded,
         "grad_reduce_in_fp32": True,
         "overlap_grad_reduce": plan.data_shard > 1,
-        "overlap_param_gather": plan.data_shard > 1 and is_shared,
+        "overlap_param_gather": plan.data_shard > 1 and is_sharded,
     }
 
 
 def optimizer(run: Run, plan: Plan) -> Settings:
-    """AdamW. Vectors do not decay, which is Megatron's rule too; rates come step by step."""
+    """AdamW. Vectors have no weight decay, which is Megatron's rule too; learning rates are set step by step."""
     o = run.optimizer
     dtype = "fp32" if run.precision.name == "fp32" else "bf16"
     return {
@@ -262,11 +261,11 @@ def optimizer(run: Run, plan: Plan) -> Settings:
         "bf16": dtype == "bf16",
         "params_dtype": dtype,
         "use_distributed_optimizer": plan.sharding is Sharding.OPTIMIZER,
-        **(_narrow_states(o.states.value) if o.states is not StateFormat.FP32 else {}),
+        **(_state_formats(o.states.value) if o.states is not StateFormat.FP32 else {}),
     }
 
 
-def _narrow_states(dtype: str) -> Settings:
+def _state_formats(dtype: str) -> Settings:
     return {
         "use_precision_aware_optimizer": True,
         "exp_avg_dtype": dtype,
@@ -275,7 +274,7 @@ def _narrow_states(dtype: str) -> Settings:
 
 
 def loop(run: Run, plan: Plan) -> Settings:
-    """Batches, steps, checkpoints, evaluation and rates. None is not said."""
+    """Batches, steps, checkpoints, evaluation and learning rates. None is not written."""
     train, o = run.train, run.optimizer
     saves, evaluate = train.checkpoint, train.evaluate
     is_wsd = o.schedule is LearningRateSchedule.WSD
@@ -295,7 +294,7 @@ def loop(run: Run, plan: Plan) -> Settings:
         "lr_decay_style": "WSD" if is_wsd else o.schedule.value,
         "lr_decay_iters": run.num_steps,
         "lr_warmup_iters": o.warmup_steps,
-        "clip_grad": 0.0 if o.gradient_clip is None else None,  # 1.0 where it is not said
+        "clip_grad": 0.0 if o.gradient_clip is None else None,  # the default is 1.0
     }
     if is_wsd:
         assert run.num_steps is not None

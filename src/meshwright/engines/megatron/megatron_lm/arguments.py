@@ -1,10 +1,10 @@
-"""A run as arguments of Megatron-LM's `pretrain_gpt.py`, one a line. Pure.
+"""A run as arguments of Megatron-LM's `pretrain_gpt.py`, one per line. Pure.
 
     torchrun ... pretrain_gpt.py $(cat megatron_lm.args)
 
-Most of them are the constructors' arguments (`settings`) under their own names; which names its parser has, and how
-many values each takes, is in `options.json`. Megatron-LM shuffles by its own rule and has its own fusions, so that
-it trains the same model in the same plan, not the same batches.
+Most arguments have the names of the constructors' arguments (`megatron_core`). The names that its parser accepts, with
+the number of their values, are in `options.json`. Megatron-LM has its own shuffling and its own fusions: it trains the
+same model with the same plan, but not with the same batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RENAMED = {
     "fp8": "fp8-format",
     "fp4": "fp4-format",
 }
-OF_THE_LOOP = {  # set otherwise there, or by what other arguments say
+SET_OTHERWISE = {  # under other names, or by other arguments
     "activation_func", "gated_linear_unit", "add_bias_linear", "params_dtype", "pipeline_dtype", "vocab_size",
     "max_sequence_length", "share_embeddings_and_output_weights", "virtual_pipeline_model_parallel_size",
     "overlap_p2p_comm", "batch_p2p_comm", "decoupled_weight_decay", "rope_scaling", "grad_reduce_in_fp32", "lr",
@@ -37,45 +37,47 @@ LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 @cache
 def known_names() -> dict[str, str]:
-    """Options of Megatron-LM's parser: `nothing`, `one` or `several` values."""
+    """Return the options of Megatron-LM's parser with the number of their values: `nothing`, `one` or `several`."""
     path = Path(__file__).with_name("options.json")
     return json.loads(path.read_text(encoding="utf-8"))["names"]
 
 
 def arguments_text(run: Run, plan: Plan) -> str:
-    """The file."""
+    """Return the text of the file."""
     return "".join(f"{line}\n" for line in arguments(run, plan))
 
 
 def arguments(run: Run, plan: Plan) -> list[str]:
-    """Options with their values, one a line."""
+    """Return the options with their values as lines."""
     settings = settings_of(run, plan)
     merged: Settings = settings["transformer"] | settings["ddp"] | settings["optimizer"]
     merged |= {k: v for k, v in settings["gpt"].items() if k != "rotary_base"}
-    lines = [line for key, value in merged.items() if key not in OF_THE_LOOP for line in _option(key, value)]
+    lines = [
+        line for key, value in merged.items() if key not in SET_OTHERWISE for line in _option(key, value)
+    ]
     training = [line for key, value in loop(run, plan).items() for line in _option(key, value)]
     return [*lines, *_shape(run), *training, *_data(run)]
 
 
 def _option(key: str, value: Any) -> list[str]:
-    """One setting as an option; what is off, or not said, is left out."""
+    """Return a setting as a line; no line for False and None."""
     if value is None or value is False:
         return []
     name = RENAMED.get(key, key.replace("_", "-"))
     if value is True:
         return [f"--{name}"]
     if key == "pipeline_model_parallel_layout":
-        return [f"--{name} {lettered(value)}"]
+        return [f"--{name} {layout_letters(value)}"]
     if key == "moe_layer_freq" and isinstance(value, list):
         return [f"--{name} ([0]*{value.count(0)}+[1]*{value.count(1)})"]
-    words = " ".join(map(str, value)) if isinstance(value, list) else value
-    return [f"--{name} {words}"]
+    text = " ".join(map(str, value)) if isinstance(value, list) else value
+    return [f"--{name} {text}"]
 
 
-def lettered(stages: list[list[str]]) -> str:
-    """A layout in Megatron's letters.
+def layout_letters(stages: list[list[str]]) -> str:
+    """Return a pipeline layout in Megatron's letters.
 
-    >>> lettered([["embedding", "decoder"], ["decoder", "loss"]])
+    >>> layout_letters([["embedding", "decoder"], ["decoder", "loss"]])
     'Et|tL'
     """
     return "|".join("".join(LETTERS[part] for part in stage) for stage in stages)
@@ -103,6 +105,6 @@ def _data(run: Run) -> list[str]:
 
 
 def token_files(run: Run) -> str | None:
-    """Where Megatron's token files lie, without their endings; other data are for who starts it to say."""
+    """Return the path of Megatron's token files without the ending; None: the user must choose the data."""
     source = run.data.source
     return source[:-4] if source.endswith((".bin", ".idx")) else None

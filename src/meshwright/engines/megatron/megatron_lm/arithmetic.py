@@ -1,4 +1,4 @@
-"""Sums of whole numbers and lists of them, as arguments hold them: `([0]*3+[1]*58)`, `8*4`. Nothing else is run."""
+"""Evaluation of integer and list expressions in arguments: `([0]*3+[1]*58)`, `8*4`. Nothing else is evaluate."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ OPERATIONS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,  # as the shell divides
+    ast.Div: operator.floordiv,  # as in the shell
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-LONGEST = 10_000  # layers of a pattern
+MAX_LENGTH = 10_000  # of a list: layers of a pattern
 
 
-def evaluated(text: str, *, what: str) -> Any:
-    """The number or the list. Raises InputError for anything else."""
+def evaluate(text: str, *, what: str) -> Any:
+    """Return the integer or the list. Raises InputError for anything else."""
     try:
         found = _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, TypeError, ValueError, ZeroDivisionError, RecursionError):
-        raise InputError(f"{what}: not a sum of whole numbers", got=text) from None
+        raise InputError(f"{what}: not an expression of whole numbers", got=text) from None
     return found
 
 
-def whole(text: str, *, what: str) -> int:
-    """The number."""
-    found = evaluated(text, what=what)
+def evaluate_integer(text: str, *, what: str) -> int:
+    """Return the integer. Raises InputError for anything else."""
+    found = evaluate(text, what=what)
     if not isinstance(found, int):
         raise InputError(f"{what}: not a whole number", got=text)
     return found
@@ -45,7 +45,7 @@ def _value(node: ast.expr) -> Any:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATIONS:
             first, second = _value(left), _value(right)
             for count, other in ((first, second), (second, first)):
-                if isinstance(count, int) and isinstance(other, list) and count * len(other) > LONGEST:
+                if isinstance(count, int) and isinstance(other, list) and count * len(other) > MAX_LENGTH:
                     raise ValueError
             return OPERATIONS[type(op)](first, second)
     raise ValueError

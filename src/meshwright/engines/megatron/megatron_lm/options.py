@@ -1,8 +1,8 @@
-"""Options of Megatron-LM's `pretrain_gpt.py`, each taken once: out of a shell script, a file of arguments, or YAML.
+"""Options of Megatron-LM's `pretrain_gpt.py`, read from a shell script, a file of arguments, or YAML.
 
-train.sh             a script that calls it; `"train.sh TP=4 --vocab-size 32000"` sets a name and adds an option
-megatron_lm.args     its options alone, as `export` writes them
-model_config.yaml    `MODEL_ARGS: {--num-layers: 12}`, as Megatron-LM's own tests have them
+train.sh             a script that calls it; `"train.sh TP=4 --vocab-size 32000"` sets a variable and adds an option
+megatron_lm.args     only the options, as `export` writes them
+model_config.yaml    `MODEL_ARGS: {--num-layers: 12}`, as in Megatron-LM's own tests
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
-from meshwright.engines.megatron.shell_scripts.scripts import Word, called, words_of
+from meshwright.engines.megatron.shell_scripts.scripts import program_arguments, script_arguments
+from meshwright.engines.megatron.shell_scripts.statements import Word
 from meshwright.errors import InputError
 from meshwright.units import parse_number
 
@@ -42,8 +43,8 @@ NAMES = """
     no-create-attention-mask-in-dataloader no-mmap-bin-files no-check-for-nan-in-loss-and-grad
     no-use-tokenizer-model-from-checkpoint-args no-ckpt-fully-parallel-save disable-gloo-process-groups
 """
-ABOUT_THE_PROGRAM = frozenset(NAMES.split())
-PREFIXES = (
+IGNORED = frozenset(NAMES.split())
+IGNORED_PREFIXES = (
     "ckpt-", "dist-ckpt-", "distributed-timeout-", "ft-", "inprocess-", "log-", "nccl-", "object-storage-",
     "one-logger-",
     "overlap-", "straggler-", "tensorboard-", "tiktoken-", "tokenizer-", "tp-comm-", "wandb-", "logging-level",
@@ -52,33 +53,34 @@ PREFIXES = (
     "exit-on-", "exit-signal-",
 )  # fmt: skip
 FUSION = "-fusion"
-"""Options about kernels, files and logs, not about what is trained."""
+"""Options of kernels, files and logs, which do not concern the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option with its values; a later one of the same name takes its place."""
+    """The values of an option, and the line of its last occurrence."""
 
     values: tuple[str, ...]
-    line: int
+    line: int  # 0: after the file name
 
 
-class Options:
-    """Options by name without dashes. What nobody takes becomes one note."""
+class MegatronOptions:
+    """Options by name without dashes. Those that nothing reads become one note."""
 
     def __init__(self, found: dict[str, Option], *, path: Path) -> None:
-        self.found, self.path, self.said = dict(found), path, []
+        self.unread, self.path = dict(found), path
         self.taken: dict[str, Option] = {}
+        self._notes: list[str] = []
 
     def __contains__(self, name: str) -> bool:
-        return name in self.found or name in self.taken
+        return name in self.unread or name in self.taken
 
     def flag(self, name: str) -> bool:
-        """Whether it stands there."""
+        """Return True if the option is given."""
         return self._take(name) is not None
 
-    def word(self, name: str, default: str = "") -> str:
-        """Its one value."""
+    def text(self, name: str, default: str = "") -> str:
+        """Return the only value of an option."""
         option = self._take(name)
         if option is None:
             return default
@@ -86,58 +88,59 @@ class Options:
             raise InputError(f"{self.where(option)}: --{name} takes one value", got=" ".join(option.values))
         return option.values[0]
 
-    def words(self, name: str) -> tuple[str, ...]:
-        """All its values; none where it is not said."""
+    def values(self, name: str) -> tuple[str, ...]:
+        """Return all values of an option; none if it is absent."""
         option = self._take(name)
         return () if option is None else option.values
 
-    def whole(self, name: str, default: int) -> int:
-        """A whole number. Raises InputError, with the line, for a name that nobody has set."""
+    def integer(self, name: str, default: int) -> int:
+        """Return a whole number. Raises InputError, with the line, for an undefined variable."""
         number = self.number(name, default)
         if number != int(number):
             raise InputError(f"{self.where(self.taken[name])}: --{name} is not a whole number", got=number)
         return int(number)
 
     def number(self, name: str, default: float) -> float:
-        text = self.word(name)
+        """Return a finite number. Raises InputError, with the line, for an undefined variable."""
+        text = self.text(name)
         if not text:
             return default
         try:
             return parse_number(text)
         except ValueError:
             where = self.where(self.taken[name])
-            hint = f'set it behind the file: "{self.path.name} NAME=value"' if "$" in text else None
+            hint = f'set it after the file: "{self.path.name} NAME=value"' if "$" in text else None
             what = "cannot be expanded" if "$" in text else "is not a number"
             raise InputError(f"{where}: --{name} {what}", got=text, hint=hint) from None
 
     def where(self, option: Option) -> str:
-        return f"{self.path}:{option.line}" if option.line else "behind the file"
+        return f"{self.path}:{option.line}" if option.line else "after the file"
 
-    def note(self, words: str) -> None:
-        """Say something about what is not carried, or contradicts itself."""
-        self.said.append(words)
+    def note(self, text: str) -> None:
+        """Add a note on an option that is not carried over or contradicts another one."""
+        self._notes.append(text)
 
     def notes(self) -> list[str]:
-        """What was said, and the options that are left, in one line."""
-        left = [
+        """Return all notes, the last one on the options that nothing has read."""
+        unread = [
             " ".join((f"--{name}", *option.values))
-            for name, option in self.found.items()
-            if name not in ABOUT_THE_PROGRAM and not name.startswith(PREFIXES) and FUSION not in name
+            for name, option in self.unread.items()
+            if name not in IGNORED and not name.startswith(IGNORED_PREFIXES) and FUSION not in name
         ]
-        return [*self.said, f"not carried over: {', '.join(left)}"] if left else list(self.said)
+        return [*self._notes, f"not carried over: {', '.join(unread)}"] if unread else list(self._notes)
 
     def _take(self, name: str) -> Option | None:
-        if name in self.found:
-            self.taken[name] = self.found.pop(name)
+        if name in self.unread:
+            self.taken[name] = self.unread.pop(name)
         return self.taken.get(name)
 
 
-def read(source: str) -> Options:
-    """The options of `source`: a path, NAME=value and positional arguments of a script, and options after all."""
-    pieces = pieces_of(source)
-    path = Path(pieces[0])
-    at = next((k for k, piece in enumerate(pieces) if piece.startswith("--")), len(pieces))
-    given, more = pieces[1:at], [Word(text=piece, line=0) for piece in pieces[at:]]
+def read(source: str) -> MegatronOptions:
+    """Return the options of `source`: a path, a script's NAME=value and positional arguments, then further options."""
+    parts = split_source(source)
+    path = Path(parts[0])
+    at = next((k for k, part in enumerate(parts) if part.startswith("--")), len(parts))
+    given, more = parts[1:at], [Word(text=part, line=0) for part in parts[at:]]
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -145,39 +148,42 @@ def read(source: str) -> Options:
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text: {error}") from None
     if path.suffix in SCRIPT_ENDINGS:
-        return Options(parsed([*words_of(text, path=path, given=given), *more], path=path), path=path)
+        arguments = script_arguments(text, path=path, given=given)
+        return MegatronOptions(parse([*arguments, *more], path=path), path=path)
     if given:
         raise InputError(
-            "only scripts take names and arguments", got=" ".join(given), allowed="--option value"
+            "only scripts have variables and arguments", got=" ".join(given), allowed="--option value"
         )
-    words = _yaml_words(text, path=path) if path.suffix in YAML_ENDINGS else _plain_words(text, path=path)
-    return Options(parsed([*words, *more], path=path), path=path)
+    is_yaml = path.suffix in YAML_ENDINGS
+    arguments = _yaml_arguments(text, path=path) if is_yaml else _plain_arguments(text, path=path)
+    return MegatronOptions(parse([*arguments, *more], path=path), path=path)
 
 
-def pieces_of(source: str) -> list[str]:
-    """A path and what stands behind it. Raises InputError where a quotation is open, or nothing is named."""
+def split_source(source: str) -> list[str]:
+    """Split `source` into a path and what follows it. Raises InputError for open quotes and if it is empty."""
     try:
-        pieces = shlex.split(source)
+        parts = shlex.split(source)
     except ValueError as error:
-        raise InputError(f"the configuration cannot be told apart: {error}", got=source) from None
-    if not pieces:
+        raise InputError(f"the configuration cannot be split: {error}", got=source) from None
+    if not parts:
         raise InputError("no configuration is given", got=source)
-    return pieces
+    return parts
 
 
-def _plain_words(text: str, *, path: Path) -> list[Word]:
+def _plain_arguments(text: str, *, path: Path) -> list[Word]:
+    """Return the words of a file of arguments, or the arguments of the command that it contains."""
     words = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            pieces = shlex.split(line.rstrip().removesuffix("\\"), comments=True)
+            parts = shlex.split(line.rstrip().removesuffix("\\"), comments=True)
         except ValueError as error:
             raise InputError(f"{path}:{number}: {error}") from None
-        words += [Word(text=piece, line=number) for piece in pieces]
-    return called(words) or words  # a whole command, too
+        words += [Word(text=part, line=number) for part in parts]
+    return program_arguments(words) or words
 
 
-def _yaml_words(text: str, *, path: Path) -> list[Word]:
-    """Options of `MODEL_ARGS`. A name may stand there twice, as in some of Megatron-LM's own; the later one counts."""
+def _yaml_arguments(text: str, *, path: Path) -> list[Word]:
+    """Return the options of `MODEL_ARGS`. Of a repeated name, as in some files of Megatron-LM, the later one counts."""
     from ruamel.yaml import YAML, YAMLError
 
     try:
@@ -186,7 +192,7 @@ def _yaml_words(text: str, *, path: Path) -> list[Word]:
         raise InputError(f"{path} is not YAML: {error}") from None
     given = [value for key, value, _ in _pairs(content) if key == "MODEL_ARGS"]
     if not given or not isinstance(given[0].value, list):
-        hint = "it has MODEL_ARGS: {--num-layers: 12, ...}, or sections of Megatron-Bridge's ConfigContainer alone"
+        hint = "it has MODEL_ARGS: {--num-layers: 12, ...}, or only sections of Megatron-Bridge's ConfigContainer"
         raise InputError(f"{path} is not a configuration of Megatron-LM", hint=hint)
     words = []
     for name, value, line in _pairs(given[0]):
@@ -198,14 +204,14 @@ def _yaml_words(text: str, *, path: Path) -> list[Word]:
             if kind == "seq"
             else []
             if kind == "bool"
-            else _divided(value.value)
+            else _listed(value.value)
         )
         words += [Word(text=item, line=line) for item in (name, *listed)]
     return words
 
 
 def _pairs(node: Any) -> Iterator[tuple[str, Any, int]]:
-    """Keys, values and lines of a mapping, those that `<<` merges first."""
+    """Yield keys, values and lines of a mapping, those merged by `<<` first."""
     for key, value in node.value if node is not None and node.tag.endswith(":map") else ():
         if key.value == "<<":
             yield from _pairs(value)
@@ -214,27 +220,27 @@ def _pairs(node: Any) -> Iterator[tuple[str, Any, int]]:
             yield key.value, value, key.start_mark.line + 1
 
 
-def _divided(text: str) -> list[str]:
-    """`"[384 384 97656250]"` is three values to Megatron-LM's tests, which escape what their shell would read."""
+def _listed(text: str) -> list[str]:
+    """Split `"[384 384 97656250]"` into three values. Megatron-LM's tests escape special characters of the shell."""
     text = text.replace("\\", "")
     if text.startswith("[") and text.endswith("]") and "*" not in text:
         return text[1:-1].split()
     return [text]
 
 
-def parsed(words: list[Word], *, path: Path) -> dict[str, Option]:
-    """Words as options. Raises InputError, with the line, for a name that Megatron-LM does not have."""
+def parse(words: list[Word], *, path: Path) -> dict[str, Option]:
+    """Parse words as options. Raises InputError, with the line, for a name that Megatron-LM does not have."""
     known = known_names()
     found: dict[str, Option] = {}
     name, k = "", 0
     while k < len(words):
         word = words[k]
-        where = f"{path}:{word.line}" if word.line else "behind the file"
+        where = f"{path}:{word.line}" if word.line else "after the file"
         if not word.text.startswith("--"):
             if word.text.startswith("$"):
-                hint = f'set it behind the file: "{path.name} NAME=value"'
+                hint = f'set it after the file: "{path.name} NAME=value"'
                 raise InputError(f"{where}: cannot be expanded", got=word.text, hint=hint)
-            raise InputError(f"{where}: stands behind no option that takes it", got=word.text)
+            raise InputError(f"{where}: a value without an option", got=word.text)
         name, equals, value = word.text.removeprefix("--").partition("=")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -245,7 +251,7 @@ def parsed(words: list[Word], *, path: Path) -> dict[str, Option]:
             values.append(words[k].text)
             k += 1
         if unknown := next((value for value in values[1:] if value.startswith("$")), None):
-            hint = f'it may hold options; set it behind the file: "{path.name} NAME=value"'
+            hint = f'it may contain options; set it after the file: "{path.name} NAME=value"'
             raise InputError(f"{where}: cannot be expanded", got=unknown, hint=hint)
         if (known[name] == "nothing") != (not values):
             takes = "no value" if known[name] == "nothing" else "a value"

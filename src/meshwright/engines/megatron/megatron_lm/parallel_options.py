@@ -1,4 +1,4 @@
-"""How options of Megatron-LM divide the work, as a run file's `parallel`."""
+"""The parallelism of Megatron-LM's options, as a run file's `parallel`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.megatron.megatron_core.constructors import MODULES
-from meshwright.engines.megatron.megatron_lm.arithmetic import LONGEST
-from meshwright.engines.megatron.megatron_lm.options import Options
+from meshwright.engines.megatron.megatron_lm.arithmetic import MAX_LENGTH
+from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
 from meshwright.errors import InputError
 
 STRATEGIES = {
@@ -23,8 +23,8 @@ LAYOUT = "pipeline-model-parallel-layout"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Degrees:
-    """How many devices share what."""
+class ParallelDegrees:
+    """Widths of the parallel dimensions."""
 
     tensor: int
     pipeline: int
@@ -34,34 +34,34 @@ class Degrees:
     data: int
 
     @classmethod
-    def of(cls, options: Options, *, num_devices: int) -> Degrees:
-        """Those of `options`. Raises InputError where they do not fit the devices."""
-        tensor = options.whole("tensor-model-parallel-size", 1)
-        pipeline = options.whole("pipeline-model-parallel-size", 1)
-        context = options.whole("context-parallel-size", 1)
-        expert = options.whole("expert-model-parallel-size", 1)
+    def of(cls, options: MegatronOptions, *, num_devices: int) -> ParallelDegrees:
+        """Return the degrees in `options`. Raises InputError if they do not fit the devices."""
+        tensor = options.integer("tensor-model-parallel-size", 1)
+        pipeline = options.integer("pipeline-model-parallel-size", 1)
+        context = options.integer("context-parallel-size", 1)
+        expert = options.integer("expert-model-parallel-size", 1)
         has_experts = "num-experts" in options
-        expert_tensor = options.whole("expert-tensor-parallel-size", tensor if has_experts else 1)
-        said = tensor * pipeline * context
+        expert_tensor = options.integer("expert-tensor-parallel-size", tensor if has_experts else 1)
+        given = tensor * pipeline * context
         if min(tensor, pipeline, context, expert, expert_tensor) < 1:
             raise InputError(
-                "degrees are counted from one", got=f"TP{tensor} PP{pipeline} CP{context} EP{expert}"
+                "degrees must be positive", got=f"TP{tensor} PP{pipeline} CP{context} EP{expert}"
             )
-        if num_devices % said:
-            got = f"tensor {tensor} x pipeline {pipeline} x context {context} = {said}"
+        if num_devices % given:
+            got = f"tensor {tensor} x pipeline {pipeline} x context {context} = {given}"
             raise InputError(f"degrees that do not divide the cluster's {num_devices} devices", got=got)
         ranks = num_devices // pipeline
         if has_experts and ranks % (expert * expert_tensor):
             got = f"expert {expert} x expert-tensor {expert_tensor} = {expert * expert_tensor}"
             raise InputError(f"degrees that do not divide the {ranks} devices of a pipeline stage", got=got)
         return cls(
-            tensor=tensor, pipeline=pipeline, context=context, data=num_devices // said,
+            tensor=tensor, pipeline=pipeline, context=context, data=num_devices // given,
             expert=expert if has_experts else 1, expert_tensor=expert_tensor if has_experts else 1,
         )  # fmt: skip
 
 
-def plan_section(options: Options, degrees: Degrees) -> dict[str, Any]:
-    """The plan, and notes on what contradicts itself."""
+def plan_section(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str, Any]:
+    """Return the plan; add notes on contradictions."""
     plan: dict[str, Any] = {
         "tensor": degrees.tensor, "context": degrees.context, "pipeline": degrees.pipeline,
         "expert": degrees.expert, "expert_tensor": degrees.expert_tensor, **_sharding(options, degrees.data),
@@ -77,11 +77,11 @@ def plan_section(options: Options, degrees: Degrees) -> dict[str, Any]:
             "experts under tensor parallelism need --sequence-parallel: Megatron-LM refuses them without"
         )
     if not has_experts:
-        wanted = [name for name in options.found if name.startswith("moe-")]
-        if options.whole("expert-model-parallel-size", 1) > 1 or wanted:
+        wanted = [name for name in options.unread if name.startswith("moe-")]
+        if options.integer("expert-model-parallel-size", 1) > 1 or wanted:
             options.note("options of experts have no effect without --num-experts")
         for name in wanted:
-            options.words(name)
+            options.values(name)
     plan |= _stages(options, degrees)
     plan["recompute"] = _recompute(options)
     if options.flag("optimizer-cpu-offload"):
@@ -89,17 +89,17 @@ def plan_section(options: Options, degrees: Degrees) -> dict[str, Any]:
     return plan
 
 
-def _sharding(options: Options, data: int) -> dict[str, Any]:
-    """What the data ranks share out."""
-    instances = options.whole("num-distributed-optimizer-instances", 1)
+def _sharding(options: MegatronOptions, data: int) -> dict[str, Any]:
+    """Return the sharding over data ranks."""
+    instances = options.integer("num-distributed-optimizer-instances", 1)
     sharding = "optimizer" if options.flag("use-distributed-optimizer") else "none"
-    strategy, own = (
-        options.word("data-parallel-sharding-strategy", "no_shard"),
+    strategy, is_megatron_fsdp = (
+        options.text("data-parallel-sharding-strategy", "no_shard"),
         options.flag("use-megatron-fsdp"),
     )
     if options.flag("use-torch-fsdp2"):
         sharding = "parameters"
-    elif own and strategy in STRATEGIES:
+    elif is_megatron_fsdp and strategy in STRATEGIES:
         sharding = STRATEGIES[strategy]
     elif strategy != "no_shard":
         options.note(
@@ -114,14 +114,14 @@ def _sharding(options: Options, data: int) -> dict[str, Any]:
     return {"data_shard": data // instances, "data_replicate": instances, "sharding": sharding}
 
 
-def _stages(options: Options, degrees: Degrees) -> dict[str, Any]:
-    """Virtual stages, and how the layers lie on all of them."""
-    layers, pipeline = options.whole("num-layers", 0), degrees.pipeline
-    per_chunk = options.whole("num-layers-per-virtual-pipeline-stage", 0)
-    chunks = options.whole("num-virtual-stages-per-pipeline-rank", 0)
-    first, last = (options.whole(f"decoder-{end}-pipeline-num-layers", 0) for end in ("first", "last"))
+def _stages(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str, Any]:
+    """Return the schedule, the virtual stages and the layers of each."""
+    layers, pipeline = options.integer("num-layers", 0), degrees.pipeline
+    per_chunk = options.integer("num-layers-per-virtual-pipeline-stage", 0)
+    chunks = options.integer("num-virtual-stages-per-pipeline-rank", 0)
+    first, last = (options.integer(f"decoder-{end}-pipeline-num-layers", 0) for end in ("first", "last"))
     ends = [options.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
-    layout = options.word(LAYOUT)
+    layout = options.text(LAYOUT)
     if pipeline == 1:
         if per_chunk or chunks > 1:
             options.note("virtual stages have no effect without --pipeline-model-parallel-size")
@@ -130,10 +130,10 @@ def _stages(options: Options, degrees: Degrees) -> dict[str, Any]:
         counts = _counts(layout)
         if len(counts) % pipeline or sum(counts) != layers:
             raise InputError(
-                f"--{LAYOUT} does not lay {layers} layers on {pipeline} ranks",
+                f"--{LAYOUT} does not assign {layers} layers to {pipeline} ranks",
                 got=f"{sum(counts)} layers in {len(counts)} stages",
             )
-        return _laid(counts, pipeline)
+        return _schedule(counts, pipeline)
     if per_chunk:
         if layers % pipeline or (layers // pipeline) % per_chunk:
             raise InputError(
@@ -141,11 +141,12 @@ def _stages(options: Options, degrees: Degrees) -> dict[str, Any]:
                 got=per_chunk,
             )
         chunks = layers // pipeline // per_chunk
-    return _laid(_even(layers, pipeline, max(1, chunks), first=first, last=last, ends=ends), pipeline)
+
+    return _schedule(_even(layers, pipeline, max(1, chunks), first=first, last=last, ends=ends), pipeline)
 
 
 def _even(layers: int, pipeline: int, chunks: int, *, first: int, last: int, ends: list[bool]) -> list[int]:
-    """Layers of every stage in the order of the model: equal, but on ranks for which something else is said."""
+    """Return the layers of every stage in the order of the model: equal, except for the ranks with other options."""
     stages = pipeline * chunks
     if first or last:
         rest = layers - first - last
@@ -162,37 +163,39 @@ def _even(layers: int, pipeline: int, chunks: int, *, first: int, last: int, end
     whole = layers + sum(ends)
     if whole % stages:
         raise InputError(f"{layers} layers cannot be split over {stages} stages",
-                         hint="Megatron-LM takes --pipeline-model-parallel-layout for that")  # fmt: skip
+                         hint="Megatron-LM has --pipeline-model-parallel-layout for that")  # fmt: skip
     counts = [whole // stages] * stages
     counts[0] -= ends[0]
     counts[-1] -= ends[1]
     return counts
 
 
-def _laid(counts: list[int], pipeline: int) -> dict[str, Any]:
+def _schedule(counts: list[int], pipeline: int) -> dict[str, Any]:
     chunks = len(counts) // pipeline
     section: dict[str, Any] = {"schedule": "1f1b"}
     if chunks > 1:
         section = {"virtual_pipeline": chunks, "schedule": "interleaved"}
-    usual = list(layers_per_stage(sum(counts), len(counts)))
-    return section if counts == usual else section | {"layers_per_stage": counts}
+    default = list(layers_per_stage(sum(counts), len(counts)))
+    return section if counts == default else section | {"layers_per_stage": counts}
 
 
 def _counts(layout: str) -> list[int]:
-    """Layers of every stage of `Et*3|(tt|)*2,tL`."""
+    """Return the layers of every stage of a layout such as `Et*3|(tt|)*2,tL`."""
     text = re.sub(r"[\s,]", "", layout)
     for repeated in (r"\(([^()]*)\)\*(\d+)", r"([A-Za-z|])\*(\d+)"):
-        text = re.sub(repeated, lambda found: found[1] * min(int(found[2]), LONGEST), text)[: 10 * LONGEST]
+        text = re.sub(repeated, lambda found: found[1] * min(int(found[2]), MAX_LENGTH), text)[
+            : 10 * MAX_LENGTH
+        ]
     if not re.fullmatch(r"[EtmL|]+", text):
         raise InputError(f"--{LAYOUT} cannot be read", got=layout, allowed="E, t, m, L, |, and (...)*n")
     return [stage.count("t") for stage in text.split("|")]
 
 
-def _recompute(options: Options) -> Any:
+def _recompute(options: MegatronOptions) -> Any:
     kind = "selective" if options.flag("recompute-activations") else ""
-    kind = options.word("recompute-granularity", kind)
-    method, count = options.word("recompute-method"), options.whole("recompute-num-layers", 0)
-    modules = options.words("recompute-modules") or ("core_attn",)
+    kind = options.text("recompute-granularity", kind)
+    method, count = options.text("recompute-method"), options.integer("recompute-num-layers", 0)
+    modules = options.values("recompute-modules") or ("core_attn",)
     if kind != "full" and (method or count):
         options.note(
             "--recompute-method and --recompute-num-layers have no effect without --recompute-granularity full"
@@ -206,7 +209,7 @@ def _recompute(options: Options) -> Any:
             return {"layers": count}
         if count > 1:
             options.note(
-                f"--recompute-num-layers {count}: inputs are kept of every layer, not of every group of them"
+                f"--recompute-num-layers {count}: the inputs of every layer are saved, not of every group of layers"
             )
         return "full"
     if kind == "selective":

@@ -1,4 +1,4 @@
-"""Blocks of a shell script as what `shell` reads: `case` as `if`, functions and texts behind `<<` left out.
+"""Blocks of a shell script in a form that `scripts` reads: `case` as `if`, without functions and here-documents.
 
 Lines keep their numbers.
 """
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from meshwright.errors import InputError
 
-TEXT_BEHIND = re.compile(r"(?<!<)<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
+HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 FUNCTION = re.compile(r"(\s*)(?:function\s+([\w-]+)\s*(?:\(\s*\))?|([\w-]+)\s*\(\s*\))\s*(\{.*)?$")
 CASE = re.compile(r"^(\s*)case\s+(\S+)\s+in\b", re.MULTILINE)
 PATTERNS = re.compile(r"\(?\s*((?:[^()\n\"']|\"[^\"]*\"|'[^']*')+)\)")
-PIECES = re.compile(
+CLAUSE_TOKENS = re.compile(
     r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<![^\s;])\#[^\n]*|\$\([^()]*\)|(?P<open>\bcase\b(?=\s+\S+\s+in\b))"""
     r"""|(?P<close>\besac\b)|(?P<end>;;)""",
     re.VERBOSE,
@@ -22,8 +22,8 @@ PIECES = re.compile(
 
 
 def without_blocks(text: str) -> tuple[str, dict[str, str]]:
-    """`text` with `if` for `case`, and the bodies of its functions by name, which are not in it any more."""
-    lines, functions = list(_without_texts(text.split("\n"))), {}
+    """Return `text` with `if` for `case` and without functions, and the bodies of the functions by name."""
+    lines, functions = list(_without_here_documents(text.split("\n"))), {}
     k = 0
     while k < len(lines):
         found = FUNCTION.match(lines[k])
@@ -36,21 +36,21 @@ def without_blocks(text: str) -> tuple[str, dict[str, str]]:
     return _without_cases("\n".join(lines)), functions
 
 
-def _without_texts(lines: list[str]) -> Iterator[str]:
-    """Lines; those behind `<<WORD` up to WORD are empty."""
+def _without_here_documents(lines: list[str]) -> Iterator[str]:
+    """Yield the lines; those of a here-document, from `<<WORD` to WORD, are empty."""
     until = ""
     for line in lines:
         if until:
             yield ""
             until = "" if line.strip() == until else until
             continue
-        found = None if line.lstrip().startswith("#") else TEXT_BEHIND.search(line)
+        found = None if line.lstrip().startswith("#") else HERE_DOCUMENT.search(line)
         yield line if found is None else line[: found.start()]
         until = found[2] if found else ""
 
 
 def _end_of_function(lines: list[str], begin: int, *, indent: str) -> int:
-    """The line that ends the function which begins at `begin`: a brace as far in as its name."""
+    """Return the last line of the function that begins at `begin`: a brace with the indentation of its name."""
     if lines[begin].rstrip().endswith("}"):
         return begin
     for k in range(begin + 1, len(lines)):
@@ -60,7 +60,7 @@ def _end_of_function(lines: list[str], begin: int, *, indent: str) -> int:
 
 
 def _without_cases(text: str) -> str:
-    """Every `case WORD in PATTERN) ...` as `if case WORD in PATTERN; then ...`."""
+    """Rewrite every `case WORD in PATTERN) ...` as `if case WORD in PATTERN; then ...`."""
     found = CASE.search(text)
     if found is None:
         return text
@@ -82,15 +82,15 @@ def _without_cases(text: str) -> str:
 
 
 def _end_of_clause(text: str, at: int) -> tuple[int, int]:
-    """Where a clause's commands end, and where the next clause, or `esac`, begins."""
+    """Return the end of a clause's commands and the begin of the next clause or `esac`."""
     depth = 0
-    for piece in PIECES.finditer(text, at):
-        if piece["open"]:
+    for token in CLAUSE_TOKENS.finditer(text, at):
+        if token["open"]:
             depth += 1
-        elif piece["close"] and depth:
+        elif token["close"] and depth:
             depth -= 1
-        elif piece["close"]:
-            return piece.start(), piece.start()
-        elif piece["end"] and not depth:
-            return piece.start(), piece.end()
+        elif token["close"]:
+            return token.start(), token.start()
+        elif token["end"] and not depth:
+            return token.start(), token.end()
     raise InputError(f"line {text.count(chr(10), 0, at) + 1}: a case is not closed")

@@ -17,10 +17,10 @@ from meshwright.engines.megatron.megatron_bridge.configuration import sections
 from meshwright.engines.megatron.megatron_bridge.contradictions import REFUSED
 from meshwright.engines.megatron.megatron_bridge.files import DERIVED
 from meshwright.engines.megatron.megatron_bridge.run_content import (
-    ABOUT_THE_PROGRAM,
-    ELSEWHERE,
+    COMBINED,
+    IGNORED,
     OPPOSITE,
-    SPELLED,
+    OPTION_NAMES,
 )
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
@@ -83,10 +83,10 @@ def test_a_plain_one(configuration):
 
 def test_every_name_here_is_one_of_theirs():
     known = {key for held in sections().values() for key in (*held.fields, *held.others, *held.latent)}
-    assert ABOUT_THE_PROGRAM | OPPOSITE.keys() | SPELLED.keys() <= known
+    assert IGNORED | OPPOSITE.keys() | OPTION_NAMES.keys() <= known
     full = {f"{section}.{key}" for section, held in sections().items() for key in held.fields}
     assert {name for pair in REFUSED for name in pair} | DERIVED.keys() | set(DERIVED.values()) <= full
-    assert all(any(name.startswith(beginning) for name in full) for beginning in ELSEWHERE)
+    assert all(any(name.startswith(beginning) for name in full) for beginning in COMBINED)
 
 
 def test_settings_behind_the_file_and_files_of_overrides(configuration, tmp_path):
@@ -105,7 +105,7 @@ def test_overrides_alone_need_a_model(tmp_path):
         "train: {train_iters: 9, global_batch_size: 8, micro_batch_size: 1}\noptimizer: {lr: 1e-4}\n"
         "dataset: {seq_length: 256}\nmodel: {seq_length: 256}\npeft: null\n"
     )
-    with pytest.raises(InputError, match="does not say the model") as caught:
+    with pytest.raises(InputError, match="does not contain the model") as caught:
         imported(str(path))
     assert 'more.yaml model=llama3.1-8b"' in caught.value.hint
     run, notes = imported(f"{path} model=mixtral-8x7b model.expert_model_parallel_size=4")
@@ -115,7 +115,7 @@ def test_overrides_alone_need_a_model(tmp_path):
         1,
         9,
     )
-    assert "at the default of its class, not of a recipe" in notes
+    assert "defaults of their classes, not of a recipe" in notes
 
 
 def test_latent_attention_has_defaults_of_its_own(configuration):
@@ -177,10 +177,10 @@ def test_data_and_checkpoints(configuration):
     assert notes == "evaluation is not carried over: 2 batches every 10 steps"
     run, notes = imported(configuration({"dataset.data_path": "a b"}))
     assert run.data.source == "synthetic"
-    assert "data of a b are not carried over" in notes
+    assert "data of a b is not carried over" in notes
     kind = "megatron.bridge.data.builders.gpt_sft.GPTSFTDatasetConfig"
     _, notes = imported(configuration({"dataset._target_": kind, "dataset.eod_mask_loss": True}))
-    assert "data of GPTSFTDatasetConfig are not" in notes
+    assert "data of GPTSFTDatasetConfig is not" in notes
     assert "not carried over: dataset.eod_mask_loss" in notes
 
 
@@ -212,10 +212,10 @@ def test_adapters(configuration):
         ({"model.seq_length": 64}, "model.seq_length 64 is not dataset.seq_length 128"),
         ({"model.sequence_parallel": True}, "model.sequence_parallel has no effect without tensor"),
         ({"model.moe_router_topk": 4}, "options of experts have no effect without model.num_moe_experts"),
-        ({"train.train_samples": 160}, "train.train_iters is said beside train.train_samples"),
-        ({"dist.use_megatron_fsdp": True, "dist.use_torch_fsdp2": True}, "dist.use_megatron_fsdp is said beside"),
-        ({"ddp.use_megatron_fsdp": True, "checkpoint.save": "c"}, "ckpt_format fsdp_dtensor alone"),
-        ({"model.fp16": True}, "model.fp16 has no effect: mixed_precision is otherwise"),
+        ({"train.train_samples": 160}, "train.train_iters and train.train_samples are both given"),
+        ({"dist.use_megatron_fsdp": True, "dist.use_torch_fsdp2": True}, "dist.use_torch_fsdp2 are both given"),
+        ({"ddp.use_megatron_fsdp": True, "checkpoint.save": "c"}, "needs checkpoint.ckpt_format fsdp_dtensor"),
+        ({"model.fp16": True}, "model.fp16 has no effect: mixed_precision differs"),
         ({"scheduler.start_weight_decay": 0.0}, "weight decay that begins with 0.0 is not carried over"),
         ({"model.init_method_std": 0.01}, "not carried over: model.init_method_std 0.01"),
         ({"model.teacher": {"seq_length": 4}}, "not carried over: model.teacher"),
@@ -239,11 +239,11 @@ def test_contradictions_are_noted(configuration, changes, words):
         ({"model._target_": "megatron.bridge.models.gemma.gemma_provider.GemmaModelProvider"}, "GemmaModelProvider"),
         ({"model.activation_func": "relu"}, "model.activation_func relu with a gate"),
         ({"model.window_size": [128, 0]}, "model.window_size"),
-        ({"model.vocab_size": None}, "the vocabulary is what the tokenizer finds"),
+        ({"model.vocab_size": None}, "the size of the vocabulary is in the file"),
         ({"model.hidden_size": "${oc.env:WIDTH}"}, re.escape("model.hidden_size")),
         ({"model.seq_length": [64]}, r"run_config.yaml:\d+: model.seq_length is not a whole number"),
         ({"dataset.seq_length": 1.5}, r"run_config.yaml:\d+: dataset.seq_length is not a whole number"),
-        ({"optimizer.lr": None}, "the configuration does not say optimizer.lr"),
+        ({"optimizer.lr": None}, "the configuration lacks optimizer.lr"),
         ({"optimizer.optimizer": "muon"}, "an optimizer that run files do not support"),
         ({"train.global_batch_size": 12}, "got 'train.global_batch_size 12'"),
         ({"model.pipeline_model_parallel_size": 2, "model.num_layers": 3}, "3 layers cannot be split over 2 stages"),
@@ -259,7 +259,7 @@ def test_what_is_refused(configuration, changes, words):
 def test_a_name_that_is_wrong_is_told_with_its_line(configuration):
     with pytest.raises(InputError, match=r"run_config.yaml:\d+: Megatron-Bridge has no") as caught:
         imported(configuration({"optimizer.learning_rate": 1.0, "train.train_iter": 1}))
-    assert caught.value.hint == "did you mean train_iters? it leaves out what it does not know"
+    assert caught.value.hint == "did you mean train_iters? it ignores unknown fields"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_recipes_are_python(source):
 
 def test_yaml_that_is_not_theirs_is_megatron_lms(tmp_path: Path):
     (tmp_path / "other.yaml").write_text("a: 1\n")
-    with pytest.raises(InputError, match="no configuration of Megatron-LM"):
+    with pytest.raises(InputError, match="is not a configuration of Megatron-LM"):
         imported(str(tmp_path / "other.yaml"))
     with pytest.raises(InputError, match="cannot read"):
         imported(str(tmp_path / "none.yaml"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.engines.megatron.megatron_lm.options import read
-from meshwright.engines.megatron.shell_scripts.scripts import words_of
+from meshwright.engines.megatron.shell_scripts.scripts import script_arguments
 from meshwright.errors import InputError
 
 CALL = 'torchrun --nproc_per_node 8 pretrain_gpt.py $A $B "$C" ${D[@]} $TP'
@@ -85,7 +85,7 @@ def test_the_same_words_reach_the_program(name, given, tmp_path):
     (tmp_path / "torchrun").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WORDS": str(tmp_path / "words")}
     subprocess.run(["bash", "-c", text, "train.sh", *given], env=environment, check=True, capture_output=True)
-    words = [word.text for word in words_of(text, path=Path("train.sh"), given=given)]
+    words = [word.text for word in script_arguments(text, path=Path("train.sh"), given=given)]
     words = [word for word in words if word not in ("$A", "$B", "$TP", "${D[@]}")]  # that nobody has set
     words = ["" if word == "$C" else word for word in words]
     assert words == (tmp_path / "words").read_text().removesuffix("\n").split("\n")
@@ -94,16 +94,16 @@ def test_the_same_words_reach_the_program(name, given, tmp_path):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("set_it() {\n  A=3\n}\nset_it\n", "train.sh:4: loops and functions that set names"),
-        ("for k in 1 2; do A=$k; done\n", "train.sh:1: loops and functions that set names"),
-        ("if command -v nvidia-smi; then A=3; fi\n", "train.sh:1: is set by what files there are"),
-        ("[ -f here ] && A=3\n", "train.sh:1: is set by what files there are"),
+        ("set_it() {\n  A=3\n}\nset_it\n", "train.sh:4: loops and functions that set variables"),
+        ("for k in 1 2; do A=$k; done\n", "train.sh:1: loops and functions that set variables"),
+        ("if command -v nvidia-smi; then A=3; fi\n", "train.sh:1: depends on the existence of files"),
+        ("[ -f here ] && A=3\n", "train.sh:1: depends on the existence of files"),
         ("case $1 in\n 8B) A=3 ;;\n", "a case that is not supported"),
     ],
 )
 def test_what_a_script_does_otherwise_is_refused_with_another_way(script, message):
     with pytest.raises(InputError, match=message) as caught:
-        words_of(f"{script}{CALL}\n", path=Path("train.sh"))
+        script_arguments(f"{script}{CALL}\n", path=Path("train.sh"))
     assert "called NAME.args" in caught.value.hint
 
 
@@ -112,5 +112,5 @@ def test_what_such_a_script_prints_is_read(tmp_path):
         "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --lr 1e-4 > log\n"
     )
     options = read(str(tmp_path / "a.args"))
-    assert (options.whole("num-layers", 0), options.number("lr", 0)) == (4, 1e-4)
+    assert (options.integer("num-layers", 0), options.number("lr", 0)) == (4, 1e-4)
     assert options.notes() == []
