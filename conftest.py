@@ -14,6 +14,7 @@ import doctest
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+from tests.warm import WarmProcess
 
 ROOT = Path(__file__).parent
 collect_ignore_glob = [
@@ -44,16 +46,36 @@ ENVIRONMENT_SETUP = re.compile(r"python3 -m venv \S+ && \S+/pip install [^&\n]+ 
 """Set-up that a README command needs on a fresh machine; the tests already run inside such an environment."""
 
 
+QUOTED = re.compile(r"'[^']*'|\\\n")
+FOR_A_SHELL = re.compile(r"""[|&;<>()$`*?~{}\[\]#"'\\]""")
+
+
 def _run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "110",
         "NO_COLOR": "1",
     }
+    if commands := _without_a_shell(command):
+        printed = ""
+        for words in commands:
+            process = WarmProcess(words, folder=folder, environment=environment, measures=True, in_one=True)
+            printed += process.communicate(timeout=300)[0]
+            if process.returncode:
+                break
+        return subprocess.CompletedProcess(command, process.returncode or 0, stdout=printed)
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", ENVIRONMENT_SETUP.sub("", command)],
         cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
     )  # fmt: skip
+
+
+def _without_a_shell(command: str) -> list[list[str]]:
+    """Arguments of each line when all lines are plain `meshwright ...` commands, which start warm; else none."""
+    if FOR_A_SHELL.search(QUOTED.sub("", command)):
+        return []
+    lines = [shlex.split(line) for line in command.replace("\\\n", " ").splitlines() if line.strip()]
+    return [words[1:] for words in lines] if all(words[0] == "meshwright" for words in lines) else []
 
 
 def _evaluate_bash(example: Example) -> str | None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,20 @@ PRELOADED = (
 class WarmProcess:
     """The command line `meshwright ARGUMENTS` in `folder`, used as a `subprocess.Popen` is."""
 
-    def __init__(self, arguments: Sequence[str], *, folder: Path, environment: dict[str, str]) -> None:
-        """Start it, at the head of a process group."""
-        self._outputs = [folder / ".stdout", folder / ".stderr"]
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        environment: dict[str, str],
+        measures: bool = False,
+        in_one: bool = False,
+    ) -> None:
+        """Start it, at the head of a process group.
+
+        `measures`: a training measures this machine first. `in_one`: stderr goes where stdout goes.
+        """
+        self._outputs = [folder / ".stdout", folder / (".stdout" if in_one else ".stderr")]
         for path in self._outputs:
             path.write_text("")
         multiprocessing.set_forkserver_preload(list(PRELOADED))
@@ -43,7 +55,7 @@ class WarmProcess:
             with is_ready:
                 self._process: ForkServerProcess = context.Process(
                     target=_run_command,
-                    args=(list(arguments), folder, environment, self._outputs, is_ready),
+                    args=(list(arguments), folder, environment, self._outputs, measures, is_ready),
                     daemon=True,  # one that a failed test leaves ends with the tests
                 )
                 self._process.start()
@@ -78,7 +90,12 @@ class WarmProcess:
 
 
 def _run_command(
-    arguments: list[str], folder: Path, environment: dict[str, str], outputs: list[Path], is_ready: Any
+    arguments: list[str],
+    folder: Path,
+    environment: dict[str, str],
+    outputs: list[Path],
+    measures: bool,
+    is_ready: Any,
 ) -> None:
     os.setsid()
     os.chdir(folder)
@@ -94,25 +111,28 @@ def _run_command(
     is_ready.close()
 
     from meshwright.cli import main
-    from meshwright.training import processes
 
-    processes.start_processes = partial(processes.start_processes, start_method="fork")
-    measure_nothing(setattr)
+    if find_spec("torch") is not None:
+        from meshwright.training import processes
+
+        processes.start_processes = partial(processes.start_processes, start_method="fork")
+        if not measures:
+            measure_nothing(setattr)
     sys.exit(main.run(arguments))
 
 
 def measure_nothing(replace: Callable[[Any, str, Any], None]) -> None:
     """Let trainings expect something without measuring this machine first, which costs more than their steps.
 
-    Tests of the expectation itself measure: test_expect.py, test_trainer.py, test_record.py, cli/test_train.py.
+    Tests of the expectation itself measure: test_expectation.py, test_trainer.py, test_record.py, cli/test_train.py.
     """
-    from meshwright.engines.native import expect
-    from meshwright.training import device
+    import meshwright.engines.native.expectation as expectation
+    import meshwright.training.device as device
 
     rates = device.Rates(matmul_flops_per_s=dict.fromkeys(device.FORMATS, 1e11), copy_bytes_per_s=1e10)
     for module, name, instead in (
         (device, "measure_rates", lambda _: rates),
-        (expect, "_calibrated", lambda request, *_: request),
+        (expectation, "_calibrated", lambda request, *_: request),
     ):
         assert hasattr(module, name)
         replace(module, name, instead)

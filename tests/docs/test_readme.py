@@ -13,7 +13,10 @@ import pytest
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
-FEWER = ("train.steps=21", "train.evaluate.every_steps=21", "train.evaluate.num_batches=1")
+FEWER = (
+    "train.steps=21", "train.evaluate.every_steps=21", "train.evaluate.num_batches=1", "optimizer.warmup_steps=4",
+    "batch.global_sequences=8", "data.sequence_length=128",
+)  # fmt: skip
 
 
 def first_command() -> list[str]:

@@ -15,7 +15,7 @@ SECTIONS = {
     "precision": "fp32",
     "parallel": "{data_shard: 2, sharding: parameters}",
     "optimizer": "{learning_rate: 1.0e-3, schedule: constant}",
-    "train": "{steps: 200, checkpoint: {folder: saved, every_steps: 20}}",
+    "train": "{steps: 60, checkpoint: {folder: saved, every_steps: 10}}",
 }
 
 
@@ -39,8 +39,8 @@ def test_a_lost_process_is_replaced_and_the_run_goes_on(training, wait_for):
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     assert "was lost" in stderr
-    assert json.loads(stdout)["statistics"]["steps"] == 200
-    assert len(training.losses()) == 200
+    assert json.loads(stdout)["statistics"]["steps"] == 60
+    assert len(training.losses()) == 60
 
 
 def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(monkeypatch):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+from tests.warm import measure_nothing
 
 from meshwright import runfile
 from meshwright.engines.base import TrainOptions, find_engine
@@ -117,7 +118,9 @@ class Toy:
             run = runfile.load(Path("run.yaml"), overrides=list(overrides))
             engine = find_engine(run.engine)
             options = TrainOptions(folder=Path(out), resume=resume, quiet=True, only_steps=True)
-            engine.launch(engine.prepare(run, options=options))
+            with pytest.MonkeyPatch.context() as patch:
+                measure_nothing(patch.setattr)
+                engine.launch(engine.prepare(run, options=options))
         return self.steps(out)
 
     def steps(self, out: str) -> list[dict[str, float]]:

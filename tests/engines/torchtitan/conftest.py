@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+from tests.warm import WarmProcess
 
 SHIM = Path(__file__).parent / "shim"
 TOLERANCE = 2e-6  # relative; 5e-7 was the most on 20 steps of one and two processes
@@ -85,10 +85,16 @@ def train(toys: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`train("dense", "out", "train.steps=4", ...)`: that run file with these settings."""
 
     def start(
-        name: str, out: str, *settings: str, arguments: tuple[str, ...] = (), with_shim: bool = True
+        name: str,
+        out: str,
+        *settings: str,
+        arguments: tuple[str, ...] = (),
+        with_shim: bool = True,
+        page: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         laid = [f"--set={setting}" for setting in settings]
-        words = ("train", f"{name}.yaml", "--json", f"--out={out}", *laid, *arguments)
+        steps = () if page else ("--only-steps",)
+        words = ("train", f"{name}.yaml", "--json", f"--out={out}", *laid, *steps, *arguments)
         return run_in(toys, *words, with_shim=with_shim)
 
     return start
@@ -128,14 +134,17 @@ def steps(toys: Path) -> Callable[[str], Steps]:
 
 
 @pytest.fixture(scope="session")
-def native(train: Callable[..., Any], steps: Callable[[str], Steps]) -> Callable[..., Steps]:
+def native(toys: Path, steps: Callable[[str], Steps]) -> Callable[..., Steps]:
     """`native("dense", "task=lora", ...)`: the native engine's steps in one process, each run taken once."""
 
     @cache
     def taken(name: str, *settings: str) -> Steps:
         out = "-".join(["native", name, *("".join(c for c in s if c.isalnum()) for s in settings)])[:100]
-        done = train(name, out, "engine=native", *settings, with_shim=False)
-        assert done.returncode == 0, done.stderr
+        laid = [f"--set={setting}" for setting in ("engine=native", *settings)]
+        words = ["train", f"{name}.yaml", "--json", "--only-steps", f"--out={out}", *laid]
+        process = WarmProcess(words, folder=toys, environment=dict(os.environ))
+        _, stderr = process.communicate(timeout=500)
+        assert process.returncode == 0, stderr
         return steps(out)
 
     return taken

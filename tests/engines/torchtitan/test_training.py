@@ -26,7 +26,7 @@ def plan(words: str) -> str:
 @pytest.mark.distributed
 @pytest.mark.parametrize(("out", "parallel"), [("one", ALONE), ("two", SHARDED)])
 def test_losses_are_those_of_the_native_engine(toys, train, steps, native, assert_equal, out, parallel):
-    done = train("dense", out, parallel)
+    done = train("dense", out, parallel, page=True)
     assert done.returncode == 0, done.stderr
     taken = steps(out)
     assert [line["step"] for line in taken] == list(range(1, 21))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,13 @@ def test_a_budget_that_others_spent_leaves_no_family_without_a_point(tmp_path):
 
 
 APART = (PointFamily.TRAINING, PointFamily.COLLECTIVES)  # in processes of their own
-START_S = 12.0  # enough for one of them to start and to take some steps
 
 
 @pytest.mark.distributed
-def test_whole_steps_are_measured_in_a_process_of_its_own(tmp_path):
-    outcome, records = run(tmp_path, PointFamily.TRAINING, budget_s=START_S)
+def test_whole_steps_are_measured_in_a_process_of_its_own(tmp_path, monkeypatch, warm_ranks):
+    """Two points, and a budget that no start under load uses up."""
+    monkeypatch.setattr(campaign, "points_of", lambda *a, **k: islice(points_of(*a, **k), 2))
+    outcome, records = run(tmp_path, PointFamily.TRAINING, budget_s=90.0)
     assert outcome.counts[PointFamily.TRAINING][PointStatus.FAILED] == 0
     assert {row.point.kernel for row in records.measured} == {"isolated"}
 
