@@ -28,6 +28,7 @@ from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 from tests.warm import WarmProcess
 
+pytest_plugins = ["tests.lanes"]
 ROOT = Path(__file__).parent
 collect_ignore_glob = [
     "src/meshwright/engines/*/in_*",  # code for the processes of other programs
