@@ -18,7 +18,7 @@ from meshwright.catalog.accelerators import (
 from meshwright.catalog.claims import Claim, all_claims, claim
 from meshwright.catalog.clusters import NAMING_RULE, cluster, fabric, fabric_names, placed_fabric
 from meshwright.catalog.engines import engine_facts, engine_names
-from meshwright.catalog.entries import Entry, Kind, entry
+from meshwright.catalog.entries import CatalogEntry, CatalogKind, entry
 from meshwright.catalog.models import model, model_names
 from meshwright.catalog.prices import (
     PowerAssumptions,
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAMING_RULE",
+    "CatalogEntry",
+    "CatalogKind",
     "Claim",
-    "Entry",
-    "Kind",
     "PowerAssumptions",
     "Price",
     "accelerator",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.catalog.entries import Kind, entry, names
+from meshwright.catalog.entries import CatalogKind, entry, names
 from meshwright.specs.hardware import Accelerator
 
 _OTHER_KEYS = (
@@ -20,7 +20,7 @@ _OTHER_KEYS = (
 
 def accelerator_names() -> tuple[str, ...]:
     """Names of all accelerators in the catalogue."""
-    return names(Kind.ACCELERATOR)
+    return names(CatalogKind.ACCELERATOR)
 
 
 @cache
@@ -34,7 +34,7 @@ def accelerator(name: str) -> Accelerator:
     >>> accelerator("mi355x").peak_flops_per_s["bf16"] / 1e12
     2500.0
     """
-    found = entry(Kind.ACCELERATOR, name)
+    found = entry(CatalogKind.ACCELERATOR, name)
     values = {key: value for key, value in found.values.items() if key not in _OTHER_KEYS}
     values["peak_flops_per_s"] = {f: float(peak) for f, peak in values["peak_flops_per_s"].items()}
     values["memory_bytes"] = int(values["memory_bytes"])
@@ -43,12 +43,12 @@ def accelerator(name: str) -> Accelerator:
 
 def default_fabric_name(accelerator_name: str) -> str:
     """Name of the fabric of the system that this accelerator usually comes in."""
-    return entry(Kind.ACCELERATOR, accelerator_name).values["default_fabric"]
+    return entry(CatalogKind.ACCELERATOR, accelerator_name).values["default_fabric"]
 
 
 def usual_devices_per_node(accelerator_name: str) -> int:
     """Devices in one node of the system that this accelerator usually comes in."""
-    return entry(Kind.ACCELERATOR, accelerator_name).values["devices_per_node"]
+    return entry(CatalogKind.ACCELERATOR, accelerator_name).values["devices_per_node"]
 
 
 def accelerator_with_driver_name(name: str) -> str | None:
@@ -76,7 +76,7 @@ def _driver_names() -> dict[str, str]:
     return {
         _normal_driver_name(driver_name): name
         for name in accelerator_names()
-        for driver_name in entry(Kind.ACCELERATOR, name).values.get("driver_names", ())
+        for driver_name in entry(CatalogKind.ACCELERATOR, name).values.get("driver_names", ())
     }
 
 
@@ -84,7 +84,7 @@ def _driver_names() -> dict[str, str]:
 def _pci_ids() -> dict[str, str]:
     found: dict[str, str] = {}
     for name in accelerator_names():
-        found |= entry(Kind.ACCELERATOR, name).values.get("pci_ids", {})
+        found |= entry(CatalogKind.ACCELERATOR, name).values.get("pci_ids", {})
     return found
 
 

@@ -23,7 +23,7 @@ class AnswerKind(StrEnum):
     NOT_YET = "not-yet"  # a command to come will answer it
 
 
-class Reads(StrEnum):
+class ClaimQuantity(StrEnum):
     """What of an answer stands beside the claim."""
 
     RATE = "rate"  # tokens/s per device of `run`
@@ -36,7 +36,7 @@ class Reads(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ClaimRun:
     """Options of a command line that describe a run."""
 
     model: str
@@ -58,21 +58,21 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ClaimAnswer:
     """What is done with one claim, by which commands, and what had to be assumed."""
 
     kind: AnswerKind
     commands: tuple[str, ...]
-    reads: Reads | None = None
-    run: Asked | None = None
-    against: Asked | None = None
+    reads: ClaimQuantity | None = None
+    run: ClaimRun | None = None
+    against: ClaimRun | None = None
     value: str = ""  # CATALOGUE: which value
     solved_by: str = ""  # DAYS: the claim that the length of the training is solved for
     within: float = 0.0  # half of the last digit that was printed
     assumed: str = ""
 
 
-def claim_answer(found: Claim) -> Answer:
+def claim_answer(found: Claim) -> ClaimAnswer:
     """The answer to a claim; every claim has one."""
     return _answers()[found.claim_id](found)
 
@@ -87,15 +87,15 @@ def _answers() -> dict[str, Any]:
     return {name: partial(_answer, row, runs) for name, row in document["answers"].items()}
 
 
-def _asked(options: dict[str, Any]) -> Asked:
+def _asked(options: dict[str, Any]) -> ClaimRun:
     lists = {name: tuple(options.get(name, ())) for name in ("fix", "set")}
-    return Asked(**{**options, **lists})
+    return ClaimRun(**{**options, **lists})
 
 
-def _answer(row: dict[str, Any], runs: dict[str, Asked], found: Claim) -> Answer:
-    reads = Reads(row["reads"]) if "reads" in row else None
+def _answer(row: dict[str, Any], runs: dict[str, ClaimRun], found: Claim) -> ClaimAnswer:
+    reads = ClaimQuantity(row["reads"]) if "reads" in row else None
     run, against = (runs[row[key]] if key in row else None for key in ("run", "against"))
-    answer = Answer(
+    answer = ClaimAnswer(
         kind=AnswerKind(row["kind"]),
         commands=tuple(row.get("commands", ())),
         reads=reads,
@@ -109,16 +109,16 @@ def _answer(row: dict[str, Any], runs: dict[str, Asked], found: Claim) -> Answer
     return answer if answer.commands else replace(answer, commands=_commands(found, answer))
 
 
-def _commands(found: Claim, answer: Answer) -> tuple[str, ...]:
+def _commands(found: Claim, answer: ClaimAnswer) -> tuple[str, ...]:
     """The commands that compute what `answer` reads."""
     run = answer.run
     if run is None:
         return (f"meshwright catalog accelerators {found.accelerator.lower()}",)
     asked = [run] if answer.against is None else [run, answer.against]
-    if answer.reads in (Reads.RATE, Reads.RATIO, Reads.FITS):
+    if answer.reads in (ClaimQuantity.RATE, ClaimQuantity.RATIO, ClaimQuantity.FITS):
         return tuple(f"meshwright plan {a.options()} --top 1" for a in asked)
     base = cluster(run.cluster).num_devices
-    if answer.reads is Reads.EFFICIENCY:
+    if answer.reads is ClaimQuantity.EFFICIENCY:
         return (f"meshwright scale {run.options()} --emulate {base} --devices {found.num_accelerators}",)
     days = f" --days {claim(answer.solved_by).value:g}" if answer.solved_by else ""
     return (f"meshwright scale {run.options()} --devices {base},{found.num_accelerators}{days}",)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cache
 
 from meshwright.catalog.accelerators import accelerator, default_fabric_name
-from meshwright.catalog.entries import Kind, entry, names
+from meshwright.catalog.entries import CatalogKind, entry, names
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Cluster, Fabric
 
@@ -26,13 +26,13 @@ NAMING_RULE = "ACCELERATOR-GPUS_PER_NODExNODES, as in mi355x-8x64, gb200-4x18 or
 
 def fabric_names() -> tuple[str, ...]:
     """Names of all fabrics in the catalogue."""
-    return names(Kind.FABRIC)
+    return names(CatalogKind.FABRIC)
 
 
 @cache
 def fabric(name: str) -> Fabric:
     """The fabric `name` as its system has it, before a cluster takes a part of it."""
-    found = entry(Kind.FABRIC, name)
+    found = entry(CatalogKind.FABRIC, name)
     values = {key: value for key, value in found.values.items() if key not in ("spans_nodes", "segment")}
     return Fabric(name=found.name, sources=found.sources, **values)
 
@@ -92,7 +92,7 @@ def _domain(name: str, *, devices_per_node: int, num_nodes: int) -> int:
     A cluster that is neither one rack nor whole racks takes the same `segment` of every rack, as rack-aware
     schedulers place it: 256 GB200 are 4 x 64, not 3 x 72 + 40.
     """
-    values = entry(Kind.FABRIC, name).values
+    values = entry(CatalogKind.FABRIC, name).values
     limit, num_devices = values["scale_up_domain"], devices_per_node * num_nodes
     if not values.get("spans_nodes", False):
         if devices_per_node > limit:

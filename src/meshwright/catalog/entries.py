@@ -32,7 +32,7 @@ DATA = Path(__file__).parent / "data"
 _ABOUT = ("sources", "conflicts", "assumptions", "unknown", "published")
 
 
-class Kind(StrEnum):
+class CatalogKind(StrEnum):
     """What an entry describes."""
 
     MODEL = "model"
@@ -45,10 +45,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class CatalogEntry:
     """One catalogue file: `values` are the described thing's own fields, the rest is about them."""
 
-    kind: Kind
+    kind: CatalogKind
     name: str
     title: str
     values: dict[str, Any]
@@ -69,13 +69,13 @@ class Entry:
 
 
 @cache
-def names(kind: Kind) -> tuple[str, ...]:
+def names(kind: CatalogKind) -> tuple[str, ...]:
     """Names of all entries of `kind`, in natural order (llama3-8b before llama3-70b)."""
     return tuple(sorted((path.stem for path in kind.folder.glob("*.toml")), key=_natural))
 
 
 @cache
-def entry(kind: Kind, name: str) -> Entry:
+def entry(kind: CatalogKind, name: str) -> CatalogEntry:
     """The entry `name`, which may be an alias; capitals, spaces and underscores do not matter.
 
     Raises UnknownNameError when neither a name nor an alias matches.
@@ -90,7 +90,7 @@ def entry(kind: Kind, name: str) -> Entry:
 
 
 @cache
-def _read(kind: Kind, name: str) -> Entry:
+def _read(kind: CatalogKind, name: str) -> CatalogEntry:
     import tomllib
 
     text = (kind.folder / f"{name}.toml").read_text(encoding="utf-8")
@@ -98,11 +98,11 @@ def _read(kind: Kind, name: str) -> Entry:
     about = {key: values.pop(key, {}) for key in _ABOUT}
     aliases = tuple(values.pop("aliases", ()))
     title = text.partition("\n")[0].removeprefix("#").strip()
-    return Entry(kind=kind, name=name, title=title, values=values, aliases=aliases, **about)
+    return CatalogEntry(kind=kind, name=name, title=title, values=values, aliases=aliases, **about)
 
 
 @cache
-def _aliases(kind: Kind) -> dict[str, str]:
+def _aliases(kind: CatalogKind) -> dict[str, str]:
     return {_normal(alias): name for name in names(kind) for alias in _read(kind, name).aliases}
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.catalog.entries import Kind, entry, names
+from meshwright.catalog.entries import CatalogKind, entry, names
 from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
 
 
 def model_names() -> tuple[str, ...]:
     """Names of all models in the catalogue."""
-    return names(Kind.MODEL)
+    return names(CatalogKind.MODEL)
 
 
 @cache
@@ -24,7 +24,7 @@ def model(name: str) -> Model:
     >>> model("LLAMA3.1_405B").name
     'llama3.1-405b'
     """
-    found = entry(Kind.MODEL, name)
+    found = entry(CatalogKind.MODEL, name)
     values = dict(found.values)
     attention = dict(values.pop("attention"))
     experts = values.pop("experts", None)

@@ -10,11 +10,11 @@ import click
 
 from meshwright.cli.output import emit_json, print_line, print_table, progress, styled
 from meshwright.doctor.checks import GROUP_NAMES, Node
-from meshwright.doctor.compare import Comparison, compare, read_report
+from meshwright.doctor.compare import NodeComparison, compare, read_report
 from meshwright.doctor.devices import find_devices
 from meshwright.doctor.examine import Examination, examine
 from meshwright.doctor.host import host_at
-from meshwright.doctor.verdict import Verdict, limits
+from meshwright.doctor.verdict import CheckVerdict, limits
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.files import write_atomically
 
@@ -94,9 +94,9 @@ def _show(found: Examination) -> None:
     print_line(f"Verdict: {found.status.value} ({counts}).", style=STYLES[found.status.value])
 
 
-def _show_skipped(verdicts: Sequence[Verdict]) -> None:
+def _show_skipped(verdicts: Sequence[CheckVerdict]) -> None:
     """Print the skipped checks by reason, with what was measured where no value is expected."""
-    reasons: dict[str, list[Verdict]] = {}
+    reasons: dict[str, list[CheckVerdict]] = {}
     for v in verdicts:
         if v.status.value == "skipped":
             reasons.setdefault(v.message, []).append(v)
@@ -109,19 +109,19 @@ def _show_skipped(verdicts: Sequence[Verdict]) -> None:
         print_line(f"skipped: {', '.join(checks)}: {reason}", style=STYLES["skipped"])
 
 
-def _grouped(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
+def _grouped(verdicts: Sequence[CheckVerdict]) -> list[list[CheckVerdict]]:
     """Verdicts by row: all passes of one check share a row, and everything else has its own."""
-    rows: dict[tuple[str, ...], list[Verdict]] = {}
+    rows: dict[tuple[str, ...], list[CheckVerdict]] = {}
     for i, v in enumerate(verdicts):
         rows.setdefault((v.check,) if v.status.value == "pass" else (str(i),), []).append(v)
     return list(rows.values())
 
 
-def _where(group: list[Verdict]) -> str:
+def _where(group: list[CheckVerdict]) -> str:
     return group[0].where if len(group) == 1 else f"{len(group)} alike"
 
 
-def _expected(group: list[Verdict]) -> str:
+def _expected(group: list[CheckVerdict]) -> str:
     """The expected value, or the limit with its sign."""
     limit = limits().get(group[0].check)
     expected = _range(group, "expected")
@@ -130,7 +130,7 @@ def _expected(group: list[Verdict]) -> str:
     return f"{limit.sign} {expected}"
 
 
-def _range(group: list[Verdict], field: str) -> str:
+def _range(group: list[CheckVerdict], field: str) -> str:
     values = [value for v in group if (value := getattr(v, field)) is not None]
     numbers = [v for v in values if isinstance(v, int | float)]
     if len(numbers) < len(values):
@@ -164,7 +164,7 @@ def _compare(paths: tuple[Path, ...], exclude_file: Path | None, *, as_json: boo
         raise click.exceptions.Exit(1)
 
 
-def _show_comparison(found: Comparison) -> None:
+def _show_comparison(found: NodeComparison) -> None:
     print_line(f"{len(found.hosts)} nodes", style="bold")
     rows: list[tuple[str, ...]] = [
         (host, "own checks", ", ".join(checks), "", "exclude") for host, checks in found.failed.items()

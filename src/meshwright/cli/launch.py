@@ -16,7 +16,7 @@ from meshwright.cli.run_input import run_from
 from meshwright.errors import InputError
 from meshwright.launch.environment import table_version
 from meshwright.launch.follow import follow
-from meshwright.launch.request import Dispatch, Request, read_hosts
+from meshwright.launch.request import Dispatch, LaunchRequest, read_hosts
 from meshwright.launch.slurm import LOGS
 from meshwright.launch.start import require, run_here, submit, write
 
@@ -71,7 +71,7 @@ def run(
         raise click.exceptions.Exit(code)
 
 
-def _document(request: Request, found: Dispatch, *, place: str) -> dict[str, Any]:
+def _document(request: LaunchRequest, found: Dispatch, *, place: str) -> dict[str, Any]:
     return {
         "name": request.name,
         "on": place,
@@ -87,7 +87,7 @@ def _document(request: Request, found: Dispatch, *, place: str) -> dict[str, Any
     }
 
 
-def _show(request: Request, found: Dispatch, *, place: str, as_json: bool) -> None:
+def _show(request: LaunchRequest, found: Dispatch, *, place: str, as_json: bool) -> None:
     if as_json:
         emit_json(_document(request, found, place=place))
         return
@@ -108,7 +108,7 @@ def _show(request: Request, found: Dispatch, *, place: str, as_json: bool) -> No
         note(caution)
 
 
-def _start(place: str, request: Request, found: Dispatch, *, wait: bool, as_json: bool) -> int:
+def _start(place: str, request: LaunchRequest, found: Dispatch, *, wait: bool, as_json: bool) -> int:
     """Write the files, run the commands, and report the result. Returns the exit code."""
     for caution in found.notes:
         note(caution)

@@ -14,9 +14,9 @@ from meshwright.engines.base import Launch, find_engine
 from meshwright.engines.choice import planned
 from meshwright.errors import InputError
 from meshwright.launch import kubernetes, local, slurm
-from meshwright.launch.environment import Variable, environment
-from meshwright.launch.request import Dispatch, Request, shape
-from meshwright.launch.site import Kind, Site, read_site
+from meshwright.launch.environment import EnvironmentVariable, environment
+from meshwright.launch.request import Dispatch, LaunchRequest, shape
+from meshwright.launch.site import KubernetesJobKind, Site, read_site
 from meshwright.specs.hardware import HERE
 from meshwright.specs.run import Run
 
@@ -47,7 +47,7 @@ def site_from(path: Path | None, given: Given) -> Site:
     slurm["directives"] = (*site.slurm.directives, *given.get("directives", ()))
     kubernetes = {k: given[k] for k in ("image", "namespace") if k in given}
     if "kind" in given:
-        kubernetes["kind"] = Kind(given["kind"])
+        kubernetes["kind"] = KubernetesJobKind(given["kind"])
     return site.model_copy(
         update={
             "slurm": site.slurm.model_copy(update=slurm),
@@ -69,7 +69,7 @@ def request_for(
     devices_per_node: int | None,
     max_restarts: int,
     resume: bool,
-) -> tuple[Request, Dispatch]:
+) -> tuple[LaunchRequest, Dispatch]:
     """The run with its command, nodes and environment; and the files and commands that start it at `place`."""
     run = _with_plan(run)
     here = folder or results_folder(run.name, resume=resume)
@@ -81,7 +81,7 @@ def request_for(
         devices_per_node=devices_per_node, most_per_node=named and named.devices_per_node,
     )  # fmt: skip
     known = None if run.cluster is None else run.cluster.accelerator
-    request = Request(
+    request = LaunchRequest(
         name=run.name,
         argv=lowered.argv,
         files=lowered.files,
@@ -124,7 +124,7 @@ def _folder_in_pods(name: str, folder: Path, site: Site, given: Given) -> Path:
 def _environment(
     run: Run, lowered: Launch, site: Site, variables: tuple[str, ...], *, num_nodes: int, devices_per_node: int,
     is_inherited: bool,
-) -> tuple[Variable, ...]:  # fmt: skip
+) -> tuple[EnvironmentVariable, ...]:  # fmt: skip
     given: dict[str, str | None] = {}
     for assignment in variables:
         name, equals, value = assignment.partition("=")
@@ -145,7 +145,7 @@ def _environment(
     )
 
 
-def _dispatch(place: str, request: Request, site: Site, given: Given, *, here: Path) -> Dispatch:
+def _dispatch(place: str, request: LaunchRequest, site: Site, given: Given, *, here: Path) -> Dispatch:
     found = _dispatch_at(place, request, site, given, here=here)
     if request.checkpoints is None and (request.max_restarts or request.resume):
         caution = "the run saves no checkpoints (train.checkpoint): a restart begins at the first step"
@@ -153,13 +153,13 @@ def _dispatch(place: str, request: Request, site: Site, given: Given, *, here: P
     return found
 
 
-def _dispatch_at(place: str, request: Request, site: Site, given: Given, *, here: Path) -> Dispatch:
+def _dispatch_at(place: str, request: LaunchRequest, site: Site, given: Given, *, here: Path) -> Dispatch:
     if place == LOCAL:
         python = site.python or sys.executable
         return local.dispatch(request, python=python, rendezvous=given.get("rendezvous"))
     if place == SLURM:
         inside = "python" if site.slurm.container else sys.executable
-        settings = slurm.Settings(site=site.slurm, python=site.python or inside, workdir=Path.cwd())
+        settings = slurm.SlurmSettings(site=site.slurm, python=site.python or inside, workdir=Path.cwd())
         return slurm.dispatch(request, settings)
-    settings = kubernetes.Settings(site=site.kubernetes, python=site.python or "python", here=here)
+    settings = kubernetes.KubernetesSettings(site=site.kubernetes, python=site.python or "python", here=here)
     return kubernetes.dispatch(request, settings)

@@ -10,8 +10,17 @@ import click
 
 from meshwright.cli.output import emit_json, print_line, print_table
 from meshwright.doctor.host import host_at
-from meshwright.doctor.settings import ABSENT, Action, Note, Setting, Value, choose, notes, survey
-from meshwright.doctor.tuning import Outcome, apply, default_state, restore
+from meshwright.doctor.settings import (
+    ABSENT,
+    KernelSetting,
+    SettingAction,
+    SettingValue,
+    SystemNote,
+    choose,
+    notes,
+    survey,
+)
+from meshwright.doctor.tuning import TuningOutcome, apply, default_state, restore
 from meshwright.errors import InputError
 
 Document = dict[str, Any]
@@ -66,7 +75,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 # --- the document ---
 
 
-def _rows(values: list[Value]) -> list[Document]:
+def _rows(values: list[SettingValue]) -> list[Document]:
     """One row per setting, with its files."""
     rows = []
     for setting, own in _by_setting(values):
@@ -79,13 +88,13 @@ def _rows(values: list[Value]) -> list[Document]:
     return rows
 
 
-def _by_setting(values: list[Value]) -> list[tuple[Setting, list[Value]]]:
+def _by_setting(values: list[SettingValue]) -> list[tuple[KernelSetting, list[SettingValue]]]:
     names = dict.fromkeys(v.setting.name for v in values)
     grouped = [[v for v in values if v.setting.name == name] for name in names]
     return [(own[0].setting, own) for own in grouped]
 
 
-def _outcome(outcome: Outcome) -> Document:
+def _outcome(outcome: TuningOutcome) -> Document:
     return {
         "done": outcome.is_done,
         "changed": [c.path for c in outcome.changed],
@@ -106,7 +115,7 @@ def _nothing_was_possible(document: Document) -> bool:
 # --- tables ---
 
 
-def _show(values: list[Value], seen: list[Note], *, why: bool) -> None:
+def _show(values: list[SettingValue], seen: list[SystemNote], *, why: bool) -> None:
     rows = [_cells(setting, own) for setting, own in _by_setting(values)]
     print_table({"setting": "left", "files": "right", "now": "left", "wanted": "left", "": "left"}, rows)
     if seen:
@@ -130,12 +139,12 @@ def _show(values: list[Value], seen: list[Note], *, why: bool) -> None:
             print_line(f"{setting.path} ({setting.source})")
 
 
-def _cells(setting: Setting, own: list[Value]) -> tuple[object, ...]:
+def _cells(setting: KernelSetting, own: list[SettingValue]) -> tuple[object, ...]:
     held = [v.current for v in own if v.current is not None]
     now = ", ".join(dict.fromkeys(held)) or None
     targets = ", ".join(dict.fromkeys(v.target for v in own))
     parts = []
-    for action in Action:
+    for action in SettingAction:
         counted = [v for v in own if v.action is action]
         if counted:
             reasons = ", ".join(dict.fromkeys(v.reason for v in counted if v.reason))
@@ -145,15 +154,15 @@ def _cells(setting: Setting, own: list[Value]) -> tuple[object, ...]:
     return setting.name, len(own) if is_there else 0, now, targets, "; ".join(parts)
 
 
-def _show_dry_run(values: list[Value]) -> None:
-    changes = [v for v in values if v.action is Action.CHANGE]
-    skipped = len({v.setting.name for v in values if v.action is Action.SKIP})
+def _show_dry_run(values: list[SettingValue]) -> None:
+    changes = [v for v in values if v.action is SettingAction.CHANGE]
+    skipped = len({v.setting.name for v in values if v.action is SettingAction.SKIP})
     print_line()
     files = "1 file" if len(changes) == 1 else f"{len(changes)} files"
     print_line(f"--apply would write {files}; {skipped} settings are skipped.", style="bold")
 
 
-def _show_outcome(outcome: Outcome, state: Path, *, is_restore: bool) -> None:
+def _show_outcome(outcome: TuningOutcome, state: Path, *, is_restore: bool) -> None:
     if not is_restore:
         print_line()
     if outcome.failure is not None:

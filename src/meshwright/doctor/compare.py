@@ -35,7 +35,7 @@ class Outlier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class NodeComparison:
     """All nodes together. `undecided` are facts on which no value has a majority, with how often each was seen."""
 
     hosts: tuple[str, ...]
@@ -76,7 +76,7 @@ def read_report(path: Path) -> dict[str, Any]:
     return document
 
 
-def compare(reports: Sequence[dict[str, Any]]) -> Comparison:
+def compare(reports: Sequence[dict[str, Any]]) -> NodeComparison:
     """Find outliers. Raises InputError for fewer than two nodes, or when one node reports twice."""
     hosts = [r["host"] for r in reports]
     if len(hosts) < 2:
@@ -94,7 +94,7 @@ def compare(reports: Sequence[dict[str, Any]]) -> Comparison:
         worst = {r["host"]: low for r in reports if (low := _lowest(r, check)) is not None}
         outliers += _by_measure(check, worst, shares, majority=majority)
     failed = {r["host"]: _failed(r) for r in reports}
-    return Comparison(
+    return NodeComparison(
         hosts=tuple(hosts),
         failed={host: checks for host, checks in failed.items() if checks},
         outliers=tuple(outliers),

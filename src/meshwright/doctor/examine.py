@@ -14,7 +14,7 @@ from meshwright.doctor.checks.network import ports
 from meshwright.doctor.checks.process import container
 from meshwright.doctor.devices import text_or_none
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.verdict import Status, Verdict, skipped
+from meshwright.doctor.verdict import CheckStatus, CheckVerdict, skipped
 from meshwright.training.machine import processor_in
 
 REPORT, VERSION = "meshwright doctor", 1
@@ -27,18 +27,21 @@ class Examination:
     host: str
     facts: dict[str, str]
     node: Node
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[CheckVerdict, ...]
 
     @property
-    def status(self) -> Status:
+    def status(self) -> CheckStatus:
         """The worst of all; skipped when nothing could be looked at."""
         seen = {v.status for v in self.verdicts}
-        return next((s for s in (Status.FAIL, Status.WARN, Status.PASS) if s in seen), Status.SKIPPED)
+        return next(
+            (s for s in (CheckStatus.FAIL, CheckStatus.WARN, CheckStatus.PASS) if s in seen),
+            CheckStatus.SKIPPED,
+        )
 
     @property
     def counts(self) -> dict[str, int]:
         counted = Counter(v.status.value for v in self.verdicts)
-        return {status.value: counted[status.value] for status in Status}
+        return {status.value: counted[status.value] for status in CheckStatus}
 
     def document(self) -> dict[str, Any]:
         """What --json writes, and --compare reads."""
@@ -57,7 +60,7 @@ class Examination:
 
 def examine(node: Node, *, chosen: Iterable[str]) -> Examination:
     """Run the groups of checks in `chosen`."""
-    verdicts: list[Verdict] = []
+    verdicts: list[CheckVerdict] = []
     for group, checks in groups().items():
         if group in chosen:
             for name, check in checks.items():
@@ -65,8 +68,8 @@ def examine(node: Node, *, chosen: Iterable[str]) -> Examination:
     return Examination(host=node.host.name, facts=facts(node), node=node, verdicts=tuple(verdicts))
 
 
-def _answers(name: str, check: Any, node: Node) -> list[Verdict]:
-    answers: list[Verdict] = []
+def _answers(name: str, check: Any, node: Node) -> list[CheckVerdict]:
+    answers: list[CheckVerdict] = []
     try:
         answers.extend(check(node))  # what it said before it could see no more is kept
     except Unseen as unseen:

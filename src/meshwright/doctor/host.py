@@ -31,7 +31,7 @@ class Unseen(Exception):  # noqa: N818 - a finding, not an error: the check is s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class CommandOutput:
     """What a command printed. `seconds` is how long it took."""
 
     code: int
@@ -46,11 +46,11 @@ class Output:
         return lines[-1].strip() if lines else f"exit code {self.code}"
 
 
-Runner = Callable[[Sequence[str], float], Output]
+Runner = Callable[[Sequence[str], float], CommandOutput]
 """Runs a command with a limit in seconds. Raises Unseen when it cannot be run or does not end."""
 
 
-def run_command(arguments: Sequence[str], timeout_s: float) -> Output:
+def run_command(arguments: Sequence[str], timeout_s: float) -> CommandOutput:
     """Run a command of this machine, in the C locale, so that its words can be read."""
     start_s = time.perf_counter()
     environment = {**os.environ, "LC_ALL": "C"}
@@ -74,7 +74,7 @@ def run_command(arguments: Sequence[str], timeout_s: float) -> Output:
                 raise Unseen(f"{words} did not end within {timeout_s:g} s") from None
             raise
     seconds = time.perf_counter() - start_s
-    return Output(code=started.returncode, stdout=stdout, stderr=stderr, seconds=seconds)
+    return CommandOutput(code=started.returncode, stdout=stdout, stderr=stderr, seconds=seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class Host:
         finally:
             os.close(handle)
 
-    def run(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> Output:
+    def run(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> CommandOutput:
         """Run a command and return what it printed, whatever its exit code. Raises Unseen."""
         return self.runner(arguments, timeout_s)
 

@@ -21,7 +21,7 @@ from meshwright.errors import UnknownNameError
 ABSENT = "not on this node"
 
 
-class Comparison(StrEnum):
+class SettingComparison(StrEnum):
     """How what a file holds is compared with what is wanted."""
 
     EQUAL = "equal"
@@ -31,7 +31,7 @@ class Comparison(StrEnum):
     ONCE = "once"
 
 
-class Action(StrEnum):
+class SettingAction(StrEnum):
     """What is to be done about one file."""
 
     NONE = "as wanted"
@@ -40,13 +40,13 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class KernelSetting:
     """One entry of settings.toml."""
 
     name: str
     path: str
     wanted: str
-    comparison: Comparison
+    comparison: SettingComparison
     why: str
     risk: str
     source: str
@@ -55,19 +55,19 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Value:
+class SettingValue:
     """One file of a setting. `current` is None where it cannot be read or means nothing."""
 
-    setting: Setting
+    setting: KernelSetting
     path: str
     current: str | None
     target: str  # what would be written
-    action: Action
+    action: SettingAction
     reason: str | None = None  # of a skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
+class SystemNote:
     """What was seen of something that is never written. `is_well` is None where it could not be told."""
 
     name: str
@@ -81,12 +81,12 @@ class Note:
 
 
 @cache
-def settings() -> tuple[Setting, ...]:
+def settings() -> tuple[KernelSetting, ...]:
     """All entries of settings.toml, in the order in which they are applied."""
     return tuple(_setting(name, entry) for name, entry in _data("settings.toml").items())
 
 
-def choose(*, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()) -> tuple[Setting, ...]:
+def choose(*, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()) -> tuple[KernelSetting, ...]:
     """The settings named in `only` (all without names) without those in `skip`. Raises UnknownNameError."""
     known = [s.name for s in settings()]
     for name in (*only, *skip):
@@ -95,22 +95,22 @@ def choose(*, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()) -> tuple[S
     return tuple(s for s in settings() if (not only or s.name in only) and s.name not in skip)
 
 
-def survey(host: Host, chosen: tuple[Setting, ...]) -> list[Value]:
+def survey(host: Host, chosen: tuple[KernelSetting, ...]) -> list[SettingValue]:
     """Every file of the chosen settings on this node; a setting that it lacks is one value that is skipped."""
-    found: list[Value] = []
+    found: list[SettingValue] = []
     for setting in chosen:
         paths = [p for p in host.glob(setting.path) if _is_meant(host, setting, p)]
         found += [_look(host, setting, path) for path in paths] or [_absent(setting)]
     return found
 
 
-def held(comparison: Comparison, text: str) -> str:
+def held(comparison: SettingComparison, text: str) -> str:
     """The value in what a file shows: `always [madvise] never` holds madvise.
 
-    >>> held(Comparison.CHOICE, "always [madvise] never")
+    >>> held(SettingComparison.CHOICE, "always [madvise] never")
     'madvise'
     """
-    if comparison is Comparison.CHOICE:
+    if comparison is SettingComparison.CHOICE:
         chosen = re.search(r"\[(\S+)\]", text)
         if chosen is None:
             raise Unseen(f"no choice is marked in {text[:60]!r}")
@@ -118,14 +118,14 @@ def held(comparison: Comparison, text: str) -> str:
     return " ".join(text.split())
 
 
-def target_of(setting: Setting, current: str) -> str:
+def target_of(setting: KernelSetting, current: str) -> str:
     """What the file should hold, given what it holds. Raises Unseen when the two cannot be compared.
 
     >>> buffers = next(s for s in settings() if s.name == "tcp-read-buffer")
     >>> target_of(buffers, "4096 131072 6291456")
     '4096 131072 33554432'
     """
-    if setting.comparison not in (Comparison.AT_LEAST, Comparison.AT_LEAST_EACH):
+    if setting.comparison not in (SettingComparison.AT_LEAST, SettingComparison.AT_LEAST_EACH):
         return setting.wanted
     try:
         pairs = list(zip(map(int, current.split()), map(int, setting.wanted.split()), strict=True))
@@ -134,7 +134,7 @@ def target_of(setting: Setting, current: str) -> str:
     return " ".join(str(max(pair)) for pair in pairs)
 
 
-def notes(host: Host) -> list[Note]:
+def notes(host: Host) -> list[SystemNote]:
     """What a running kernel cannot change, as it is here."""
     entries = _data("notes.toml").items()
     return [_note(host, n, e) for n, e in entries if "only_with" not in e or host.exists(e["only_with"])]
@@ -145,19 +145,19 @@ def _data(name: str) -> dict[str, dict[str, Any]]:
     return tomllib.loads((files("meshwright.doctor") / "data" / name).read_text(encoding="utf-8"))
 
 
-def _setting(name: str, entry: dict[str, Any]) -> Setting:
+def _setting(name: str, entry: dict[str, Any]) -> KernelSetting:
     own = dict(entry)
     where = own.pop("where", {})
-    return Setting(
+    return KernelSetting(
         name=name,
-        comparison=Comparison(own.pop("is")),
+        comparison=SettingComparison(own.pop("is")),
         beside=where.get("beside"),
         beside_at_least=where.get("at_least", 0),
         **own,
     )
 
 
-def _is_meant(host: Host, setting: Setting, path: str) -> bool:
+def _is_meant(host: Host, setting: KernelSetting, path: str) -> bool:
     if setting.beside is None:
         return True
     try:
@@ -166,29 +166,31 @@ def _is_meant(host: Host, setting: Setting, path: str) -> bool:
         return False
 
 
-def _absent(setting: Setting) -> Value:
-    return Value(
-        setting=setting, path=setting.path, current=None, target=setting.wanted, action=Action.SKIP, reason=ABSENT
+def _absent(setting: KernelSetting) -> SettingValue:
+    return SettingValue(
+        setting=setting, path=setting.path, current=None, target=setting.wanted, action=SettingAction.SKIP, reason=ABSENT
     )  # fmt: skip
 
 
-def _look(host: Host, setting: Setting, path: str) -> Value:
+def _look(host: Host, setting: KernelSetting, path: str) -> SettingValue:
     current, target, reason = None, setting.wanted, None
     try:
-        if setting.comparison is not Comparison.ONCE:
+        if setting.comparison is not SettingComparison.ONCE:
             current = held(setting.comparison, host.read(path))
             target = target_of(setting, current)
     except Unseen as unseen:
         reason = unseen.reason
     if reason is None and current == target:
-        action = Action.NONE
+        action = SettingAction.NONE
     else:
         reason = reason or host.why_not_writable(path)
-        action = Action.CHANGE if reason is None else Action.SKIP
-    return Value(setting=setting, path=path, current=current, target=target, action=action, reason=reason)
+        action = SettingAction.CHANGE if reason is None else SettingAction.SKIP
+    return SettingValue(
+        setting=setting, path=path, current=current, target=target, action=action, reason=reason
+    )
 
 
-def _note(host: Host, name: str, entry: dict[str, Any]) -> Note:
+def _note(host: Host, name: str, entry: dict[str, Any]) -> SystemNote:
     current, is_well, reason = None, None, None
     try:
         if "pattern" not in entry:
@@ -202,7 +204,7 @@ def _note(host: Host, name: str, entry: dict[str, Any]) -> Note:
     wanted = entry.get("wanted", "").replace("|", " or ") or None
     if "at_least" in entry:
         wanted = f"at least {entry['at_least']:,}"
-    return Note(
+    return SystemNote(
         name=name, current=current, wanted=wanted, is_well=is_well, why=entry["why"], how=entry["how"],
         source=entry["source"], reason=reason,
     )  # fmt: skip

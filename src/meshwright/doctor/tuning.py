@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.settings import Action, Comparison, Value, held, settings
+from meshwright.doctor.settings import SettingAction, SettingComparison, SettingValue, held, settings
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 
@@ -26,7 +26,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SavedValue:
     """What one file held before it was first changed."""
 
     setting: str
@@ -35,7 +35,7 @@ class Saved:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class WriteFailure:
     """One file that could not be written, and why."""
 
     setting: str
@@ -44,16 +44,16 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TuningOutcome:
     """What was done. With a failure `changed` is empty and `put_back` says what was undone.
 
     `stuck` are files that could be neither changed nor put back: the state file still holds their values.
     """
 
-    changed: tuple[Value | Saved, ...] = ()
-    put_back: tuple[Saved, ...] = ()
-    failure: Failure | None = None
-    stuck: tuple[Failure, ...] = ()
+    changed: tuple[SettingValue | SavedValue, ...] = ()
+    put_back: tuple[SavedValue, ...] = ()
+    failure: WriteFailure | None = None
+    stuck: tuple[WriteFailure, ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -66,22 +66,22 @@ def default_state(host: Host) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "meshwright" / "tune-system.json"
 
 
-def apply(host: Host, values: Sequence[Value], *, state: Path) -> Outcome:
+def apply(host: Host, values: Sequence[SettingValue], *, state: Path) -> TuningOutcome:
     """Write what differs. On a failure midway, or an interruption, everything is put back.
 
     Raises InputError when the state file cannot be read or written; then nothing was changed.
     """
-    todo = [v for v in values if v.action is Action.CHANGE]
-    actions = [v for v in todo if v.setting.comparison is Comparison.ONCE]
-    changes = [v for v in todo if v.setting.comparison is not Comparison.ONCE]
+    todo = [v for v in values if v.action is SettingAction.CHANGE]
+    actions = [v for v in todo if v.setting.comparison is SettingComparison.ONCE]
+    changes = [v for v in todo if v.setting.comparison is not SettingComparison.ONCE]
     before = _text(state)
     earlier = _saved(host, state)
     known = {s.path for s in earlier}
-    own = [Saved(setting=v.setting.name, path=v.path, value=v.current or "") for v in changes]
+    own = [SavedValue(setting=v.setting.name, path=v.path, value=v.current or "") for v in changes]
     if changes:
         _write_state(host, state, [*earlier, *(s for s in own if s.path not in known)])
     # An action cannot be undone, so it comes first: when it fails, nothing else has changed.
-    done: list[Saved] = []
+    done: list[SavedValue] = []
     saved_of = {s.path: s for s in own}
     try:
         for value in [*actions, *changes]:
@@ -95,10 +95,10 @@ def apply(host: Host, values: Sequence[Value], *, state: Path) -> Outcome:
     except BaseException:  # Ctrl-C between two writes
         _undo(host, done, state, before, failure=None)
         raise
-    return Outcome(changed=tuple(todo))
+    return TuningOutcome(changed=tuple(todo))
 
 
-def restore(host: Host, *, state: Path) -> Outcome:
+def restore(host: Host, *, state: Path) -> TuningOutcome:
     """Write the saved values back, last changed first, and drop those that are back from the state file.
 
     Raises InputError when nothing is saved, when the file is damaged, or when it names a file that is no setting.
@@ -108,8 +108,8 @@ def restore(host: Host, *, state: Path) -> Outcome:
             "nothing is saved to restore", got=str(state), hint="`--state FILE` names another file"
         )
     saved = _read_state(state).saved
-    back: list[Saved] = []
-    stuck: list[Failure] = []
+    back: list[SavedValue] = []
+    stuck: list[WriteFailure] = []
     for item in reversed(saved):
         failure = _write(host, item.setting, item.path, item.value)
         if failure is None:
@@ -121,32 +121,32 @@ def restore(host: Host, *, state: Path) -> Outcome:
         _write_state(host, state, left)
     else:
         state.unlink()
-    return Outcome(changed=tuple(back), stuck=tuple(stuck))
+    return TuningOutcome(changed=tuple(back), stuck=tuple(stuck))
 
 
-def _write(host: Host, setting: str, path: str, value: str) -> Failure | None:
+def _write(host: Host, setting: str, path: str, value: str) -> WriteFailure | None:
     """Write one file and read it again: some settings take a write and keep what they had."""
     try:
         host.write(path, value)
         comparison = next(s.comparison for s in settings() if s.name == setting)
-        if comparison is Comparison.ONCE:
+        if comparison is SettingComparison.ONCE:
             return None
         now = held(comparison, host.read(path))
     except OSError as error:
-        return Failure(setting=setting, path=path, reason=error.strerror or str(error))
+        return WriteFailure(setting=setting, path=path, reason=error.strerror or str(error))
     except Unseen as unseen:
-        return Failure(setting=setting, path=path, reason=unseen.reason)
+        return WriteFailure(setting=setting, path=path, reason=unseen.reason)
     if now == value:
         return None
-    return Failure(setting=setting, path=path, reason=f"holds {now!r} after {value!r} was written")
+    return WriteFailure(setting=setting, path=path, reason=f"holds {now!r} after {value!r} was written")
 
 
 def _undo(
-    host: Host, done: Sequence[Saved], state: Path, before: str | None, *, failure: Failure | None
-) -> Outcome:
+    host: Host, done: Sequence[SavedValue], state: Path, before: str | None, *, failure: WriteFailure | None
+) -> TuningOutcome:
     """Put back what this call changed. The state file is as before, unless a value could not be put back."""
-    put_back: list[Saved] = []
-    stuck: list[Failure] = []
+    put_back: list[SavedValue] = []
+    stuck: list[WriteFailure] = []
     for item in reversed(done):
         problem = None if _holds(host, item) else _write(host, item.setting, item.path, item.value)
         if problem is None:
@@ -158,10 +158,10 @@ def _undo(
             state.unlink(missing_ok=True)
         else:
             _guarded(state, lambda: write_atomically(state, before))
-    return Outcome(put_back=tuple(put_back), failure=failure, stuck=tuple(stuck))
+    return TuningOutcome(put_back=tuple(put_back), failure=failure, stuck=tuple(stuck))
 
 
-def _holds(host: Host, item: Saved) -> bool:
+def _holds(host: Host, item: SavedValue) -> bool:
     """Whether a file still holds what was saved: the one that refused a value needs no second write."""
     comparison = next(s.comparison for s in settings() if s.name == item.setting)
     try:
@@ -176,10 +176,10 @@ def _holds(host: Host, item: Saved) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class _State:
     boot_id: str | None
-    saved: list[Saved]
+    saved: list[SavedValue]
 
 
-def _saved(host: Host, state: Path) -> list[Saved]:
+def _saved(host: Host, state: Path) -> list[SavedValue]:
     """What an earlier call saved since the node started."""
     if not state.exists():
         return []
@@ -196,7 +196,9 @@ def _read_state(state: Path) -> _State:
         document: Any = json.loads(state.read_text(encoding="utf-8"))
         if document["version"] != VERSION:
             raise ValueError
-        saved = [Saved(setting=s["setting"], path=s["path"], value=s["value"]) for s in document["saved"]]
+        saved = [
+            SavedValue(setting=s["setting"], path=s["path"], value=s["value"]) for s in document["saved"]
+        ]
         boot_id = document["boot_id"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
@@ -207,7 +209,7 @@ def _read_state(state: Path) -> _State:
     return _State(boot_id=boot_id, saved=saved)
 
 
-def _require_setting(item: Saved, state: Path) -> None:
+def _require_setting(item: SavedValue, state: Path) -> None:
     """A state file is read by root: it may name files of its settings and no others."""
     patterns = [s.path for s in settings() if s.name == item.setting]
     depth = item.path.count("/")
@@ -217,7 +219,7 @@ def _require_setting(item: Saved, state: Path) -> None:
         raise InputError(f"{state} names a file that is none of the setting {item.setting!r}", got=item.path)
 
 
-def _write_state(host: Host, state: Path, saved: Sequence[Saved]) -> None:
+def _write_state(host: Host, state: Path, saved: Sequence[SavedValue]) -> None:
     document = {
         "version": VERSION,
         "host": host.name,

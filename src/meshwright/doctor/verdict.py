@@ -15,7 +15,7 @@ from typing import Any
 from meshwright.errors import UnknownNameError
 
 
-class Status(StrEnum):
+class CheckStatus(StrEnum):
     """From good to bad; a check that could not look is skipped."""
 
     PASS = "pass"
@@ -25,11 +25,11 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class CheckVerdict:
     """One answer about one thing: `check` names the question, `where` the device, card, folder or file."""
 
     check: str
-    status: Status
+    status: CheckStatus
     where: str = ""
     measured: float | str | None = None
     expected: float | str | None = None  # a value, or the limit that it was judged by
@@ -39,7 +39,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
+class CheckLimit:
     """Where a value is no longer good. `of_expected`: the bounds are shares of the expected value."""
 
     name: str
@@ -63,24 +63,24 @@ class Limit:
         """On which side of the bound a value is good."""
         return "≥" if self.warn_below is not None or self.fail_below is not None else "≤"
 
-    def status_of(self, value: float) -> Status:
+    def status_of(self, value: float) -> CheckStatus:
         """What a value, or a share of the expected one, is worth."""
         if _is_below(value, self.fail_below) or _is_above(value, self.fail_above):
-            return Status.FAIL
+            return CheckStatus.FAIL
         if _is_below(value, self.warn_below) or _is_above(value, self.warn_above):
-            return Status.WARN
-        return Status.PASS
+            return CheckStatus.WARN
+        return CheckStatus.PASS
 
 
 @cache
-def limits() -> dict[str, Limit]:
+def limits() -> dict[str, CheckLimit]:
     """All entries of limits.toml by name."""
     text = (files("meshwright.doctor") / "data" / "limits.toml").read_text(encoding="utf-8")
     entries: dict[str, dict[str, Any]] = tomllib.loads(text)
-    return {name: Limit(name=name, **entry) for name, entry in entries.items()}
+    return {name: CheckLimit(name=name, **entry) for name, entry in entries.items()}
 
 
-def judge(check: str, measured: float, *, expected: float | None = None, where: str = "") -> Verdict:
+def judge(check: str, measured: float, *, expected: float | None = None, where: str = "") -> CheckVerdict:
     """Judge a value by the limit of the check's name; `expected` where the limit is a share of it."""
     if check not in limits():
         raise UnknownNameError("limit", check, known=limits())
@@ -93,25 +93,25 @@ def judge(check: str, measured: float, *, expected: float | None = None, where: 
         share = measured / expected
         message = f"{share:.0%} of what is expected"
     status = limit.status_of(share)
-    return Verdict(
+    return CheckVerdict(
         check=check, status=status, where=where, measured=measured, unit=limit.unit, message=message,
-        expected=expected if limit.of_expected else limit.bound, hint=None if status is Status.PASS else limit.hint,
+        expected=expected if limit.of_expected else limit.bound, hint=None if status is CheckStatus.PASS else limit.hint,
     )  # fmt: skip
 
 
-def skipped(check: str, reason: str, *, where: str = "") -> Verdict:
+def skipped(check: str, reason: str, *, where: str = "") -> CheckVerdict:
     """A check that could not look, and why."""
-    return Verdict(check=check, status=Status.SKIPPED, where=where, message=reason)
+    return CheckVerdict(check=check, status=CheckStatus.SKIPPED, where=where, message=reason)
 
 
 def found(
-    check: str, status: Status, message: str = "", *, where: str = "", measured: float | str | None = None,
+    check: str, status: CheckStatus, message: str = "", *, where: str = "", measured: float | str | None = None,
     expected: float | str | None = None, unit: str = "", hint: str | None = None,
-) -> Verdict:  # fmt: skip
+) -> CheckVerdict:  # fmt: skip
     """A verdict that no limit decides; the hint is kept only when something is wrong."""
-    return Verdict(
+    return CheckVerdict(
         check=check, status=status, where=where, measured=measured, expected=expected, unit=unit, message=message,
-        hint=None if status is Status.PASS else hint,
+        hint=None if status is CheckStatus.PASS else hint,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ FLAGGED = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variable:
+class EnvironmentVariable:
     """One variable and why it has its value."""
 
     name: str
@@ -45,7 +45,7 @@ def environment(
     inherited: Mapping[str, str] | None = None,
     said: Mapping[str, str | None] | None = None,
     user: str | None = None,
-) -> tuple[Variable, ...]:
+) -> tuple[EnvironmentVariable, ...]:
     """All variables, by name.
 
     vendor, architecture   the catalogue's words; None: not known, only rows for every device apply
@@ -57,13 +57,13 @@ def environment(
 
     Raises InputError for a name or a value that no environment can hold.
     """
-    entries: dict[tuple[str, str], Variable] = {}
+    entries: dict[tuple[str, str], EnvironmentVariable] = {}
     own = {"vendors": vendor, "architectures": architecture, "engines": engine}
     alone = {"multi_node": num_nodes == 1, "multi_process": devices_per_node == 1}
     for row in rows():
         value = _value(row, site, user=user)
         if value is not None and _applies(row, own, alone=alone):
-            entries[row["name"], _flag_of(row["name"], value)] = Variable(
+            entries[row["name"], _flag_of(row["name"], value)] = EnvironmentVariable(
                 name=row["name"], value=value, reason=row["reason"], source=row["source"]
             )
     names = {name for layer in layers.values() for name in layer} | {name for name, _ in entries}
@@ -120,7 +120,9 @@ def _flag_of(name: str, value: str) -> str:
     return value.partition("=")[0] if name in FLAGGED else ""
 
 
-def _lay(entries: dict[tuple[str, str], Variable], name: str, value: str | None, *, who: str) -> None:
+def _lay(
+    entries: dict[tuple[str, str], EnvironmentVariable], name: str, value: str | None, *, who: str
+) -> None:
     if not NAME.fullmatch(name):
         raise InputError(
             f"{who}: this cannot be the name of a variable", got=name, allowed="letters, digits and _"
@@ -132,14 +134,16 @@ def _lay(entries: dict[tuple[str, str], Variable], name: str, value: str | None,
     if any(ord(c) < 32 for c in value):
         raise InputError(f"{who}: {name} holds a control character", got=value)
     for part in value.split() if name in FLAGGED else [value]:
-        entries[name, _flag_of(name, part)] = Variable(name=name, value=part, reason="as said", source=who)
+        entries[name, _flag_of(name, part)] = EnvironmentVariable(
+            name=name, value=part, reason="as said", source=who
+        )
 
 
-def _joined(entries: list[Variable]) -> Variable:
+def _joined(entries: list[EnvironmentVariable]) -> EnvironmentVariable:
     def words(key: str) -> str:
         return "; ".join(dict.fromkeys(getattr(v, key) for v in entries))
 
-    return Variable(
+    return EnvironmentVariable(
         name=entries[0].name,
         value=" ".join(v.value for v in entries),
         reason=words("reason"),

@@ -20,8 +20,8 @@ from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.launch.local import script
-from meshwright.launch.request import RESTARTS, Dispatch, Request
-from meshwright.launch.site import Kind, KubernetesSite
+from meshwright.launch.request import RESTARTS, Dispatch, LaunchRequest
+from meshwright.launch.site import KubernetesJobKind, KubernetesSite
 
 MANIFEST, CONFIG = "manifest.yaml", "run-files.yaml"
 PORT = 29500
@@ -40,7 +40,7 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class KubernetesSettings:
     """What a site says of Kubernetes, and where this machine keeps the manifest."""
 
     site: KubernetesSite
@@ -48,7 +48,7 @@ class Settings:
     here: Path  # folder of the manifest on this machine; the request's folder is that of the pods
 
 
-def dispatch(request: Request, settings: Settings) -> Dispatch:
+def dispatch(request: LaunchRequest, settings: KubernetesSettings) -> Dispatch:
     """The manifest and the command that applies it. Pure.
 
     Raises InputError when no image is named, or the results would be lost with the pods.
@@ -92,10 +92,10 @@ def _require_kept(what: str, folder: Path, site: KubernetesSite) -> None:
         )  # fmt: skip
 
 
-def documents(request: Request, settings: Settings) -> tuple[Values, Values]:
+def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Values, Values]:
     """ConfigMap and job, as the API has them."""
     name = resource_name(request.name)
-    make = _pytorchjob if settings.site.kind is Kind.PYTORCHJOB else _jobset
+    make = _pytorchjob if settings.site.kind is KubernetesJobKind.PYTORCHJOB else _jobset
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -116,12 +116,12 @@ def resource_name(name: str) -> str:
     return cleaned if cleaned[:1].isalpha() else f"run-{cleaned}".strip("-")
 
 
-def _files_name(name: str, request: Request) -> str:
+def _files_name(name: str, request: LaunchRequest) -> str:
     content = json.dumps(sorted(request.files.items()))
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
-def _pytorchjob(name: str, request: Request, settings: Settings) -> Values:
+def _pytorchjob(name: str, request: LaunchRequest, settings: KubernetesSettings) -> Values:
     """The operator numbers the nodes and says where the first is (PET_NODE_RANK, PET_MASTER_ADDR).
 
     It adds up restarts of all containers, and a lost process is one of every pod. The job fails when the sum is
@@ -154,7 +154,7 @@ def _pytorchjob(name: str, request: Request, settings: Settings) -> Values:
     }
 
 
-def _jobset(name: str, request: Request, settings: Settings) -> Values:
+def _jobset(name: str, request: LaunchRequest, settings: KubernetesSettings) -> Values:
     """One indexed job; a pod's index is its node's number, and the first pod has a name of its own."""
     restarts = {"name": RESTARTS, "value": "1"} if request.resume else _field(
         RESTARTS, "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
@@ -203,7 +203,12 @@ def _refused(container: str) -> Values:
 
 
 def _pod(
-    name: str, request: Request, settings: Settings, *, container: str, environment: list[Values]
+    name: str,
+    request: LaunchRequest,
+    settings: KubernetesSettings,
+    *,
+    container: str,
+    environment: list[Values],
 ) -> Values:
     site = settings.site
     mounts, volumes = _storage(name, request, site)
@@ -246,7 +251,7 @@ def _pod(
     return {"metadata": {"labels": {"app": name}}, "spec": spec}
 
 
-def _command(request: Request, settings: Settings) -> list[str]:
+def _command(request: LaunchRequest, settings: KubernetesSettings) -> list[str]:
     words = (
         settings.python, "-m", "meshwright.engines.torchrun", "--nnodes", str(request.num_nodes),
         "--nproc-per-node", str(request.devices_per_node), *script(request.argv),
@@ -259,7 +264,7 @@ def _literal(words: str) -> str:
     return words.replace("$", "$$")
 
 
-def _storage(name: str, request: Request, site: KubernetesSite) -> tuple[list[Values], list[Values]]:
+def _storage(name: str, request: LaunchRequest, site: KubernetesSite) -> tuple[list[Values], list[Values]]:
     """Shared memory for data loaders and NCCL, the run's files, and the claims."""
     mounts: list[Values] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     volumes: list[Values] = [
@@ -279,7 +284,7 @@ def _claims(site: KubernetesSite) -> list[Values]:
     return [{"name": f"claim-{names.index(claim.name)}", "mountPath": claim.mount} for claim in site.claims]
 
 
-def _copy_files(request: Request, site: KubernetesSite) -> Values:
+def _copy_files(request: LaunchRequest, site: KubernetesSite) -> Values:
     """The run's files, from the ConfigMap to the results, where a run may replace them. Each appears whole."""
     lines = ["set -e"]
     for path in request.files:
@@ -293,7 +298,7 @@ def _copy_files(request: Request, site: KubernetesSite) -> Values:
     }  # fmt: skip
 
 
-def _resources(request: Request, site: KubernetesSite) -> Values:
+def _resources(request: LaunchRequest, site: KubernetesSite) -> Values:
     limits: Values = {}
     resource = site.device_resource or RESOURCES.get(request.vendor or "")
     if resource:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from meshwright.errors import InputError
-from meshwright.launch.request import RESTARTS, Dispatch, Request
+from meshwright.launch.request import RESTARTS, Dispatch, LaunchRequest
 
 PORT = 29500
 
 
-def dispatch(request: Request, *, python: str, rendezvous: str | None) -> Dispatch:
+def dispatch(request: LaunchRequest, *, python: str, rendezvous: str | None) -> Dispatch:
     """torchrun with the processes of this host.
 
     python       the interpreter
@@ -42,7 +42,7 @@ def script(argv: tuple[str, ...]) -> tuple[str, ...]:
     return argv[1:] if argv[0] == "python" else ("--no-python", *argv)
 
 
-def _meeting(request: Request, rendezvous: str | None) -> tuple[str, ...]:
+def _meeting(request: LaunchRequest, rendezvous: str | None) -> tuple[str, ...]:
     if request.num_nodes == 1:
         if rendezvous is not None:
             raise InputError("one host has nobody to meet", got=f"--rendezvous {rendezvous}")

@@ -1,6 +1,6 @@
 """What is to be started, and what starting it takes.
 
-Request    a run on nodes: the engine's command, how many processes where, and their environment
+LaunchRequest    a run on nodes: the engine's command, how many processes where, and their environment
 Dispatch   what local, slurm and kubernetes make of it: files, commands, notes. Nothing is started by that
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.launch.environment import Variable
+from meshwright.launch.environment import EnvironmentVariable
 
 RESTARTS = "MESHWRIGHT_RESTARTS"
 """How often the whole job has been started before. More than 0: go on from the newest checkpoint, if there is one."""
@@ -21,7 +21,7 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class LaunchRequest:
     """A run that is to be started on `num_nodes` nodes, one process a device."""
 
     name: str
@@ -31,7 +31,7 @@ class Request:
     num_nodes: int
     devices_per_node: int
     vendor: str | None  # of the accelerator; None: not known, no devices are asked for
-    environment: tuple[Variable, ...] = ()
+    environment: tuple[EnvironmentVariable, ...] = ()
     exclude: tuple[str, ...] = ()  # hosts to leave out
     max_restarts: int = 0
     checkpoints: str | None = None  # their folder; None: the run saves none

@@ -21,14 +21,14 @@ from meshwright.runfile import document as documents
 from meshwright.runfile.problems import Problem
 
 
-class Runtime(StrEnum):
+class ContainerRuntime(StrEnum):
     """What starts a container under Slurm."""
 
     PYXIS = "pyxis"
     APPTAINER = "apptainer"
 
 
-class Kind(StrEnum):
+class KubernetesJobKind(StrEnum):
     """The resource that Kubernetes runs."""
 
     PYTORCHJOB = "pytorchjob"  # Kubeflow training operator, kubeflow.org/v1
@@ -49,14 +49,14 @@ class SlurmSite(_Section):
     cpus_per_task: int | None = Field(default=None, ge=1)
     exclusive: bool = True
     container: str | None = None  # image: a name for pyxis, a path for apptainer
-    runtime: Runtime = Field(default=Runtime.PYXIS, strict=False)
+    runtime: ContainerRuntime = Field(default=ContainerRuntime.PYXIS, strict=False)
     mounts: tuple[str, ...] = Field(default=(), strict=False)  # SOURCE:TARGET
     directives: tuple[str, ...] = Field(default=(), strict=False)  # further options of sbatch
     setup: tuple[str, ...] = Field(default=(), strict=False)  # lines of bash before the start: modules
     stop_ahead_s: int = Field(default=120, ge=1)  # between the request to save and the end of the time limit
 
 
-class Claim(_Section):
+class VolumeClaim(_Section):
     """A persistent volume claim and where it is mounted."""
 
     name: str
@@ -66,11 +66,11 @@ class Claim(_Section):
 class KubernetesSite(_Section):
     """How jobs are given to Kubernetes here."""
 
-    kind: Kind = Field(default=Kind.PYTORCHJOB, strict=False)
+    kind: KubernetesJobKind = Field(default=KubernetesJobKind.PYTORCHJOB, strict=False)
     namespace: str | None = None
     image: str | None = None
     workdir: str | None = None  # None: the first claim
-    claims: tuple[Claim, ...] = Field(default=(), strict=False)
+    claims: tuple[VolumeClaim, ...] = Field(default=(), strict=False)
     shared_memory: str = "64Gi"
     cpu: str | None = None  # per pod
     memory: str | None = None
@@ -124,4 +124,4 @@ def _problem(error: Any) -> Problem:
 
 def _known(path: tuple[str | int, ...]) -> list[str]:
     sections = {(): Site, ("slurm",): SlurmSite, ("kubernetes",): KubernetesSite}
-    return sorted(sections.get(path, Claim).model_fields)
+    return sorted(sections.get(path, VolumeClaim).model_fields)

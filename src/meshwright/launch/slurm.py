@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.launch.request import RESTARTS, Dispatch, Request
-from meshwright.launch.site import Runtime, SlurmSite
+from meshwright.launch.request import RESTARTS, Dispatch, LaunchRequest
+from meshwright.launch.site import ContainerRuntime, SlurmSite
 from meshwright.training.signals import STOPPED_EXIT_CODE
 
 SCRIPT = "submit.sh"
@@ -55,7 +55,7 @@ exec "$@"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SlurmSettings:
     """What a site says of Slurm, and where the job runs."""
 
     site: SlurmSite
@@ -63,7 +63,7 @@ class Settings:
     workdir: Path
 
 
-def dispatch(request: Request, settings: Settings) -> Dispatch:
+def dispatch(request: LaunchRequest, settings: SlurmSettings) -> Dispatch:
     """The script, the files beside it, and the command that submits it. Pure.
 
     Raises InputError for what sbatch would not read as it is meant, and for what would be lost with a container.
@@ -88,7 +88,7 @@ def dispatch(request: Request, settings: Settings) -> Dispatch:
     )
 
 
-def script(request: Request, settings: Settings) -> str:
+def script(request: LaunchRequest, settings: SlurmSettings) -> str:
     """The text of the sbatch script."""
     lines = [
         "#!/bin/bash",
@@ -105,7 +105,7 @@ def script(request: Request, settings: Settings) -> str:
     return "\n".join(lines)
 
 
-def _options(request: Request, settings: Settings) -> Iterator[str]:
+def _options(request: LaunchRequest, settings: SlurmSettings) -> Iterator[str]:
     site = settings.site
     yield f"--job-name={_quoted('name', request.name)}"
     yield f"--nodes={request.num_nodes}"
@@ -149,7 +149,7 @@ def _names_devices(site: SlurmSite) -> bool:
     return any(d.startswith(("--gpus", "--gres")) for d in site.directives)
 
 
-def _exports(request: Request) -> Iterator[str]:
+def _exports(request: LaunchRequest) -> Iterator[str]:
     yield from (f"export {v.name}={shlex.quote(v.value)}" for v in request.environment)
     yield f"export WORLD_SIZE={request.num_processes}"
     yield f"export MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"
@@ -157,7 +157,7 @@ def _exports(request: Request) -> Iterator[str]:
     yield f"export {RESTARTS}=$((${{SLURM_RESTART_COUNT:-0}}{before}))"
 
 
-def _step(request: Request, settings: Settings) -> str:
+def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
     """One task a device. Each takes its place from Slurm, in a shell of its own that becomes the process."""
     site = settings.site
     srun = [
@@ -173,7 +173,7 @@ def _step(request: Request, settings: Settings) -> str:
         # An image's own variables win over those of the host
         inner = ["env", *(f"{v.name}={v.value}" for v in request.environment), *inner]
         mounts = _mounts(request, settings)
-        if site.runtime is Runtime.PYXIS:
+        if site.runtime is ContainerRuntime.PYXIS:
             srun += [
                 shlex.quote(f"--container-image={site.container}"),
                 shlex.quote(f"--container-mounts={','.join(mounts)}"),
@@ -192,7 +192,7 @@ def _step(request: Request, settings: Settings) -> str:
     ])  # fmt: skip
 
 
-def _mounts(request: Request, settings: Settings) -> list[str]:
+def _mounts(request: LaunchRequest, settings: SlurmSettings) -> list[str]:
     """What a container sees of the host: the working folder, the results, and what the site says."""
     folders = [settings.workdir]
     if not (settings.workdir / request.folder).is_relative_to(settings.workdir):
@@ -200,7 +200,7 @@ def _mounts(request: Request, settings: Settings) -> list[str]:
     return [*(f"{folder}:{folder}" for folder in folders), *settings.site.mounts]
 
 
-def _require_mounted(settings: Settings, folder: Path) -> None:
+def _require_mounted(settings: SlurmSettings, folder: Path) -> None:
     targets = [str(settings.workdir), *(m.split(":")[1] for m in settings.site.mounts if ":" in m)]
     if not any(folder.is_relative_to(target) for target in targets):
         raise InputError(
@@ -214,7 +214,7 @@ def _devices_of(vendor: str | None) -> tuple[str, ...]:
     return {"NVIDIA": ("--nv",), "AMD": ("--rocm",)}.get(vendor or "", ())
 
 
-def _ending(request: Request) -> str:
+def _ending(request: LaunchRequest) -> str:
     """Wait, pass the request to save on, and decide what follows."""
     failures = shlex.quote(str(request.folder / FAILURES))
     return f"""\
@@ -253,7 +253,7 @@ exit "$code"
 """
 
 
-def _stopped(request: Request) -> str:
+def _stopped(request: LaunchRequest) -> str:
     """What follows when the processes were asked to stop: on, if there is something to go on from.
 
     An engine that takes no such request is killed by it, and goes on from the newest checkpoint that it has written.

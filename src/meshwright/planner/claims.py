@@ -11,7 +11,7 @@ from functools import cache
 from math import exp, hypot, log
 
 from meshwright.catalog import Claim, accelerator, claim
-from meshwright.catalog.claim_answers import Answer, Asked, Reads, claim_answer
+from meshwright.catalog.claim_answers import ClaimAnswer, ClaimQuantity, ClaimRun, claim_answer
 from meshwright.errors import InfeasibleError
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.explain import explain_infeasible
@@ -76,12 +76,12 @@ class _Rate:
     tokens_per_s: Estimate  # per device
 
 
-def _rate(found: Claim, answer: Answer) -> Prediction:
+def _rate(found: Claim, answer: ClaimAnswer) -> Prediction:
     rate = _rate_of(_run(answer))
     return Prediction(claim=found, value=rate.tokens_per_s, plans=(rate.plan,))
 
 
-def _ratio(found: Claim, answer: Answer) -> Prediction:
+def _ratio(found: Claim, answer: ClaimAnswer) -> Prediction:
     """The two errors are taken as independent: accelerator and software differ."""
     assert answer.against is not None
     one, other = _rate_of(_run(answer)), _rate_of(answer.against)
@@ -95,7 +95,7 @@ def _ratio(found: Claim, answer: Answer) -> Prediction:
     return Prediction(claim=found, value=ratio, plans=(one.plan, other.plan))
 
 
-def _fits(found: Claim, answer: Answer) -> Prediction:
+def _fits(found: Claim, answer: ClaimAnswer) -> Prediction:
     best = search(_request(_run(answer)), top=1).best
     plans = () if best is None else (best.plan.describe(),)
     return Prediction(
@@ -104,7 +104,7 @@ def _fits(found: Claim, answer: Answer) -> Prediction:
 
 
 @cache
-def _rate_of(asked: Asked) -> _Rate:
+def _rate_of(asked: ClaimRun) -> _Rate:
     request = _request(asked)
     result = search(request, top=1)
     if result.best is None:
@@ -117,12 +117,12 @@ def _rate_of(asked: Asked) -> _Rate:
 # --- sizes ---
 
 
-def _efficiency(found: Claim, answer: Answer) -> Prediction:
+def _efficiency(found: Claim, answer: ClaimAnswer) -> Prediction:
     point = _emulated(_run(answer), found.num_accelerators or 0)
     return Prediction(claim=found, value=point.efficiency, plans=(point.emulated.plan.describe(),))
 
 
-def _days(found: Claim, answer: Answer) -> Prediction:
+def _days(found: Claim, answer: ClaimAnswer) -> Prediction:
     base, last = (p.costed for p in _curve(_run(answer), found.num_accelerators or 0).points)
     tokens = tokens_in(base, claim(answer.solved_by).value * DAY_S)
     steps = last.estimate.step
@@ -133,7 +133,7 @@ def _days(found: Claim, answer: Answer) -> Prediction:
     )
 
 
-def _speedup(found: Claim, answer: Answer) -> Prediction:
+def _speedup(found: Claim, answer: ClaimAnswer) -> Prediction:
     first, last = _curve(_run(answer), found.num_accelerators or 0).points
     scale_by = last.num_devices / first.num_devices
     e = last.efficiency
@@ -144,14 +144,14 @@ def _speedup(found: Claim, answer: Answer) -> Prediction:
 
 
 @cache
-def _emulated(asked: Asked, num_devices: int) -> EmulatedPoint:
+def _emulated(asked: ClaimRun, num_devices: int) -> EmulatedPoint:
     run = _run_of(asked)
     study = Study(request=request_for(run), plan=run.plan)
     return emulate(study, [num_devices], small=study.request.num_devices, with_real=False).points[0]
 
 
 @cache
-def _curve(asked: Asked, num_devices: int) -> ScaleCurve:
+def _curve(asked: ClaimRun, num_devices: int) -> ScaleCurve:
     request = _request(asked)
     return scale(Study(request=request), [request.num_devices, num_devices])
 
@@ -163,7 +163,7 @@ def _plans(*costed: Costed) -> tuple[str, ...]:
 # --- catalogue ---
 
 
-def _catalogue(found: Claim, answer: Answer) -> Prediction:
+def _catalogue(found: Claim, answer: ClaimAnswer) -> Prediction:
     value = CATALOGUE_VALUES[answer.value](accelerator(found.accelerator.lower()))
     return Prediction(claim=found, value=_exact(value, found.unit, Tier.DATASHEET))
 
@@ -175,12 +175,12 @@ def _exact(value: float, unit: str, tier: Tier) -> Estimate:
 # --- what is asked ---
 
 
-def _run(answer: Answer) -> Asked:
+def _run(answer: ClaimAnswer) -> ClaimRun:
     assert answer.run is not None
     return answer.run
 
 
-def _run_of(asked: Asked) -> Run:
+def _run_of(asked: ClaimRun) -> Run:
     return from_options(
         model=asked.model,
         cluster=asked.cluster,
@@ -192,16 +192,16 @@ def _run_of(asked: Asked) -> Run:
     )
 
 
-def _request(asked: Asked) -> PlanRequest:
+def _request(asked: ClaimRun) -> PlanRequest:
     return request_for(_run_of(asked)).fixing(**fixed_fields(asked.fix))
 
 
-_READERS: dict[Reads, Callable[[Claim, Answer], Prediction]] = {
-    Reads.RATE: _rate,
-    Reads.RATIO: _ratio,
-    Reads.FITS: _fits,
-    Reads.EFFICIENCY: _efficiency,
-    Reads.DAYS: _days,
-    Reads.SPEEDUP: _speedup,
-    Reads.CATALOGUE: _catalogue,
+_READERS: dict[ClaimQuantity, Callable[[Claim, ClaimAnswer], Prediction]] = {
+    ClaimQuantity.RATE: _rate,
+    ClaimQuantity.RATIO: _ratio,
+    ClaimQuantity.FITS: _fits,
+    ClaimQuantity.EFFICIENCY: _efficiency,
+    ClaimQuantity.DAYS: _days,
+    ClaimQuantity.SPEEDUP: _speedup,
+    ClaimQuantity.CATALOGUE: _catalogue,
 }

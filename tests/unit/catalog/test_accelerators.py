@@ -3,7 +3,7 @@ import re
 import pytest
 
 from meshwright.catalog import (
-    Kind,
+    CatalogKind,
     accelerator,
     accelerator_names,
     accelerator_with_driver_name,
@@ -126,14 +126,14 @@ def test_volta_has_no_bf16_and_tpus_no_fp32():
 DRIVER_NAMES = [
     (name, driver_name)
     for name in accelerator_names()
-    for driver_name in entry(Kind.ACCELERATOR, name).values.get("driver_names", ())
+    for driver_name in entry(CatalogKind.ACCELERATOR, name).values.get("driver_names", ())
 ]
 
 
 @pytest.mark.parametrize(("name", "driver_name"), DRIVER_NAMES)
 def test_a_driver_name_finds_its_own_accelerator(name, driver_name):
     assert accelerator_with_driver_name(driver_name) == name  # also: no two accelerators share a driver name
-    assert "driver_names" in entry(Kind.ACCELERATOR, name).sources
+    assert "driver_names" in entry(CatalogKind.ACCELERATOR, name).sources
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_device_that_is_not_listed_is_unknown_and_not_its_neighbour(driver_nam
 
 @pytest.mark.parametrize("name", accelerator_names())
 def test_a_pci_id_gives_a_listed_driver_name(name):
-    values = entry(Kind.ACCELERATOR, name).values
+    values = entry(CatalogKind.ACCELERATOR, name).values
     for pci_id, driver_name in values.get("pci_ids", {}).items():
         assert re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{4}", pci_id)
         assert driver_name in values["driver_names"]

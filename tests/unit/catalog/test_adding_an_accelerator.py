@@ -51,7 +51,7 @@ def test_the_record_of_the_page_is_all_that_is_needed(data):
     assert catalog.accelerator_with_driver_name("NVIDIA H300") == "h300"
     assert catalog.driver_name_of_pci_id("10de:ffff") == "NVIDIA H300"
     assert notes_on_name("NVIDIA H300", device_type="cuda", cluster=None) == ()
-    assert catalog.entry(catalog.Kind.ACCELERATOR, "h300").source_of("driver_names")
+    assert catalog.entry(catalog.CatalogKind.ACCELERATOR, "h300").source_of("driver_names")
 
 
 def test_a_copied_record_is_recognised_by_its_own_names_alone(data):

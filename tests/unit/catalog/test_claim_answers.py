@@ -3,7 +3,7 @@ import tomllib
 import pytest
 
 from meshwright.catalog import all_claims, claim
-from meshwright.catalog.claim_answers import AnswerKind, Reads, claim_answer
+from meshwright.catalog.claim_answers import AnswerKind, ClaimQuantity, claim_answer
 from meshwright.catalog.entries import DATA
 from meshwright.cli.main import VERBS
 
@@ -40,8 +40,8 @@ def test_no_run_is_left_unused():
 def test_a_ratio_has_two_commands_and_a_rate_one():
     for c in all_claims():
         answer = claim_answer(c)
-        if answer.reads in (Reads.RATE, Reads.RATIO):
-            assert len(answer.commands) == (2 if answer.reads is Reads.RATIO else 1)
+        if answer.reads in (ClaimQuantity.RATE, ClaimQuantity.RATIO):
+            assert len(answer.commands) == (2 if answer.reads is ClaimQuantity.RATIO else 1)
 
 
 @pytest.mark.parametrize("claim_id", ["s65_04", "scale_06"])

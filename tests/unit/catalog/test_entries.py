@@ -3,10 +3,10 @@ import tomllib
 import pytest
 
 from meshwright.catalog import entries
-from meshwright.catalog.entries import Kind, entry, names
+from meshwright.catalog.entries import CatalogKind, entry, names
 from meshwright.errors import UnknownNameError
 
-ALL = [(kind, name) for kind in Kind for name in names(kind)]
+ALL = [(kind, name) for kind in CatalogKind for name in names(kind)]
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
@@ -28,7 +28,7 @@ def test_notes_speak_of_things_that_exist(kind, name):
     assert found.title != found.name
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(CatalogKind))
 def test_no_alias_means_two_things(kind):
     owners = {}
     for name in names(kind):
@@ -43,22 +43,22 @@ def test_looking_up_a_name_reads_one_file(monkeypatch):
     monkeypatch.setattr(tomllib, "loads", lambda text: read.append(text) or real(text))
     entries._read.cache_clear()
     entry.cache_clear()
-    assert entry(Kind.MODEL, "mixtral-8x7b").name == "mixtral-8x7b"
+    assert entry(CatalogKind.MODEL, "mixtral-8x7b").name == "mixtral-8x7b"
     assert len(read) == 1
 
 
 def test_names_are_in_natural_order():
-    found = names(Kind.MODEL)
+    found = names(CatalogKind.MODEL)
     assert found.index("llama3-8b") < found.index("llama3-70b") < found.index("llama3.1-405b")
 
 
 def test_unknown_name_has_the_nearest_known_one():
     with pytest.raises(UnknownNameError, match="did you mean 'mi355x'"):
-        entry(Kind.ACCELERATOR, "mi335x")
+        entry(CatalogKind.ACCELERATOR, "mi335x")
 
 
 def test_source_of_a_nested_value_falls_back_to_its_parent_then_to_all():
-    found = entry(Kind.ACCELERATOR, "gaudi2")
+    found = entry(CatalogKind.ACCELERATOR, "gaudi2")
     assert found.source_of("peak_flops_per_s.bf16") == found.sources["peak_flops_per_s"]
     assert found.source_of("vendor") == found.sources["all"]
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.catalog import Kind, entry, model, model_names
+from meshwright.catalog import CatalogKind, entry, model, model_names
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import UnknownNameError
@@ -78,7 +78,7 @@ def test_shapes_give_the_published_number_of_parameters(name, total):
 
 @pytest.mark.parametrize("name", REQUIRED)
 def test_published_totals_beside_the_shapes_agree_with_them(name):
-    published = entry(Kind.MODEL, name).published
+    published = entry(CatalogKind.MODEL, name).published
     without_mtp = published.get("total_parameters_without_mtp")
     if without_mtp is None:
         assert float(parameters(name).total) == pytest.approx(published["total_parameters"], rel=0.002)
@@ -124,8 +124,8 @@ def test_moe_2t_allows_the_replica_of_the_whitepaper():
         assert m.num_layers % (2 * pipeline) == 0  # at least two virtual stages
     replicas_on_64k = 65_536 / 384
     assert 32_768 * 4096 / replicas_on_64k == pytest.approx(0.75 * 2**20)
-    assert {"identity", "replica", "sequence_length"} <= set(entry(Kind.MODEL, "moe-2t").assumptions)
-    assert "training_tokens" in entry(Kind.MODEL, "moe-2t").unknown
+    assert {"identity", "replica", "sequence_length"} <= set(entry(CatalogKind.MODEL, "moe-2t").assumptions)
+    assert "training_tokens" in entry(CatalogKind.MODEL, "moe-2t").unknown
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.doctor.host import Host, Output, Unseen
+from meshwright.doctor.host import CommandOutput, Host, Unseen
 
 
 class Commands:
@@ -25,14 +25,14 @@ class Commands:
         self.outputs = dict(outputs)
         self.asked: list[str] = []
 
-    def __call__(self, arguments: Sequence[str], timeout_s: float) -> Output:
+    def __call__(self, arguments: Sequence[str], timeout_s: float) -> CommandOutput:
         line = " ".join(arguments)
         self.asked.append(line)
         for beginning, output in sorted(self.outputs.items(), key=lambda item: -len(item[0])):
             if line.startswith(beginning):
                 if isinstance(output, Unseen):
                     raise output
-                return output if isinstance(output, Output) else Output(code=0, stdout=output)
+                return output if isinstance(output, CommandOutput) else CommandOutput(code=0, stdout=output)
         raise Unseen(f"{arguments[0]} is not installed")
 
 
@@ -189,7 +189,7 @@ def healthy() -> Fake:
     for index, address in enumerate(ADDRESSES):
         files |= card_files(index, address) | port_files(index)
     commands = host_commands() | {
-        "amd-smi": Output(code=0, stdout="[]", seconds=1.2),
+        "amd-smi": CommandOutput(code=0, stdout="[]", seconds=1.2),
         f"{MEASURE} device": measured(),
         f"{MEASURE} all-reduce": json.dumps({"all_reduce_bytes_per_s": 190e9, "is_right": True}),
     }
@@ -217,7 +217,7 @@ def nvidia() -> Fake:
     head += "<cuda_version>12.8</cuda_version>\n<attached_gpus>8</attached_gpus>\n"
     log = f"{head}{''.join(blocks)}</nvidia_smi_log>\n"
     commands = host_commands() | {
-        "nvidia-smi -q -x": Output(code=0, stdout=log, seconds=0.9),
+        "nvidia-smi -q -x": CommandOutput(code=0, stdout=log, seconds=0.9),
         "nvidia-smi nvlink --status": "".join(links),
         f"{MEASURE} device": measured(720.0, 4100.0, device="NVIDIA H200"),
         f"{MEASURE} all-reduce": json.dumps({"all_reduce_bytes_per_s": 250e9, "is_right": True}),

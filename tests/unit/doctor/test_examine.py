@@ -11,8 +11,8 @@ import pytest
 
 from meshwright.doctor.checks import GROUP_NAMES, groups, kernel_log
 from meshwright.doctor.checks.process import container, memory_limit_bytes, processor_limit
-from meshwright.doctor.host import Output, Unseen
-from meshwright.doctor.verdict import Status, judge, limits
+from meshwright.doctor.host import CommandOutput, Unseen
+from meshwright.doctor.verdict import CheckStatus, judge, limits
 
 RECORDED = Path(__file__).parent / "recorded"
 CARD = "/sys/class/drm/card{}/device"
@@ -30,7 +30,9 @@ def statuses(verdicts):
 
 
 def bad(found):
-    return {(v.check, v.where) for v in found[""].verdicts if v.status in (Status.WARN, Status.FAIL)}
+    return {
+        (v.check, v.where) for v in found[""].verdicts if v.status in (CheckStatus.WARN, CheckStatus.FAIL)
+    }
 
 
 # --- healthy nodes ---
@@ -39,8 +41,8 @@ def bad(found):
 def test_a_healthy_node_of_eight_mi355x(look, healthy):
     found = look(healthy)
     assert bad(found) == set()
-    assert found[""].status is Status.PASS
-    assert {v.check for v in found[""].verdicts if v.status is Status.SKIPPED} == set()
+    assert found[""].status is CheckStatus.PASS
+    assert {v.check for v in found[""].verdicts if v.status is CheckStatus.SKIPPED} == set()
     devices = found[""].node.devices
     assert [d.accelerator for d in devices.found] == ["mi355x"] * 8
     assert (devices.driver, devices.runtime) == ("6.14.14", "ROCm 7.0.0-38")
@@ -82,7 +84,7 @@ def test_every_limit_has_a_source_and_is_crossed_somewhere():
         if limit.fail_below == 0.0:
             low = -1.0
         seen = {judge(limit.name, value, expected=1.0).status for value in (low, high)}
-        assert seen - {Status.PASS}, limit.name
+        assert seen - {CheckStatus.PASS}, limit.name
 
 
 # --- devices ---
@@ -92,14 +94,14 @@ def test_a_device_that_its_driver_lost(look, healthy):
     healthy.remove(CARD.format(4))
     found = look(healthy, num_expected_devices=8)
     lost, counted = found["devices.present"]
-    assert (lost.status, lost.where) == (Status.FAIL, "0000:75:00.0")
-    assert (counted.status, counted.measured, counted.expected) == (Status.FAIL, 7, 8)
+    assert (lost.status, lost.where) == (CheckStatus.FAIL, "0000:75:00.0")
+    assert (counted.status, counted.measured, counted.expected) == (CheckStatus.FAIL, 7, 8)
 
 
 def test_a_device_that_is_only_not_shown_is_a_warning(look, healthy):
     healthy.remove(CARD.format(4))
     environment = {"SLURM_JOB_GPUS": "0,1,2,4,5,6,7"}
-    assert look(healthy, environment=environment)["devices.present"][0].status is Status.WARN
+    assert look(healthy, environment=environment)["devices.present"][0].status is CheckStatus.WARN
 
 
 def test_a_device_off_the_bus_is_lost_wherever_one_looks(look, healthy, tmp_path):
@@ -108,7 +110,7 @@ def test_a_device_off_the_bus_is_lost_wherever_one_looks(look, healthy, tmp_path
     config.parent.mkdir(parents=True)
     config.write_bytes(b"\xff" * 64)
     verdict = look(healthy, environment={"SLURM_JOB_GPUS": "0"})["devices.present"][0]
-    assert (verdict.status, verdict.message) == (Status.FAIL, "it no longer answers on the bus")
+    assert (verdict.status, verdict.message) == (CheckStatus.FAIL, "it no longer answers on the bus")
 
 
 def test_devices_are_selected_as_the_compute_driver_counts_them(look, healthy):
@@ -131,16 +133,16 @@ def test_a_lost_device_of_nvidia_speaks_instead_of_a_value(look, nvidia):
 
 def test_a_driver_that_differs_from_its_library(look, nvidia):
     words = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.172"
-    nvidia.commands["nvidia-smi -q -x"] = Output(code=18, stdout=words)
+    nvidia.commands["nvidia-smi -q -x"] = CommandOutput(code=18, stdout=words)
     verdict = look(nvidia)["devices.present"][0]
-    assert (verdict.status, verdict.measured) == (Status.FAIL, 0)
+    assert (verdict.status, verdict.measured) == (CheckStatus.FAIL, 0)
     assert "570.172" in verdict.message
 
 
 def test_a_tool_that_hangs(look, nvidia):
     nvidia.commands["nvidia-smi -q -x"] = Unseen("nvidia-smi -q -x did not end within 60 s")
     verdict = look(nvidia)["devices.present"][0]
-    assert (verdict.status, "did not end" in verdict.message) == (Status.FAIL, True)
+    assert (verdict.status, "did not end" in verdict.message) == (CheckStatus.FAIL, True)
 
 
 def test_a_tool_that_is_slow(look, nvidia):
@@ -181,13 +183,13 @@ def test_the_tool_names_what_the_table_does_not(look, healthy, command, document
     del healthy.commands["amd-smi"]
     healthy.commands[command] = json.dumps(document)
     verdict = look(healthy)["devices.known"][0]
-    assert (verdict.measured, verdict.status) == ("AMD Instinct MI999X", Status.WARN)
+    assert (verdict.measured, verdict.status) == ("AMD Instinct MI999X", CheckStatus.WARN)
 
 
 def test_a_clock_that_was_left_low(look, healthy):
     healthy.files[CARD.format(3) + "/pp_dpm_sclk"] = "0: 500Mhz *\n1: 1300Mhz\n"
     verdict = look(healthy)["clocks.highest"][2]
-    assert (verdict.status, verdict.measured, verdict.expected) == (Status.FAIL, 1300, 2400)
+    assert (verdict.status, verdict.measured, verdict.expected) == (CheckStatus.FAIL, 1300, 2400)
 
 
 def test_a_clock_that_cannot_be_is_not_believed(look, healthy):
@@ -229,7 +231,11 @@ def test_memory_errors_and_rows_that_cannot_be_replaced(look, nvidia):
 
 @pytest.mark.parametrize(
     ("vram", "status", "name"),
-    [(64 * 2**30, Status.FAIL, "python3"), (2**28, Status.WARN, "exporter"), (64 * 2**30, Status.FAIL, None)],
+    [
+        (64 * 2**30, CheckStatus.FAIL, "python3"),
+        (2**28, CheckStatus.WARN, "exporter"),
+        (64 * 2**30, CheckStatus.FAIL, None),
+    ],
 )
 def test_somebody_elses_process(look, healthy, vram, status, name):
     healthy.files["/sys/class/kfd/kfd/proc/4711/vram_5002"] = f"{vram}\n"
@@ -286,11 +292,11 @@ def test_a_device_that_hangs_while_it_is_measured_fails(look, healthy):
     key = next(k for k in healthy.commands if k.endswith("device"))
     healthy.commands[f"{key} --select HIP_VISIBLE_DEVICES=3 "] = Unseen("did not end within 120 s")
     found = look(healthy)
-    assert [(v.where, v.status) for v in found["rates.gemm"] if v.status is not Status.PASS] == [
-        ("device 3", Status.FAIL)
+    assert [(v.where, v.status) for v in found["rates.gemm"] if v.status is not CheckStatus.PASS] == [
+        ("device 3", CheckStatus.FAIL)
     ]
     assert len(found["rates.copy"]) == 7
-    assert found["rates.all-reduce"][0].status is Status.SKIPPED
+    assert found["rates.all-reduce"][0].status is CheckStatus.SKIPPED
 
 
 def test_a_device_that_computes_wrongly_fails_whatever_its_speed(look, healthy):
@@ -321,7 +327,7 @@ def test_pytorch_for_the_cpu_on_a_node_with_devices(look, healthy):
 def test_why_nothing_was_measured(look, healthy, monkeypatch, options, word):
     monkeypatch.setattr("meshwright.doctor.checks.rates.find_spec", lambda name: None)
     verdict = look(healthy, **options)["rates.device"][0]
-    assert (verdict.status, word in verdict.message) == (Status.SKIPPED, True)
+    assert (verdict.status, word in verdict.message) == (CheckStatus.SKIPPED, True)
 
 
 # --- network ---
@@ -331,8 +337,8 @@ def test_a_port_that_is_down_where_its_like_are_up(look, healthy):
     healthy.files[PORT.format(5) + "/state"] = "1: DOWN\n"
     found = look(healthy)
     assert ("rdma.state", "mlx5_5/1") in bad(found)
-    assert found["rdma.state"][5].status is Status.FAIL
-    assert found["rdma.total"][0].status is Status.WARN
+    assert found["rdma.state"][5].status is CheckStatus.FAIL
+    assert found["rdma.total"][0].status is CheckStatus.WARN
 
 
 def test_a_port_that_nobody_cabled_is_a_warning(look, healthy):
@@ -371,7 +377,7 @@ def test_small_shared_memory_of_a_container(look, healthy, tmp_path):
         ("limits.processors-per-device", ""),
     }  # fmt: skip
     assert found["limits.shared-memory"][0].measured == 0.0625
-    assert found["limits.locked-memory"][0].status is Status.FAIL
+    assert found["limits.locked-memory"][0].status is CheckStatus.FAIL
     assert found["limits.processors-per-device"][0].measured == 2.0
     assert found[""].facts["container"] == "docker"
 
@@ -379,7 +385,7 @@ def test_small_shared_memory_of_a_container(look, healthy, tmp_path):
 def test_locked_memory_matters_less_without_a_card(look, healthy):
     healthy.remove("/sys/class/infiniband")
     healthy.files["/proc/self/limits"] = "Max locked memory  65536 65536 bytes\n"
-    assert look(healthy)["limits.locked-memory"][0].status is Status.WARN
+    assert look(healthy)["limits.locked-memory"][0].status is CheckStatus.WARN
 
 
 def test_control_groups_of_both_versions(make_host):
@@ -428,10 +434,13 @@ def test_a_busy_host_with_bad_memory_and_a_wrong_clock(look, healthy):
 @pytest.mark.parametrize(
     ("commands", "status"),
     [
-        ({"chronyc": "System time : 0.0 seconds slow\nLeap status     : Not synchronised\n"}, Status.WARN),
-        ({"timedatectl": "yes\n"}, Status.PASS),
-        ({"timedatectl": "no\n"}, Status.WARN),
-        ({}, Status.SKIPPED),
+        (
+            {"chronyc": "System time : 0.0 seconds slow\nLeap status     : Not synchronised\n"},
+            CheckStatus.WARN,
+        ),
+        ({"timedatectl": "yes\n"}, CheckStatus.PASS),
+        ({"timedatectl": "no\n"}, CheckStatus.WARN),
+        ({}, CheckStatus.SKIPPED),
     ],
 )
 def test_who_says_that_the_clock_is_right(look, healthy, commands, status):
@@ -444,7 +453,7 @@ def test_the_log_says_what_happened_in_the_last_hours(look, healthy):
     healthy.commands["dmesg"] = (RECORDED / "dmesg-trouble.txt").read_text()
     found = {v.where: v for v in look(healthy, chosen=("log",))["log.kernel"]}
     assert "machine-check" not in found, "older than a day"
-    fails = {name for name, v in found.items() if v.status is Status.FAIL}
+    fails = {name for name, v in found.items() if v.status is CheckStatus.FAIL}
     assert fails == {"device-reset", "xid-of-hardware", "storage-error", "pcie-error", "network-card-error"}
     assert set(found) - fails == {"device-ring-timeout", "xid-of-a-program", "hung-task", "out-of-memory"}
     assert "fallen off the bus" in found["xid-of-hardware"].message
@@ -453,15 +462,15 @@ def test_the_log_says_what_happened_in_the_last_hours(look, healthy):
 
 
 def test_a_log_that_may_not_be_read(look, healthy):
-    healthy.commands["dmesg"] = Output(
+    healthy.commands["dmesg"] = CommandOutput(
         code=1, stdout="", stderr="dmesg: read kernel buffer failed: Operation not permitted\n"
     )
     verdict = look(healthy, chosen=("log",))["log.kernel"][0]
-    assert verdict.status is Status.SKIPPED
+    assert verdict.status is CheckStatus.SKIPPED
     assert "Operation not permitted" in verdict.message
     assert "root" in verdict.message
     healthy.commands["journalctl"] = (RECORDED / "dmesg-healthy.txt").read_text()
-    assert look(healthy, chosen=("log",))["log.kernel"][0].status is Status.PASS
+    assert look(healthy, chosen=("log",))["log.kernel"][0].status is CheckStatus.PASS
 
 
 def test_the_patterns_leave_a_healthy_log_alone():
@@ -476,7 +485,7 @@ def test_a_machine_of_which_nothing_can_be_seen_is_skipped_and_not_well(look, ma
 
     host = make_host({})
     found = examine(Node(host=host, devices=find_devices(host)), chosen=GROUP_NAMES)
-    assert found.status is Status.SKIPPED
+    assert found.status is CheckStatus.SKIPPED
     assert all(v.message for v in found.verdicts)
     assert found.host == "unknown"
 

@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.doctor.host import Host
-from meshwright.doctor.settings import Action, Comparison, choose, held, notes, settings, survey, target_of
+from meshwright.doctor.settings import (
+    SettingAction,
+    SettingComparison,
+    choose,
+    held,
+    notes,
+    settings,
+    survey,
+    target_of,
+)
 from meshwright.doctor.tuning import apply, restore
 from meshwright.errors import InputError, UnknownNameError
 
@@ -85,10 +94,10 @@ def test_every_setting_says_why_at_what_risk_and_who_says_so():
 def test_a_survey_finds_each_file_and_says_what_it_lacks(node):
     values = survey(node, settings())
     assert [v.path for v in of(values, "cpu-governor")] == [GOVERNOR.format(i) for i in range(12)]
-    assert {v.action for v in of(values, "cpu-governor")} == {Action.CHANGE}
-    assert of(values, "nmi-watchdog")[0].action is Action.NONE
+    assert {v.action for v in of(values, "cpu-governor")} == {SettingAction.CHANGE}
+    assert of(values, "nmi-watchdog")[0].action is SettingAction.NONE
     absent = of(values, "huge-pages")[0]
-    assert (absent.action, absent.reason) == (Action.SKIP, "not on this node")
+    assert (absent.action, absent.reason) == (SettingAction.SKIP, "not on this node")
 
 
 def test_only_idle_states_that_wake_slowly_are_meant(node):
@@ -100,7 +109,7 @@ def test_only_idle_states_that_wake_slowly_are_meant(node):
 def test_a_larger_buffer_stays(node):
     values = survey(node, settings())
     assert of(values, "socket-read-buffer")[0].target == "67108864"
-    assert of(values, "socket-write-buffer")[0].action is Action.NONE
+    assert of(values, "socket-write-buffer")[0].action is SettingAction.NONE
     assert of(values, "tcp-read-buffer")[0].target == "4096 131072 33554432"
 
 
@@ -108,7 +117,11 @@ def test_what_may_not_be_written_is_skipped_before_anything_is(node, state):
     node.path("/proc/sys/vm/swappiness").chmod(0o444)
     values = survey(node, settings())
     swappiness = of(values, "swappiness")[0]
-    assert (swappiness.action, swappiness.reason, swappiness.current) == (Action.SKIP, "read-only", "60")
+    assert (swappiness.action, swappiness.reason, swappiness.current) == (
+        SettingAction.SKIP,
+        "read-only",
+        "60",
+    )
     assert apply(node, values, state=state).is_done
     assert node.read("/proc/sys/vm/swappiness") == "60"
 
@@ -116,7 +129,7 @@ def test_what_may_not_be_written_is_skipped_before_anything_is(node, state):
 def test_a_file_with_something_else_in_it_is_skipped(make_host):
     host = make_host({"/proc/sys/net/core/rmem_max": "many\n"})
     value = survey(host, choose(only=("socket-read-buffer",)))[0]
-    assert value.action is Action.SKIP
+    assert value.action is SettingAction.SKIP
     assert "not numbers" in (value.reason or "")
 
 
@@ -129,7 +142,7 @@ def test_at_least_never_lowers_and_is_reached_in_one_step(a, b, c):
 
 
 def test_a_choice_is_what_stands_in_brackets():
-    assert held(Comparison.CHOICE, "always defer defer+madvise [madvise] never") == "madvise"
+    assert held(SettingComparison.CHOICE, "always defer defer+madvise [madvise] never") == "madvise"
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
@@ -147,7 +160,7 @@ def test_apply_then_restore_leaves_every_file_as_it_was(node, state):
     assert node.read(GOVERNOR.format(11)) == "performance"
     assert node.read("/proc/sys/vm/drop_caches") == "3"
     assert node.read(IDLE.format(0, 1) + "disable") == "0"
-    assert of(survey(node, settings()), "cpu-governor")[0].action is Action.NONE
+    assert of(survey(node, settings()), "cpu-governor")[0].action is SettingAction.NONE
     assert restore(node, state=state).is_done
     # a kernel prints blanks as it likes
     assert contents(node) == {n: " ".join(v.split()) if "tcp_rmem" in n else v for n, v in before.items()}
@@ -199,7 +212,7 @@ def test_a_failure_midway_puts_everything_back(node, state, refusal, reason):
 
 def test_whichever_file_is_refused_all_or_none_are_changed(node, state):
     before = contents(node)
-    changes = [v.path for v in survey(node, settings()) if v.action is Action.CHANGE]
+    changes = [v.path for v in survey(node, settings()) if v.action is SettingAction.CHANGE]
     for path in changes:
         host = stubborn(node, refuses={path: OSError(16, "Device or resource busy")})
         outcome = apply(host, survey(host, settings()), state=state)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from meshwright.launch.environment import environment
-from meshwright.launch.request import Request
+from meshwright.launch.request import LaunchRequest
 
 GOLDEN = Path(__file__).parent / "golden"
 SITE = {"interface": "ens1f0", "rdma_devices": "mlx5_0,mlx5_1"}
 
 
 @pytest.fixture
-def make_request() -> Callable[..., Request]:
+def make_request() -> Callable[..., LaunchRequest]:
     """`make_request(num_nodes=1)`: the usual request with other fields."""
-    usual = Request(
+    usual = LaunchRequest(
         name="first",
         argv=("python", "-m", "meshwright", "train", "runs/first/run.yaml", "--out", "runs/first"),
         files={"run.yaml": "model: llama3.1-8b\n"},

@@ -11,14 +11,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from meshwright.errors import InputError
-from meshwright.launch.environment import Variable
-from meshwright.launch.kubernetes import Settings, dispatch, documents, resource_name
-from meshwright.launch.site import Claim, Kind, KubernetesSite
+from meshwright.launch.environment import EnvironmentVariable
+from meshwright.launch.kubernetes import KubernetesSettings, dispatch, documents, resource_name
+from meshwright.launch.site import KubernetesJobKind, KubernetesSite, VolumeClaim
 
 SCHEMA = json.loads((Path(__file__).parent / "kubernetes_schema.json").read_text())
 USUAL = KubernetesSite(
     image="registry.example/train:1",
-    claims=(Claim(name="shared", mount="/results"),),
+    claims=(VolumeClaim(name="shared", mount="/results"),),
     rdma_resource="rdma/hca",
 )
 FULL = USUAL.model_copy(
@@ -31,7 +31,9 @@ FULL = USUAL.model_copy(
 
 
 def settings(site, kind):
-    return Settings(site=site.model_copy(update={"kind": kind}), python="python", here=Path("runs/first"))
+    return KubernetesSettings(
+        site=site.model_copy(update={"kind": kind}), python="python", here=Path("runs/first")
+    )
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def request_there(make_request):
     return lambda **fields: make_request(folder=Path("/results/first"), **fields)
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(KubernetesJobKind))
 def test_the_manifest_is_the_golden_one(kind, request_there, is_golden):
     found = dispatch(request_there(), settings(USUAL, kind))
     assert found.commands == (
@@ -50,7 +52,7 @@ def test_the_manifest_is_the_golden_one(kind, request_there, is_golden):
     is_golden("---\n".join(found.files.values()), f"{kind.value}.yaml")
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(KubernetesJobKind))
 @pytest.mark.parametrize("site", [USUAL, FULL], ids=["usual", "full"])
 @pytest.mark.parametrize("change", [{}, {"num_nodes": 1, "exclude": (), "resume": True}, {"vendor": None}])
 def test_documents_are_what_the_resources_allow(kind, site, change, request_there):
@@ -60,15 +62,17 @@ def test_documents_are_what_the_resources_allow(kind, site, change, request_ther
 
 def test_the_text_reads_back_as_the_documents(request_there):
     request = request_there(files={"a/b.yaml": "x: |\n  y\n", "run.yaml": "# none\n\nz: 'é\"'"})
-    wanted = documents(request, settings(FULL, Kind.JOBSET))
-    text = "---\n".join(dispatch(request, settings(FULL, Kind.JOBSET)).files.values())
+    wanted = documents(request, settings(FULL, KubernetesJobKind.JOBSET))
+    text = "---\n".join(dispatch(request, settings(FULL, KubernetesJobKind.JOBSET)).files.values())
     assert list(YAML(typ="safe").load_all(text)) == list(wanted)
 
 
 def test_no_later_runs_files_reach_pods_that_start_again(request_there):
     names = set()
     for text in ("a: 1\n", "a: 2\n"):
-        config, job = documents(request_there(files={"run.yaml": text}), settings(USUAL, Kind.JOBSET))
+        config, job = documents(
+            request_there(files={"run.yaml": text}), settings(USUAL, KubernetesJobKind.JOBSET)
+        )
         assert config["immutable"]
         assert f"'configMap': {{'name': '{config['metadata']['name']}'}}" in str(job)
         assert job["metadata"]["name"] == "first"
@@ -78,14 +82,14 @@ def test_no_later_runs_files_reach_pods_that_start_again(request_there):
 
 def container_of(request, site):
     """The container of the first pod."""
-    _, job = documents(request, settings(site, Kind.PYTORCHJOB))
+    _, job = documents(request, settings(site, KubernetesJobKind.PYTORCHJOB))
     spec = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     return spec["containers"][0], spec
 
 
 def test_kubernetes_replaces_nothing_in_words_and_values(request_there):
     """It reads $(NAME) in commands and variables, and $$ as one $."""
-    said = Variable(name="SECRET", value="a$$b$(HOME)", reason="as said", source="--env")
+    said = EnvironmentVariable(name="SECRET", value="a$$b$(HOME)", reason="as said", source="--env")
     request = request_there(argv=("python", "$(HOME)"), environment=(said,))
     container, spec = container_of(request, USUAL)
     assert container["env"][0]["value"] == "a$$$$b$$(HOME)"
@@ -95,8 +99,8 @@ def test_kubernetes_replaces_nothing_in_words_and_values(request_there):
 
 def test_volumes_have_names_of_their_own(request_there):
     """A claim may be mounted twice, and have a name that no volume can have."""
-    claims = (Claim(name="ann.data", mount="/results"), Claim(name="shared-memory", mount="/a"),
-              Claim(name="ann.data", mount="/b"))  # fmt: skip
+    claims = (VolumeClaim(name="ann.data", mount="/results"), VolumeClaim(name="shared-memory", mount="/a"),
+              VolumeClaim(name="ann.data", mount="/b"))  # fmt: skip
     site = USUAL.model_copy(update={"claims": claims})
     container, spec = container_of(request_there(), site)
     names = [volume["name"] for volume in spec["volumes"]]
@@ -104,7 +108,7 @@ def test_volumes_have_names_of_their_own(request_there):
     assert {m["mountPath"]: m["name"] for m in container["volumeMounts"]} == {
         "/dev/shm": "shared-memory", "/results": "claim-0", "/a": "claim-1", "/b": "claim-0",
     }  # fmt: skip
-    for document in documents(request_there(), settings(site, Kind.JOBSET)):
+    for document in documents(request_there(), settings(site, KubernetesJobKind.JOBSET)):
         jsonschema.validate(document, SCHEMA)
 
 
@@ -117,14 +121,14 @@ def test_memory_is_locked_for_rdma_alone(request_there):
 
 
 def test_the_schema_is_closed(request_there):
-    _, job = documents(request_there(), settings(USUAL, Kind.JOBSET))
+    _, job = documents(request_there(), settings(USUAL, KubernetesJobKind.JOBSET))
     job["spec"]["restarts"] = 3
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(job, SCHEMA)
 
 
 def test_one_node_is_a_master_alone(request_there):
-    _, job = documents(request_there(num_nodes=1), settings(USUAL, Kind.PYTORCHJOB))
+    _, job = documents(request_there(num_nodes=1), settings(USUAL, KubernetesJobKind.PYTORCHJOB))
     assert set(job["spec"]["pytorchReplicaSpecs"]) == {"Master"}
 
 
@@ -132,7 +136,8 @@ def test_one_node_is_a_master_alone(request_there):
 @pytest.mark.parametrize("max_restarts", [0, 1, 3])
 def test_the_operator_counts_restarts_of_all_pods(num_nodes, max_restarts, request_there):
     _, job = documents(
-        request_there(num_nodes=num_nodes, max_restarts=max_restarts), settings(USUAL, Kind.PYTORCHJOB)
+        request_there(num_nodes=num_nodes, max_restarts=max_restarts),
+        settings(USUAL, KubernetesJobKind.PYTORCHJOB),
     )
     limit = job["spec"]["runPolicy"]["backoffLimit"]
     assert num_nodes * max_restarts < limit  # it fails when the sum is the limit: these are allowed
@@ -143,16 +148,16 @@ def test_the_operator_counts_restarts_of_all_pods(num_nodes, max_restarts, reque
     ("vendor", "resource"), [("NVIDIA", "nvidia.com/gpu"), ("AMD", "amd.com/gpu"), (None, None)]
 )
 def test_devices_are_asked_for_by_vendor(vendor, resource, request_there):
-    _, job = documents(request_there(vendor=vendor), settings(USUAL, Kind.PYTORCHJOB))
+    _, job = documents(request_there(vendor=vendor), settings(USUAL, KubernetesJobKind.PYTORCHJOB))
     (container,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
     limits = {"rdma/hca": 1} | ({resource: 8} if resource else {})
     assert container["resources"] == {"limits": limits}
 
 
 def test_hosts_are_left_out(request_there):
-    _, job = documents(request_there(), settings(USUAL, Kind.JOBSET))
+    _, job = documents(request_there(), settings(USUAL, KubernetesJobKind.JOBSET))
     assert "'operator': 'NotIn', 'values': ['node07', 'node11']" in str(job)
-    _, job = documents(request_there(exclude=()), settings(USUAL, Kind.JOBSET))
+    _, job = documents(request_there(exclude=()), settings(USUAL, KubernetesJobKind.JOBSET))
     assert "affinity" not in str(job)
 
 
@@ -168,7 +173,7 @@ def test_hosts_are_left_out(request_there):
 def test_what_would_be_lost_is_refused(change, fields, words, request_there):
     request = replace(request_there(), **fields)
     with pytest.raises(InputError, match=words):
-        dispatch(request, settings(USUAL.model_copy(update=change), Kind.JOBSET))
+        dispatch(request, settings(USUAL.model_copy(update=change), KubernetesJobKind.JOBSET))
 
 
 @pytest.mark.parametrize("name", ["8b", "Llama 3.1", "x" * 90, "_", "a/b"])

@@ -11,21 +11,25 @@ import pytest
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.launch import follow
 from meshwright.launch.follow import job_state
-from meshwright.launch.site import Runtime, SlurmSite
-from meshwright.launch.slurm import Settings, dispatch, script
+from meshwright.launch.site import ContainerRuntime, SlurmSite
+from meshwright.launch.slurm import SlurmSettings, dispatch, script
 
 USUAL = SlurmSite(partition="gpu", account="llm", time="1-00:00:00", directives=("--constraint=mi355x",))
 PYXIS = USUAL.model_copy(
     update={"container": "registry.example#train:1", "mounts": ("/data:/data",), "cpus_per_task": 12}
 )
 APPTAINER = USUAL.model_copy(
-    update={"container": "/images/train.sif", "runtime": Runtime.APPTAINER, "setup": ("module load rocm",)}
+    update={
+        "container": "/images/train.sif",
+        "runtime": ContainerRuntime.APPTAINER,
+        "setup": ("module load rocm",),
+    }
 )
 SITES = {"slurm-bare": USUAL, "slurm-pyxis": PYXIS, "slurm-apptainer": APPTAINER}
 
 
 def settings(site):
-    return Settings(site=site, python="python3", workdir=Path("/shared/ann"))
+    return SlurmSettings(site=site, python="python3", workdir=Path("/shared/ann"))
 
 
 @pytest.mark.parametrize("name", SITES)

@@ -4,7 +4,7 @@ from math import log
 import pytest
 
 from meshwright.catalog import all_claims, claim
-from meshwright.catalog.claim_answers import AnswerKind, Reads, claim_answer
+from meshwright.catalog.claim_answers import AnswerKind, ClaimQuantity, claim_answer
 from meshwright.planner.claims import predict_claim
 
 
@@ -36,7 +36,7 @@ def test_an_efficiency_is_against_the_whole_batch_on_the_same_devices():
 def test_catalogue_values_round_to_the_printed_ones():
     for c in all_claims():
         answer = claim_answer(c)
-        if answer.reads is Reads.CATALOGUE:
+        if answer.reads is ClaimQuantity.CATALOGUE:
             assert predict_claim(c).is_inside == (answer.kind is AnswerKind.REPRODUCED), c.claim_id
 
 

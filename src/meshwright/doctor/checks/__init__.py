@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from meshwright.doctor.devices import Devices
 from meshwright.doctor.host import Host
-from meshwright.doctor.verdict import Verdict
+from meshwright.doctor.verdict import CheckVerdict
 
 LOG_HOURS = 24.0
 
@@ -27,7 +27,7 @@ class Node:
     rates: bool | None = None
 
 
-Check = Callable[[Node], Iterator[Verdict]]
+Check = Callable[[Node], Iterator[CheckVerdict]]
 
 
 def groups() -> dict[str, dict[str, Check]]:

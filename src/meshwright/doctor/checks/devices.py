@@ -10,7 +10,7 @@ from meshwright.doctor.checks import Check, Node
 from meshwright.doctor.checks.process import container
 from meshwright.doctor.devices import Device, Process
 from meshwright.doctor.host import Unseen
-from meshwright.doctor.verdict import Status, Verdict, found, judge, limits
+from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge, limits
 from meshwright.units import GIB
 
 GROUP = "devices"
@@ -34,40 +34,42 @@ def where(device: Device) -> str:
     return f"device {device.index}"
 
 
-def _present(node: Node) -> Iterator[Verdict]:
+def _present(node: Node) -> Iterator[CheckVerdict]:
     devices = node.devices
     num_found = len(devices.found)
     for address in devices.lost if num_found else ():
         yield _missing(node, address)
     if devices.problem and not num_found:
         hint = "load the driver, or restart the node when driver and library differ in version"
-        yield found("devices.present", Status.FAIL, devices.problem, measured=0, unit="devices", hint=hint)
+        yield found(
+            "devices.present", CheckStatus.FAIL, devices.problem, measured=0, unit="devices", hint=hint
+        )
     elif not num_found and node.num_expected_devices is None:
         raise Unseen("no accelerator: neither on the PCI bus nor through nvidia-smi")
     else:
         yield _count(node)
 
 
-def _missing(node: Node, address: str) -> Verdict:
+def _missing(node: Node, address: str) -> CheckVerdict:
     """A device of the bus that the driver does not show: lost, or only not given to this process."""
     is_off = node.host.begins(f"/sys/bus/pci/devices/{address}/config", OFF_THE_BUS)
     has_share = container(node.host) is not None or any(name in node.host.environment for name in SHARES)
     if has_share and not is_off:
         return found(
-            "devices.present", Status.WARN, "on the bus, and not shown to this process: lost, or given to others",
+            "devices.present", CheckStatus.WARN, "on the bus, and not shown to this process: lost, or given to others",
             where=address, hint="run it outside the container or allocation, or say --expect-devices",
         )  # fmt: skip
     message = "it no longer answers on the bus" if is_off else "on the bus, but its driver does not have it"
     return found(
-        "devices.present", Status.FAIL, message, where=address,
+        "devices.present", CheckStatus.FAIL, message, where=address,
         hint="the device is lost: look at log.kernel, restart the node, then seat or exchange it",
     )  # fmt: skip
 
 
-def _count(node: Node) -> Verdict:
+def _count(node: Node) -> CheckVerdict:
     num_found, expected = len(node.devices.found), node.num_expected_devices
     if expected is not None:
-        status = Status.PASS if num_found == expected else Status.FAIL
+        status = CheckStatus.PASS if num_found == expected else CheckStatus.FAIL
         return found(
             "devices.present", status, measured=num_found, expected=expected, unit="devices",
             hint="--expect-devices says how many there should be",
@@ -75,7 +77,7 @@ def _count(node: Node) -> Verdict:
     usual = _usual_count(node)
     is_short = usual is not None and num_found < usual
     return found(
-        "devices.present", Status.WARN if is_short else Status.PASS,
+        "devices.present", CheckStatus.WARN if is_short else CheckStatus.PASS,
         f"a node of this device usually has {usual}" if is_short else "",
         measured=num_found, expected=usual, unit="devices",
         hint="the scheduler may have given a part of the node; `--expect-devices N` says how many there should be",
@@ -101,18 +103,18 @@ def _require(node: Node) -> tuple[Device, ...]:
     return node.devices.found
 
 
-def _known(node: Node) -> Iterator[Verdict]:
+def _known(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         is_known = device.accelerator is not None
         yield found(
-            "devices.known", Status.PASS if is_known else Status.WARN,
+            "devices.known", CheckStatus.PASS if is_known else CheckStatus.WARN,
             "" if is_known else "unknown to the catalogue: nothing can be expected of it", where=where(device),
             measured=device.name, expected=device.accelerator,
             hint="`meshwright catalog accelerators` lists those that are known",
         )  # fmt: skip
 
 
-def _alike(node: Node) -> Iterator[Verdict]:
+def _alike(node: Node) -> Iterator[CheckVerdict]:
     for what, values in {
         "model": [d.name for d in _require(node)],
         "firmware": [d.firmware for d in node.devices.found if d.firmware],
@@ -123,11 +125,11 @@ def _alike(node: Node) -> Iterator[Verdict]:
             words = ", ".join(
                 f"{n} x {value}" if len(counts) > 1 else value for value, n in counts.most_common()
             )
-            status = Status.PASS if len(counts) == 1 else Status.WARN
+            status = CheckStatus.PASS if len(counts) == 1 else CheckStatus.WARN
             yield found(f"devices.{what}", status, measured=words, hint="one node, one kind of each")
 
 
-def _memory(node: Node) -> Iterator[Verdict]:
+def _memory(node: Node) -> Iterator[CheckVerdict]:
     from meshwright.catalog import accelerator
 
     for device in _require(node):
@@ -138,7 +140,7 @@ def _memory(node: Node) -> Iterator[Verdict]:
             yield judge("devices.memory", device.memory_bytes / GIB, expected=expected, where=where(device))
 
 
-def _used(node: Node) -> Iterator[Verdict]:
+def _used(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         if device.memory_used_bytes is None:
             yield _not_reported("devices.memory-used", device)
@@ -146,7 +148,7 @@ def _used(node: Node) -> Iterator[Verdict]:
             yield judge("devices.memory-used", device.memory_used_bytes / GIB, where=where(device))
 
 
-def _utilization(node: Node) -> Iterator[Verdict]:
+def _utilization(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         if device.utilization_percent is None:
             yield _not_reported("devices.utilization", device)
@@ -154,7 +156,7 @@ def _utilization(node: Node) -> Iterator[Verdict]:
             yield judge("devices.utilization", device.utilization_percent, where=where(device))
 
 
-def _processes(node: Node) -> Iterator[Verdict]:
+def _processes(node: Node) -> Iterator[CheckVerdict]:
     """A foreign process fails when it holds memory that a training needs; else it may be a monitor."""
     is_inside = container(node.host) is not None
     for device in _require(node):
@@ -162,7 +164,9 @@ def _processes(node: Node) -> Iterator[Verdict]:
             yield _not_reported("devices.processes", device)
             continue
         if not device.processes:
-            yield found("devices.processes", Status.PASS, where=where(device), measured=0, unit="processes")
+            yield found(
+                "devices.processes", CheckStatus.PASS, where=where(device), measured=0, unit="processes"
+            )
         for process in device.processes:
             yield found(
                 "devices.processes", _status_of(process), _described(process, is_inside=is_inside),
@@ -171,10 +175,10 @@ def _processes(node: Node) -> Iterator[Verdict]:
             )  # fmt: skip
 
 
-def _status_of(process: Process) -> Status:
+def _status_of(process: Process) -> CheckStatus:
     bound = limits()["devices.memory-used"].fail_above
     is_large = bound is not None and (process.memory_bytes or 0) > bound * GIB
-    return Status.FAIL if is_large else Status.WARN
+    return CheckStatus.FAIL if is_large else CheckStatus.WARN
 
 
 def _described(process: Process, *, is_inside: bool) -> str:
@@ -184,7 +188,7 @@ def _described(process: Process, *, is_inside: bool) -> str:
     return f"a process that cannot be seen from {'this container' if is_inside else 'here'}{size}"
 
 
-def _clocks(node: Node) -> Iterator[Verdict]:
+def _clocks(node: Node) -> Iterator[CheckVerdict]:
     by_name: dict[str, list[float]] = {}
     for device in _require(node):
         if _is_credible(device.highest_clock_mhz):
@@ -194,7 +198,7 @@ def _clocks(node: Node) -> Iterator[Verdict]:
         for mhz in (device.clock_mhz, highest):
             if mhz is not None and not _is_credible(mhz):
                 yield found(
-                    "clocks.credible", Status.WARN, "no clock: the driver's answer is not to be believed",
+                    "clocks.credible", CheckStatus.WARN, "no clock: the driver's answer is not to be believed",
                     where=where(device), measured=mhz, expected=HIGHEST_CREDIBLE_MHZ, unit="MHz",
                     hint="read it again; when it stays, reset the device",
                 )  # fmt: skip
@@ -208,18 +212,18 @@ def _is_credible(mhz: float | None) -> bool:
     return mhz is not None and 0 < mhz <= HIGHEST_CREDIBLE_MHZ
 
 
-def _slowdowns(node: Node) -> Iterator[Verdict]:
+def _slowdowns(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         words = ", ".join(device.slowdowns)
         is_set = device.slowdowns == ("clock set by somebody",)
-        status = Status.PASS if not words else Status.WARN if is_set else Status.FAIL
+        status = CheckStatus.PASS if not words else CheckStatus.WARN if is_set else CheckStatus.FAIL
         yield found(
             "clocks.slowdown", status, where=where(device), measured=words or "none", expected="none",
             hint="too hot: fans and cold plates; power brake: the chassis' supplies; a set clock: `nvidia-smi -rac`",
         )  # fmt: skip
 
 
-def _temperature(node: Node) -> Iterator[Verdict]:
+def _temperature(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         if device.temperature_c is None or not device.slowdown_temperature_c:
             yield _not_reported("temperature.margin", device)
@@ -228,7 +232,7 @@ def _temperature(node: Node) -> Iterator[Verdict]:
             yield judge("temperature.margin", margin, where=where(device))
 
 
-def _power(node: Node) -> Iterator[Verdict]:
+def _power(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         if device.power_limit_w is None or not device.default_power_limit_w:
             yield _not_reported("power.limit", device)
@@ -237,20 +241,20 @@ def _power(node: Node) -> Iterator[Verdict]:
             yield judge("power.limit", device.power_limit_w, expected=expected, where=where(device))
 
 
-def _pcie(node: Node) -> Iterator[Verdict]:
+def _pcie(node: Node) -> Iterator[CheckVerdict]:
     """Lanes. The speed of a lane is no sign: an idle device lowers it."""
     for device in _require(node):
         if device.pcie_width is None or not device.highest_pcie_width:
             yield _not_reported("links.pcie", device)
         else:
             yield found(
-                "links.pcie", Status.PASS if device.pcie_width >= device.highest_pcie_width else Status.FAIL,
+                "links.pcie", CheckStatus.PASS if device.pcie_width >= device.highest_pcie_width else CheckStatus.FAIL,
                 where=where(device), measured=device.pcie_width, expected=device.highest_pcie_width, unit="lanes",
                 hint="the device sits badly or its riser is damaged: seat it, then exchange the riser",
             )  # fmt: skip
 
 
-def _scale_up(node: Node) -> Iterator[Verdict]:
+def _scale_up(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         if device.scale_up_links is None or not device.expected_scale_up_links:
             if len(node.devices.found) > 1:
@@ -260,14 +264,14 @@ def _scale_up(node: Node) -> Iterator[Verdict]:
             yield judge("links.scale-up", device.scale_up_links, expected=expected, where=where(device))
 
 
-def _errors(node: Node) -> Iterator[Verdict]:
+def _errors(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         if device.uncorrected_errors is None:
             yield _not_reported("devices.errors", device)
         else:
             yield found(
-                "devices.errors", Status.FAIL if device.uncorrected_errors else Status.PASS, where=where(device),
-                measured=device.uncorrected_errors, expected=0, unit="uncorrected",
+                "devices.errors", CheckStatus.FAIL if device.uncorrected_errors else CheckStatus.PASS,
+                where=where(device), measured=device.uncorrected_errors, expected=0, unit="uncorrected",
                 hint="reset the device; exchange it when errors come back",
             )  # fmt: skip
         if device.corrected_errors is not None:
@@ -275,13 +279,13 @@ def _errors(node: Node) -> Iterator[Verdict]:
         if device.is_repair_failed or device.is_repair_pending:
             failed = bool(device.is_repair_failed)
             yield found(
-                "devices.repair", Status.FAIL if failed else Status.WARN,
+                "devices.repair", CheckStatus.FAIL if failed else CheckStatus.WARN,
                 "a memory row could not be replaced" if failed else "a memory row is replaced at the next reset",
                 where=where(device), hint="exchange the device" if failed else "`nvidia-smi --gpu-reset`",
             )  # fmt: skip
 
 
-def _numa(node: Node) -> Iterator[Verdict]:
+def _numa(node: Node) -> Iterator[CheckVerdict]:
     nodes = [d.numa_node for d in _require(node)]
     if all(n is None or n < 0 for n in nodes):
         raise Unseen("the firmware does not say which NUMA node a device is near")
@@ -289,20 +293,20 @@ def _numa(node: Node) -> Iterator[Verdict]:
     is_even = len(set(counts.values())) == 1
     words = " + ".join(str(count) for _, count in sorted(counts.items()))
     yield found(
-        "devices.numa", Status.PASS if is_even else Status.WARN, measured=words,
+        "devices.numa", CheckStatus.PASS if is_even else CheckStatus.WARN, measured=words,
         hint="devices are spread unevenly over the sockets: one is missing, or the board is wired so",
     )  # fmt: skip
 
 
-def _tool(node: Node) -> Iterator[Verdict]:
+def _tool(node: Node) -> Iterator[CheckVerdict]:
     if node.devices.tool_seconds is None:
         raise Unseen("no tool was asked")
     yield judge("devices.tool-seconds", node.devices.tool_seconds)
 
 
-def _not_reported(check: str, device: Device) -> Verdict:
-    return Verdict(
-        check=check, status=Status.SKIPPED, where=where(device), message="the driver does not report it"
+def _not_reported(check: str, device: Device) -> CheckVerdict:
+    return CheckVerdict(
+        check=check, status=CheckStatus.SKIPPED, where=where(device), message="the driver does not report it"
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from meshwright.doctor.checks import Check, Node
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.verdict import Status, Verdict, found, judge
+from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge
 from meshwright.units import GIB
 
 GROUP = "host"
@@ -36,58 +36,58 @@ def num_processors(host: Host) -> int:
     return num_listed(host.read("/sys/devices/system/cpu/online"))
 
 
-def _load(node: Node) -> Iterator[Verdict]:
+def _load(node: Node) -> Iterator[CheckVerdict]:
     load = float(node.host.read("/proc/loadavg").split()[0])
     yield judge("host.load", load / num_processors(node.host))
 
 
-def _processors(node: Node) -> Iterator[Verdict]:
+def _processors(node: Node) -> Iterator[CheckVerdict]:
     present = num_listed(node.host.read("/sys/devices/system/cpu/present"))
     online = num_processors(node.host)
-    status = Status.PASS if online == present else Status.WARN
+    status = CheckStatus.PASS if online == present else CheckStatus.WARN
     yield found(
         "host.processors", status, measured=online, expected=present, unit="processors",
         hint="some are switched off: /sys/devices/system/cpu/cpu*/online",
     )  # fmt: skip
 
 
-def _governor(node: Node) -> Iterator[Verdict]:
+def _governor(node: Node) -> Iterator[CheckVerdict]:
     names = node.host.glob("/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
     if not names:
         raise Unseen("this processor has no governor that the kernel shows")
     held = sorted({node.host.read(name) for name in names})
-    status = Status.PASS if held == ["performance"] else Status.WARN
+    status = CheckStatus.PASS if held == ["performance"] else CheckStatus.WARN
     yield found(
         "host.governor", status, measured=", ".join(held), expected="performance",
         hint="`meshwright tune system --apply --only cpu-governor`",
     )  # fmt: skip
 
 
-def _memory(node: Node) -> Iterator[Verdict]:
+def _memory(node: Node) -> Iterator[CheckVerdict]:
     memory = meminfo(node.host)
     if "MemAvailable" not in memory:
         raise Unseen("/proc/meminfo does not say what is available")
     yield judge("memory.free", memory["MemAvailable"] / memory["MemTotal"])
 
 
-def _swap(node: Node) -> Iterator[Verdict]:
+def _swap(node: Node) -> Iterator[CheckVerdict]:
     memory = meminfo(node.host)
     yield judge("memory.swap-used", (memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)) / GIB)
 
 
-def _memory_errors(node: Node) -> Iterator[Verdict]:
+def _memory_errors(node: Node) -> Iterator[CheckVerdict]:
     """Errors of host memory since the start, as the memory controllers count them."""
     controllers = node.host.glob("/sys/devices/system/edac/mc/mc*/ue_count")
     if not controllers:
         raise Unseen("no memory controller reports errors (EDAC)")
     count = sum(node.host.read_int(name) for name in controllers)
     yield found(
-        "memory.errors", Status.FAIL if count else Status.PASS, measured=count, expected=0, unit="uncorrected",
-        hint="exchange the memory module that /sys/devices/system/edac/mc names",
+        "memory.errors", CheckStatus.FAIL if count else CheckStatus.PASS, measured=count, expected=0,
+        unit="uncorrected", hint="exchange the memory module that /sys/devices/system/edac/mc names",
     )  # fmt: skip
 
 
-def _numa(node: Node) -> Iterator[Verdict]:
+def _numa(node: Node) -> Iterator[CheckVerdict]:
     names = node.host.glob("/sys/devices/system/node/node*/meminfo")
     if not names:
         raise Unseen("the kernel shows no NUMA nodes")
@@ -97,12 +97,13 @@ def _numa(node: Node) -> Iterator[Verdict]:
         if match and int(match[1]) == 0:
             empty.append(re.sub(r"\D", "", name.split("/")[-2]))
     yield found(
-        "host.numa", Status.WARN if empty else Status.PASS, f"without memory: node {', '.join(empty)}" if empty else "",
+        "host.numa", CheckStatus.WARN if empty else CheckStatus.PASS,
+        f"without memory: node {', '.join(empty)}" if empty else "",
         measured=len(names), unit="nodes", hint="a memory module may be missing or off",
     )  # fmt: skip
 
 
-def _disk(node: Node) -> Iterator[Verdict]:
+def _disk(node: Node) -> Iterator[CheckVerdict]:
     """Free space, from `df`; a file system counts once."""
     seen = set()
     for path in FILE_SYSTEMS:
@@ -116,7 +117,7 @@ def _disk(node: Node) -> Iterator[Verdict]:
             yield judge("disk.free", free_kib * KIB / GIB, where=path)
 
 
-def _time(node: Node) -> Iterator[Verdict]:
+def _time(node: Node) -> Iterator[CheckVerdict]:
     """Distance to the time of the network, from chrony; without it, whether systemd calls the clock synchronised."""
     try:
         tracking = node.host.ask("chronyc", "-n", "tracking")
@@ -125,17 +126,19 @@ def _time(node: Node) -> Iterator[Verdict]:
         return
     match = re.search(r"^System time\s*:\s*([\d.eE+-]+) seconds", tracking, re.MULTILINE)
     if re.search(r"^Leap status\s*:\s*Not synchronised", tracking, re.MULTILINE) or match is None:
-        yield found("time.offset", Status.WARN, "chrony is not synchronised", hint="`chronyc sources -v`")
+        yield found(
+            "time.offset", CheckStatus.WARN, "chrony is not synchronised", hint="`chronyc sources -v`"
+        )
         return
     yield judge("time.offset", abs(float(match[1])))
 
 
-def _time_by_systemd(node: Node) -> Iterator[Verdict]:
+def _time_by_systemd(node: Node) -> Iterator[CheckVerdict]:
     text = node.host.ask("timedatectl", "show", "-p", "NTPSynchronized", "--value").strip()
     if text not in ("yes", "no"):
         raise Unseen("neither chrony nor systemd says whether the clock is synchronised")
     yield found(
-        "time.offset", Status.PASS if text == "yes" else Status.WARN, measured=f"synchronised: {text}",
+        "time.offset", CheckStatus.PASS if text == "yes" else CheckStatus.WARN, measured=f"synchronised: {text}",
         hint="`timedatectl set-ntp true`, or run chronyd",
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from meshwright.doctor.checks import Check, Node
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.verdict import Status, Verdict, found
+from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found
 from meshwright.units import HOUR_S
 
 GROUP = "log"
@@ -40,7 +40,7 @@ def recent(host: Host, all_lines: list[str], *, hours: float) -> list[str]:
     return [s for s in all_lines if (m := STAMP.match(s)) is None or float(m["seconds"]) >= oldest_s]
 
 
-def _log(node: Node) -> Iterator[Verdict]:
+def _log(node: Node) -> Iterator[CheckVerdict]:
     kept = recent(node.host, lines(node.host), hours=node.log_hours)
     counts: Counter[str] = Counter()
     last: dict[str, str] = {}
@@ -51,7 +51,7 @@ def _log(node: Node) -> Iterator[Verdict]:
             last[name] = STAMP.sub("", line).strip()
     if not counts:
         words = f"nothing in {len(kept):,} lines of {node.log_hours:g} hours"
-        yield found("log.kernel", Status.PASS, words, measured=0, unit="lines")
+        yield found("log.kernel", CheckStatus.PASS, words, measured=0, unit="lines")
     for name, count in counts.items():
         _, status, hint = _patterns()[name]
         yield found(
@@ -60,11 +60,11 @@ def _log(node: Node) -> Iterator[Verdict]:
 
 
 @cache
-def _patterns() -> dict[str, tuple[re.Pattern[str], Status, str]]:
+def _patterns() -> dict[str, tuple[re.Pattern[str], CheckStatus, str]]:
     data = tomllib.loads(
         (files("meshwright.doctor") / "data" / "kernel_log.toml").read_text(encoding="utf-8")
     )
-    return {name: (re.compile(e["pattern"]), Status(e["status"]), e["hint"]) for name, e in data.items()}
+    return {name: (re.compile(e["pattern"]), CheckStatus(e["status"]), e["hint"]) for name, e in data.items()}
 
 
 CHECKS: dict[str, Check] = {"log.kernel": _log}

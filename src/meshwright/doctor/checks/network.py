@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from meshwright.doctor.checks import Check, Node
 from meshwright.doctor.devices import int_or_none, text_or_none
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.verdict import Status, Verdict, found, judge
+from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge
 from meshwright.units import gbit_per_s_to_bytes_per_s
 
 GROUP = "network"
@@ -71,12 +71,12 @@ def _require_ports(node: Node) -> list[Port]:
     return found_ports
 
 
-def _states(node: Node) -> Iterator[Verdict]:
+def _states(node: Node) -> Iterator[CheckVerdict]:
     """A port that is down fails where others of its kind are up; alone it may be one that nobody cabled."""
     all_ports = _require_ports(node)
     for port in all_ports:
         num_alike = sum(p.model == port.model and p.is_active for p in all_ports)
-        status = Status.PASS if port.is_active else Status.FAIL if num_alike else Status.WARN
+        status = CheckStatus.PASS if port.is_active else CheckStatus.FAIL if num_alike else CheckStatus.WARN
         yield found(
             "rdma.state", status, f"{num_alike} others of its kind are active" if not port.is_active else "",
             where=port.name, measured=port.state, expected="ACTIVE",
@@ -84,7 +84,7 @@ def _states(node: Node) -> Iterator[Verdict]:
         )  # fmt: skip
 
 
-def _rates(node: Node) -> Iterator[Verdict]:
+def _rates(node: Node) -> Iterator[CheckVerdict]:
     active = [p for p in _require_ports(node) if p.is_active]
     for port in active:
         usual = statistics.median(p.gbit_per_s for p in active if p.model == port.model)
@@ -92,7 +92,7 @@ def _rates(node: Node) -> Iterator[Verdict]:
             yield judge("rdma.rate", port.gbit_per_s, expected=usual, where=port.name)
 
 
-def _total(node: Node) -> Iterator[Verdict]:
+def _total(node: Node) -> Iterator[CheckVerdict]:
     """All active ports against what the catalogue's usual system has for these devices."""
     known = [d.accelerator for d in node.devices.found if d.accelerator]
     if not known:
@@ -107,30 +107,30 @@ def _total(node: Node) -> Iterator[Verdict]:
     yield judge("rdma.total", total / 1e9, expected=expected / 1e9)
 
 
-def _errors(node: Node) -> Iterator[Verdict]:
+def _errors(node: Node) -> Iterator[CheckVerdict]:
     for port in _require_ports(node):
         if port.is_active:
             yield judge("rdma.errors", port.num_errors, where=port.name)
 
 
-def _addresses(node: Node) -> Iterator[Verdict]:
+def _addresses(node: Node) -> Iterator[CheckVerdict]:
     for port in _require_ports(node):
         if port.is_active and port.has_routable_address is not None:
             yield found(
-                "rdma.address", Status.PASS if port.has_routable_address else Status.WARN,
+                "rdma.address", CheckStatus.PASS if port.has_routable_address else CheckStatus.WARN,
                 measured="RoCE v2" if port.has_routable_address else "none of RoCE v2", where=port.name,
                 hint="give its network interface an IP address; NCCL_IB_GID_INDEX must name an entry of RoCE v2",
             )  # fmt: skip
 
 
-def _firmware(node: Node) -> Iterator[Verdict]:
+def _firmware(node: Node) -> Iterator[CheckVerdict]:
     by_model: dict[str, set[str]] = {}
     for port in _require_ports(node):
         if port.firmware:
             by_model.setdefault(port.model, set()).add(port.firmware)
     for model, versions in by_model.items():
         yield found(
-            "rdma.firmware", Status.PASS if len(versions) == 1 else Status.WARN, where=model,
+            "rdma.firmware", CheckStatus.PASS if len(versions) == 1 else CheckStatus.WARN, where=model,
             measured=", ".join(sorted(versions)), hint="cards of one kind should run one firmware",
         )  # fmt: skip
 

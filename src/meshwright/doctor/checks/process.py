@@ -10,7 +10,7 @@ from meshwright.doctor.checks import Check, Node
 from meshwright.doctor.checks.host import KIB, meminfo, num_listed, num_processors
 from meshwright.doctor.checks.network import ports
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.verdict import Status, Verdict, found, judge
+from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge
 from meshwright.units import GIB
 
 GROUP = "limits"
@@ -42,7 +42,7 @@ def _limit(host: Host, name: str) -> float:
     return float("inf") if match[1] == "unlimited" else float(match[1])
 
 
-def _shared_memory(node: Node) -> Iterator[Verdict]:
+def _shared_memory(node: Node) -> Iterator[CheckVerdict]:
     lines = node.host.ask("df", "-P", "-k", str(node.host.path("/dev/shm"))).splitlines()
     try:
         size_kib = int(lines[-1].split()[1])
@@ -51,35 +51,41 @@ def _shared_memory(node: Node) -> Iterator[Verdict]:
     yield judge("limits.shared-memory", size_kib * KIB / GIB)
 
 
-def _locked_memory(node: Node) -> Iterator[Verdict]:
+def _locked_memory(node: Node) -> Iterator[CheckVerdict]:
     verdict = _unless_endless("limits.locked-memory", _limit(node.host, "Max locked memory") / GIB)
-    if verdict.status is Status.FAIL and not ports(node.host):
-        verdict = replace(verdict, status=Status.WARN, message="matters with RDMA, and there is no card here")
+    if verdict.status is CheckStatus.FAIL and not ports(node.host):
+        verdict = replace(
+            verdict, status=CheckStatus.WARN, message="matters with RDMA, and there is no card here"
+        )
     yield verdict
 
 
-def _open_files(node: Node) -> Iterator[Verdict]:
+def _open_files(node: Node) -> Iterator[CheckVerdict]:
     yield _unless_endless("limits.open-files", _limit(node.host, "Max open files"))
 
 
-def _unless_endless(check: str, value: float) -> Verdict:
+def _unless_endless(check: str, value: float) -> CheckVerdict:
     if value == float("inf"):
-        return found(check, Status.PASS, measured="unlimited")
+        return found(check, CheckStatus.PASS, measured="unlimited")
     return judge(check, value)
 
 
-def _memory(node: Node) -> Iterator[Verdict]:
+def _memory(node: Node) -> Iterator[CheckVerdict]:
     total = meminfo(node.host)["MemTotal"]
     held = memory_limit_bytes(node.host)
     if held is None or held >= total:
         yield found(
-            "limits.memory", Status.PASS, "no limit below the node's memory", measured=total / GIB, unit="GiB"
+            "limits.memory",
+            CheckStatus.PASS,
+            "no limit below the node's memory",
+            measured=total / GIB,
+            unit="GiB",
         )
         return
     yield judge("limits.memory", held / GIB, expected=total / GIB)
 
 
-def _processors(node: Node) -> Iterator[Verdict]:
+def _processors(node: Node) -> Iterator[CheckVerdict]:
     num_devices = len(node.devices.found)
     if not num_devices:
         raise Unseen("no device was found")

@@ -17,7 +17,7 @@ from meshwright.doctor.checks.devices import NO_DEVICE, where
 from meshwright.doctor.devices import Device
 from meshwright.doctor.expected import ALL_REDUCE_BYTES, COPY_BYTES, GEMM_SIZE, Expected, expected_of
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.verdict import Status, Verdict, found, judge, limits, skipped
+from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge, limits, skipped
 from meshwright.errors import MeshwrightError
 
 GROUP = "rates"
@@ -29,7 +29,7 @@ TERA, GIGA = 1e12, 1e9
 _WRONG = {"not finite": "is_finite", "not the same twice": "is_repeatable"}
 
 
-def _measured(node: Node) -> Iterator[Verdict]:
+def _measured(node: Node) -> Iterator[CheckVerdict]:
     if node.rates is False:
         raise Unseen("switched off with --no-rates")
     if not node.devices.found and not node.rates:
@@ -71,10 +71,10 @@ def _ask(host: Host, *arguments: str, timeout_s: float) -> dict[str, Any]:
         raise Unseen("the measurement printed no result") from None
 
 
-def _of_device(device: Device, answer: dict[str, Any] | str) -> Iterator[Verdict]:
+def _of_device(device: Device, answer: dict[str, Any] | str) -> Iterator[CheckVerdict]:
     if isinstance(answer, str):
         yield found(
-            "rates.gemm", Status.FAIL, f"could not be measured: {answer}", where=where(device),
+            "rates.gemm", CheckStatus.FAIL, f"could not be measured: {answer}", where=where(device),
             hint="the device does not answer: look at log.kernel and devices.processes",
         )  # fmt: skip
         return
@@ -87,7 +87,7 @@ def _of_device(device: Device, answer: dict[str, Any] | str) -> Iterator[Verdict
         return
     wrong = [words for words, key in _WRONG.items() if not answer[key]]
     yield found(
-        "rates.result", Status.FAIL if wrong else Status.PASS, where=where(device),
+        "rates.result", CheckStatus.FAIL if wrong else CheckStatus.PASS, where=where(device),
         measured=" and ".join(wrong) or "right", expected="right",
         hint="the device computes wrongly: take it out of service",
     )  # fmt: skip
@@ -101,18 +101,20 @@ def _of_device(device: Device, answer: dict[str, Any] | str) -> Iterator[Verdict
         yield judge("rates.copy", copy, expected=expected.copy_bytes_per_s / GIGA, where=where(device))
 
 
-def _of_all(node: Node) -> Iterator[Verdict]:
+def _of_all(node: Node) -> Iterator[CheckVerdict]:
     devices = node.devices.found
     sizes = ("--processes", str(len(devices)), "--bytes", str(ALL_REDUCE_BYTES))
     try:
         answer = _ask(node.host, "all-reduce", *sizes, timeout_s=ALL_REDUCE_TIMEOUT_S)
     except Unseen as unseen:
         hint = "one device or link holds up all: look at rates.gemm, links.scale-up and log.kernel"
-        yield found("rates.all-reduce", Status.FAIL, f"could not be measured: {unseen.reason}", hint=hint)
+        yield found(
+            "rates.all-reduce", CheckStatus.FAIL, f"could not be measured: {unseen.reason}", hint=hint
+        )
         return
     rate = answer["all_reduce_bytes_per_s"] / GIGA
     if not answer["is_right"]:
-        yield found("rates.all-reduce", Status.FAIL, "the sum is wrong", measured=rate, unit="GB/s")
+        yield found("rates.all-reduce", CheckStatus.FAIL, "the sum is wrong", measured=rate, unit="GB/s")
         return
     expected = _expected(devices[0], num_devices=len(devices))
     if isinstance(expected, str) or expected.all_reduce_bytes_per_s is None:
@@ -121,7 +123,7 @@ def _of_all(node: Node) -> Iterator[Verdict]:
         yield judge("rates.all-reduce", rate, expected=expected.all_reduce_bytes_per_s / GIGA)
 
 
-def _of_processors(host: Host) -> Iterator[Verdict]:
+def _of_processors(host: Host) -> Iterator[CheckVerdict]:
     sizes = ("--gemm-size", str(CPU_GEMM_SIZE), "--copy-bytes", str(CPU_COPY_BYTES))
     answer = _ask(host, "device", *sizes, timeout_s=DEVICE_TIMEOUT_S)
     reason = "nothing is expected of processors"
@@ -139,9 +141,10 @@ def _expected(device: Device, *, num_devices: int) -> Expected | str:
         return error.message
 
 
-def _unjudged(check: str, measured: float, reason: str, place: str) -> Verdict:
-    return Verdict(
-        check=check, status=Status.SKIPPED, where=place, measured=measured, unit=limits()[check].unit, message=reason
+def _unjudged(check: str, measured: float, reason: str, place: str) -> CheckVerdict:
+    return CheckVerdict(
+        check=check, status=CheckStatus.SKIPPED, where=place, measured=measured, unit=limits()[check].unit,
+        message=reason,
     )  # fmt: skip
 
 

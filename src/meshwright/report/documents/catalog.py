@@ -25,7 +25,7 @@ def details_document(kind: str, name: str) -> dict[str, Any]:
 
 
 def _list_models() -> dict[str, Any]:
-    from meshwright.catalog import Kind, entry, model, model_names
+    from meshwright.catalog import CatalogKind, entry, model, model_names
 
     rows = []
     for name in model_names():
@@ -38,16 +38,16 @@ def _list_models() -> dict[str, Any]:
                 "hidden": m.hidden,
                 "num_experts": m.experts.num_experts if m.experts else 0,
                 "attention": m.attention.kind.value,
-                "title": entry(Kind.MODEL, name).title,
+                "title": entry(CatalogKind.MODEL, name).title,
             }
         )
     return {"models": rows}
 
 
 def _show_model(name: str) -> dict[str, Any]:
-    from meshwright.catalog import Kind, entry
+    from meshwright.catalog import CatalogKind, entry
 
-    found = entry(Kind.MODEL, name)
+    found = entry(CatalogKind.MODEL, name)
     return _entry_document(found) | {"computed": _parameters(found.name)}
 
 
@@ -61,7 +61,7 @@ def _parameters(name: str) -> dict[str, int]:
 
 
 def _list_accelerators() -> dict[str, Any]:
-    from meshwright.catalog import Kind, accelerator, accelerator_names, entry
+    from meshwright.catalog import CatalogKind, accelerator, accelerator_names, entry
 
     rows = []
     for name in accelerator_names():
@@ -74,20 +74,20 @@ def _list_accelerators() -> dict[str, Any]:
                 "memory_bytes_per_s": a.memory_bytes_per_s,
                 "scale_up_bytes_per_s": a.scale_up_bytes_per_s,
                 "scale_out_bytes_per_s": a.scale_out_bytes_per_s,
-                "title": entry(Kind.ACCELERATOR, name).title,
+                "title": entry(CatalogKind.ACCELERATOR, name).title,
             }
         )
     return {"accelerators": rows}
 
 
 def _show_accelerator(name: str) -> dict[str, Any]:
-    from meshwright.catalog import Kind, entry
+    from meshwright.catalog import CatalogKind, entry
 
-    return _entry_document(entry(Kind.ACCELERATOR, name))
+    return _entry_document(entry(CatalogKind.ACCELERATOR, name))
 
 
 def _list_clusters() -> dict[str, Any]:
-    from meshwright.catalog import NAMING_RULE, Kind, entry, fabric, fabric_names
+    from meshwright.catalog import NAMING_RULE, CatalogKind, entry, fabric, fabric_names
 
     rows = []
     for name in fabric_names():
@@ -99,7 +99,7 @@ def _list_clusters() -> dict[str, Any]:
                 "scale_up_bytes_per_s": f.scale_up_bytes_per_s,
                 "scale_out_bytes_per_s": f.scale_out_bytes_per_s,
                 "oversubscription": f.oversubscription,
-                "title": entry(Kind.FABRIC, name).title,
+                "title": entry(CatalogKind.FABRIC, name).title,
             }
         )
     return {"fabrics": rows, "naming_rule": NAMING_RULE}
@@ -107,15 +107,15 @@ def _list_clusters() -> dict[str, Any]:
 
 def _show_cluster(name: str) -> dict[str, Any]:
     """A cluster by its name, or a fabric by its own."""
-    from meshwright.catalog import Kind, cluster, entry
+    from meshwright.catalog import CatalogKind, cluster, entry
     from meshwright.errors import UnknownNameError
 
     try:
-        return _entry_document(entry(Kind.FABRIC, name))
+        return _entry_document(entry(CatalogKind.FABRIC, name))
     except UnknownNameError:
         pass  # not a fabric: it must read as a cluster
     found = cluster(name)
-    document = _entry_document(entry(Kind.FABRIC, found.fabric.name))
+    document = _entry_document(entry(CatalogKind.FABRIC, found.fabric.name))
     placed = {
         field: getattr(found.fabric, field) for field in document["values"] if hasattr(found.fabric, field)
     }
