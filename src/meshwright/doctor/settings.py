@@ -168,7 +168,8 @@ def _is_meant(host: Host, setting: KernelSetting, path: str) -> bool:
 
 def _absent(setting: KernelSetting) -> SettingValue:
     return SettingValue(
-        setting=setting, path=setting.path, current=None, target=setting.wanted, action=SettingAction.SKIP, reason=ABSENT
+        setting=setting, path=setting.path, current=None, target=setting.wanted, action=SettingAction.SKIP,
+        reason=ABSENT,
     )  # fmt: skip
 
 

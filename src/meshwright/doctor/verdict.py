@@ -95,7 +95,8 @@ def judge(check: str, measured: float, *, expected: float | None = None, where: 
     status = limit.status_of(share)
     return CheckVerdict(
         check=check, status=status, where=where, measured=measured, unit=limit.unit, message=message,
-        expected=expected if limit.of_expected else limit.bound, hint=None if status is CheckStatus.PASS else limit.hint,
+        expected=expected if limit.of_expected else limit.bound,
+        hint=None if status is CheckStatus.PASS else limit.hint,
     )  # fmt: skip
 
 

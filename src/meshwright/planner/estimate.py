@@ -93,7 +93,7 @@ def estimate_plan(
         step=StepEstimate(
             step=around(step_s, "s"),
             tokens_per_s_per_device=around(tokens_per_s, "tokens/s"),
-            mfu=around(utilization, "ratio"),
+            mfu=around(float(utilization), "ratio"),
             model_flops_per_token=flops,
             components_s=components,
             memory=_memory(memory, request, plan),
