@@ -33,6 +33,7 @@ class ModelFamily:
     fits: Callable[[Model], bool] = lambda model: False  # True if its config can express the model
     expert_keys: Callable[[Experts], dict[str, Any]] = lambda experts: {}  # of its config.json
     knows_dense_layers: bool = True  # of a mixture: which layers are dense
+    counts_full_layers: bool = False  # Qwen: windows are switched on by a flag, after `max_window_layers`
 
     @property
     def trains(self) -> bool:
@@ -51,7 +52,8 @@ def _mistral(c: ConfigKeys) -> Model:
 
 
 def _mistral_attention(c: ConfigKeys) -> Attention:
-    return windowed_attention(grouped_attention(c), c, num_layers=c.count("num_hidden_layers"))
+    """Mistral's config class has 8 key/value heads; Mixtral's as well."""
+    return windowed_attention(grouped_attention(c, kv_heads=8), c, num_layers=c.count("num_hidden_layers"))
 
 
 def _mixtral(c: ConfigKeys) -> Model:
@@ -64,11 +66,15 @@ def _mixtral(c: ConfigKeys) -> Model:
 
 
 def _qwen2_attention(c: ConfigKeys) -> Attention:
-    return _qwen_windows(grouped_attention(c, bias=True), c)
+    return _qwen_windows(grouped_attention(c, bias=True, kv_heads=32), c)
 
 
 def _qwen_windows(attention: Attention, c: ConfigKeys) -> Attention:
     if not c.flag("use_sliding_window", False):
+        c.value("sliding_window")  # ignored, as in transformers
+        c.value("max_window_layers")
+        if "sliding_attention" in (c.items("layer_types") or ()):
+            c.refuse("layer_types: sliding layers with use_sliding_window false")
         return attention
     num_layers = c.count("num_hidden_layers")
     full = c.count("max_window_layers", num_layers, minimum=0)  # the first layers keep full attention
@@ -110,46 +116,77 @@ def _qwen3_moe(c: ConfigKeys) -> Model:
 
 
 def _qwen3_attention(c: ConfigKeys) -> Attention:
-    attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=128)
+    attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=128, kv_heads=32)
     return _qwen_windows(replace(attention, qk_norm=True), c)
 
 
-def _deepseek(c: ConfigKeys) -> Model:
-    rope = c.count("qk_rope_head_dim")
+def _deepseek(c: ConfigKeys, experts: Experts) -> Model:
+    rope, num_heads = c.count("qk_rope_head_dim"), c.count("num_attention_heads")
     attention = Attention(
         kind=AttentionKind.MLA,
-        num_heads=c.count("num_attention_heads"),
-        num_kv_heads=c.count("num_attention_heads"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
         head_dim=c.count("qk_nope_head_dim") + rope,
         value_head_dim=c.count("v_head_dim"),
         query_lora_rank=c.count("q_lora_rank", 0, minimum=0),
         kv_lora_rank=c.count("kv_lora_rank"),
         rope_head_dim=rope,
     )
-    return decoder(c, attention, experts=_deepseek_experts(c))
+    c.require("num_key_value_heads", num_heads)
+    c.require("head_dim", rope)  # transformers writes both, derived from the others
+    c.require("qk_head_dim", attention.head_dim)
+    c.require("moe_layer_freq", 1)
+    return decoder(c, attention, experts=experts)
 
 
-def _deepseek_experts(c: ConfigKeys) -> Experts:
+def _deepseek_v2(c: ConfigKeys) -> Model:
+    """Softmax scores that are not normalized. `topk_method` decides whether groups limit the choice."""
+    method = c.value("topk_method") or "greedy"
+    if method not in ("greedy", "group_limited_greedy"):
+        c.refuse(f"topk_method: {method!r}")
+    c.require("scoring_func", "softmax")
+    c.require("norm_topk_prob", False)
+    return _deepseek(c, _deepseek_experts(c, router=Router.SOFTMAX, limited=method != "greedy"))
+
+
+def _deepseek_v3(c: ConfigKeys) -> Model:
+    """Sigmoid scores with a bias; groups limit the choice when there are several."""
+    c.require("scoring_func", "sigmoid")
+    c.require("topk_method", "noaux_tc")
+    c.require("rope_interleave", True)
+    experts = _deepseek_experts(
+        c, router=Router.SIGMOID, limited=True, num_groups=8, scale=2.5, normalize=True, num_dense=3
+    )
+    num_mtp_layers = c.count("num_nextn_predict_layers", 0, minimum=0)
+    return replace(_deepseek(c, experts), num_mtp_layers=num_mtp_layers)
+
+
+def _deepseek_experts(
+    c: ConfigKeys,
+    *,
+    router: Router,
+    limited: bool,
+    num_groups: int = 1,
+    scale: float = 1.0,
+    normalize: bool = False,
+    num_dense: int = 0,
+) -> Experts:
     """The first `first_k_dense_replace` layers are dense. One routing group is no limit."""
-    num_groups = c.count("n_group", 1)
-    limited = num_groups > 1
-    sigmoid = c.values.get("scoring_func", "softmax") == "sigmoid"
+    num_groups = c.count("n_group", num_groups)
+    limited = limited and num_groups > 1
+    groups_per_token = c.count("topk_group", 4 if limited else num_groups)
     return Experts(
         num_experts=c.count("n_routed_experts"),
         top_k=c.count("num_experts_per_tok"),
         ffn_hidden=c.count("moe_intermediate_size"),
         num_shared=c.count("n_shared_experts", 0, minimum=0),
-        num_dense_layers=c.count("first_k_dense_replace", 0, minimum=0),
-        router=Router.SIGMOID if sigmoid else Router.SOFTMAX,
+        num_dense_layers=c.count("first_k_dense_replace", num_dense, minimum=0),
+        router=router,
         num_groups=num_groups if limited else 0,
-        groups_per_token=c.count("topk_group") if limited else 0,
-        normalize_top_k=c.flag("norm_topk_prob", sigmoid),
-        routed_scale=c.number("routed_scaling_factor", 1.0),
+        groups_per_token=groups_per_token if limited else 0,
+        normalize_top_k=c.flag("norm_topk_prob", normalize),
+        routed_scale=c.number("routed_scaling_factor", scale),
     )
-
-
-def _deepseek_v3(c: ConfigKeys) -> Model:
-    return replace(_deepseek(c), num_mtp_layers=c.count("num_nextn_predict_layers", 0, minimum=0))
 
 
 def _gpt_oss(c: ConfigKeys) -> Model:
@@ -160,7 +197,11 @@ def _gpt_oss(c: ConfigKeys) -> Model:
         top_k=c.count("num_experts_per_tok"),
         ffn_hidden=c.count("intermediate_size"),
     )
-    windowed = windowed_attention(attention, c, num_layers=(c.count("num_hidden_layers") + 1) // 2)
+    windowed = windowed_attention(
+        attention, c, num_layers=(c.count("num_hidden_layers") + 1) // 2, order="alternating"
+    )
+    c.require("swiglu_alpha", 1.702)
+    c.require("swiglu_limit", 7)
     return decoder(c, windowed, experts=experts, theta=150_000.0, epsilon=1e-5)
 
 
@@ -168,7 +209,11 @@ def _gemma2(c: ConfigKeys) -> Model:
     """Sliding and full attention alternate, sliding first."""
     attention = grouped_attention(c, head_dim=256)
     return decoder(
-        c, windowed_attention(attention, c, num_layers=(c.count("num_hidden_layers") + 1) // 2), tied=True
+        c,
+        windowed_attention(
+            attention, c, num_layers=(c.count("num_hidden_layers") + 1) // 2, order="alternating"
+        ),
+        tied=True,
     )
 
 
@@ -177,7 +222,9 @@ def _gemma3(c: ConfigKeys) -> Model:
     num_layers, pattern = c.count("num_hidden_layers"), c.count("sliding_window_pattern", 6)
     attention = grouped_attention(c, head_dim=256)
     return decoder(
-        c, windowed_attention(attention, c, num_layers=num_layers - num_layers // pattern), tied=True
+        c,
+        windowed_attention(attention, c, num_layers=num_layers - num_layers // pattern, order="interleaved"),
+        tied=True,
     )
 
 
@@ -351,6 +398,12 @@ def _qwen3_keys(x: Experts) -> dict[str, Any]:
     return _plain_keys(x) | {"num_experts": x.num_experts, "decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
+def _topk_method(x: Experts) -> str:
+    if x.router is Router.SIGMOID:
+        return "noaux_tc"
+    return "group_limited_greedy" if x.num_groups else "greedy"
+
+
 def _deepseek_keys(x: Experts) -> dict[str, Any]:
     return _plain_keys(x) | {
         "n_routed_experts": x.num_experts,
@@ -360,7 +413,7 @@ def _deepseek_keys(x: Experts) -> dict[str, Any]:
         "scoring_func": x.router.value,
         "n_group": x.num_groups or 1,
         "topk_group": x.groups_per_token or 1,
-        "topk_method": "group_limited_greedy" if x.num_groups else "greedy",
+        "topk_method": _topk_method(x),
         "num_nextn_predict_layers": 0,
     }
 
@@ -397,6 +450,7 @@ _RECORDS = (  # a model that names no family gets the first that fits
         tensors=_NORMS | _GROUPED_ATTENTION | _DENSE,
         fits=_fits_qwen3,
         knows_dense_layers=False,
+        counts_full_layers=True,
     ),
     ModelFamily(
         architecture="Qwen3MoeForCausalLM",
@@ -406,11 +460,12 @@ _RECORDS = (  # a model that names no family gets the first that fits
         fits=_fits_qwen3_moe,
         expert_keys=_qwen3_keys,
         knows_dense_layers=False,
+        counts_full_layers=True,
     ),
     ModelFamily(
         architecture="DeepseekV2ForCausalLM",
         model_type="deepseek_v2",
-        read=_deepseek,
+        read=_deepseek_v2,
         tensors=_NORMS | _LATENT_ATTENTION | _DENSE | _EXPERTS,
         fits=_fits_deepseek_v2,
         expert_keys=_deepseek_keys,

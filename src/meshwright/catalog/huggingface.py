@@ -51,9 +51,11 @@ def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
         raise InputError(
             f"{name}: unknown architecture", got=architecture, allowed=", ".join(sorted(FAMILIES))
         )
-    model = family.read(ConfigKeys(config, name=name))
+    keys = ConfigKeys(config, name=name)
+    model = family.read(keys)
     _check(model)
-    return replace(model, name=name, family=family.architecture)
+    unsupported = keys.unsupported() if family.trains else ()
+    return replace(model, name=name, family=family.architecture, unsupported=unsupported)
 
 
 def architectures() -> tuple[str, ...]:

@@ -52,6 +52,15 @@ def _hint(rule: str, run: Run, engine: str) -> str | None:
     return " or ".join(f"--set 'parallel.recompute={kind}'" for kind in (*whole, *lists))
 
 
+def unsupported_config(run: Run) -> Iterator[Unsupported]:
+    """Keys of the model's Hugging Face config that change its logits and that no engine here computes."""
+    if run.model.unsupported:
+        yield Unsupported(
+            key="model",
+            reason=f"the config of {run.model.name} asks for what is not computed: {'; '.join(run.model.unsupported)}",
+        )
+
+
 def endless(run: Run) -> Iterator[Unsupported]:
     """A run without a number of steps or tokens."""
     if run.num_steps is None:

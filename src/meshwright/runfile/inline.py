@@ -34,7 +34,7 @@ def inline_model(given: schema.InlineModel) -> Model:
             "attention.num_windowed_layers", "is more than num_layers", got=a.num_windowed_layers
         )
     return Model(
-        **_given(given, Model, "attention", "experts", "rope", "family"),
+        **_given(given, Model, "attention", "experts", "rope", "family", "unsupported"),
         attention=_inline_attention(given),
         experts=None if x is None else _inline_experts(x),
         rope=_inline_rope(given.rope),

@@ -140,6 +140,9 @@ class Model:
     norm_epsilon: float = 1e-5
     rope: Rope = Rope()
     family: str = ""  # name of the architecture in Hugging Face transformers, where there is one
+    unsupported: tuple[
+        str, ...
+    ] = ()  # keys of its config that no engine here computes: planned, never trained
 
     @property
     def num_moe_layers(self) -> int:

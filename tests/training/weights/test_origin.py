@@ -79,6 +79,21 @@ def test_a_config_that_says_something_else_is_noted(tmp_path, folder):
     assert "model.norm_epsilon is 1e-05; the config.json of the weights says 0.001" in notes
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("hidden_act", "gelu", "asks for what Meshwright does not compute"),
+        ("quantization_config", {"quant_method": "fp8"}, "these weights are quantized"),
+    ],
+)
+def test_weights_whose_config_asks_for_another_model_are_refused(tmp_path, folder, key, value, message):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(InputError, match=message):
+        train(tmp_path, f"weights={folder}")
+    assert not (tmp_path / "out").exists()
+
+
 def test_weights_of_another_model_are_refused_before_anything_starts(tmp_path, folder):
     with pytest.raises(InputError, match="missing model"):
         train(tmp_path, f"weights={folder}", "model.num_layers=3")

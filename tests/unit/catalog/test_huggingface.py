@@ -108,6 +108,7 @@ DEEPSEEK_V3 = DEEPSEEK_V2_LITE | {
     "num_attention_heads": 128,
     "num_experts_per_tok": 8,
     "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
     "norm_topk_prob": True,
     "num_nextn_predict_layers": 1,
     "q_lora_rank": 1536,
@@ -122,6 +123,7 @@ KIMI_K2 = DEEPSEEK_V3 | {
     "n_group": 1,
     "n_routed_experts": 384,
     "num_attention_heads": 64,
+    "num_key_value_heads": 64,
     "num_nextn_predict_layers": 0,
     "rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"beta_fast": 1.0, "factor": 32.0},
     "rope_theta": 50000.0,
@@ -309,3 +311,33 @@ def test_rope_is_read_from_both_spellings():
 def test_a_rope_scaling_without_formulas_is_kept_as_other():
     rope = model_from_config(LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, name="m").rope
     assert rope == Rope(theta=500_000.0, scaling=RopeScaling.OTHER)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "unsupported"),
+    [
+        (LLAMA, {"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        (MIXTRAL, {"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                                  "attention_factor": 1.2}}, "rope_scaling.attention_factor: 1.2"),
+        (LLAMA, {"residual_multiplier": 0.5}, "residual_multiplier: 0.5"),
+        (QWEN3, {"use_sliding_window": True, "sliding_window": 8,
+                 "layer_types": ["sliding_attention", *["full_attention"] * 27]},
+         "layer_types: sliding layers that are not the last ones"),
+        (DEEPSEEK_V3, {"rope_interleave": False}, "rope_interleave: False"),
+        (DEEPSEEK_V2_LITE, {"topk_method": "noaux_tc"}, "topk_method: 'noaux_tc'"),
+    ],
+)  # fmt: skip
+def test_what_a_config_asks_for_and_is_not_computed_is_named(config, changes, unsupported):
+    assert model_from_config(config, name="m").unsupported == ()
+    assert model_from_config(config | changes, name="m").unsupported == (unsupported,)
+
+
+def test_v2_limits_the_choice_by_groups_only_when_its_method_says_so():
+    grouped = DEEPSEEK_V2_LITE | {"n_group": 8, "topk_group": 3}
+    limited = model_from_config(grouped | {"topk_method": "group_limited_greedy"}, name="m").experts
+    greedy = model_from_config(grouped | {"topk_method": "greedy"}, name="m").experts
+    assert limited is not None
+    assert greedy is not None
+    assert (limited.num_groups, limited.groups_per_token) == (8, 3)
+    assert (greedy.num_groups, greedy.groups_per_token) == (0, 0)

@@ -24,7 +24,7 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @click.option(
     "--out", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="New or empty folder for the files.",
+    help="New or empty folder for the files.  [required]",
 )  # fmt: skip
 @set_option
 @calibration_option

@@ -8,9 +8,7 @@ SECTION = "What to tune"
 
 command = verb_group(
     "tune",
-    about="""Tune this node, or a run on it. Nothing changes without --apply or --write.
-
-Each command measures or checks first, prints what it would change, and changes it only if asked to.""",
+    about="Tune this node, or a run on it. Nothing changes without --apply or --write.",
     verbs={
         "system": Verb(
             target="meshwright.cli.commands.tune_system:command",

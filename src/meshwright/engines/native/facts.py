@@ -1,4 +1,4 @@
-"""Facts about Meshwright's own engine for the planner: its schedules, recomputation and rules."""
+"""What the planner knows of Meshwright's own engine."""
 
 from __future__ import annotations
 

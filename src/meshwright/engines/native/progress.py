@@ -1,7 +1,7 @@
-"""Progress on stderr: a live line on a terminal, plain lines elsewhere.
+"""Progress on stderr: a live line on a terminal, plain lines elsewhere. Nothing that lasts is silent.
 
-say(line)             a line that stays
-phase(name)           something that may take long: named when it takes longer than `SILENT_S`
+say(words)            a line that stays
+phase(words)          something that may take long: named when it takes longer than `SILENT_S`
 step(entry, left_s)   one step; plain lines come every `PLAIN_EVERY_S`
 """
 
@@ -24,7 +24,7 @@ WIDE_COLUMNS = 110
 
 
 class ProgressDisplay:
-    """Shows the progress of a training. Nothing is drawn when `quiet`."""
+    """Shows what a training does. Nothing is drawn when `quiet`."""
 
     def __init__(self, *, quiet: bool, num_steps: int | None = None) -> None:
         self.quiet = quiet
@@ -40,33 +40,33 @@ class ProgressDisplay:
         """Show one step of the log and the time that is left."""
         if self.quiet:
             return
-        text = describe(entry, num_steps=self.num_steps or 0, left_s=left_s)
+        words = describe(entry, num_steps=self.num_steps or 0, left_s=left_s)
         if self.bar is not None:
-            self.bar.update(self.task, total=self.num_steps, completed=entry["step"], description=text)
+            self.bar.update(self.task, total=self.num_steps, completed=entry["step"], description=words)
         elif entry["step"] in (1, self.num_steps) or self._is_time():
-            self._print(text)
+            self._print(words)
 
-    def say(self, text: str) -> None:
+    def say(self, words: str) -> None:
         """Print a line that stays."""
         if not self.quiet:
-            self._print(text)
+            self._print(words)
 
-    def doing(self, text: str) -> None:
-        """Show how far a long phase is: on the live line, or now and then on a plain one."""
+    def doing(self, words: str) -> None:
+        """Say how far a long phase is: on the live line, or now and then on one of its own."""
         if self.quiet:
             return
         if self.bar is not None:
-            self.bar.update(self.task, description=text)
+            self.bar.update(self.task, description=words)
         elif self._is_time():
-            self._print(text)
+            self._print(words)
 
     @contextmanager
-    def phase(self, text: str) -> Iterator[None]:
-        """Name the phase `text` when the context stays open for longer than `SILENT_S`."""
+    def phase(self, words: str) -> Iterator[None]:
+        """While the context is open `words` is being done; said when that takes longer than `SILENT_S`."""
         if self.quiet:
             yield
             return
-        timer = threading.Timer(SILENT_S, self._name_phase, (text,))
+        timer = threading.Timer(SILENT_S, self._name_phase, (words,))
         timer.daemon = True
         timer.start()
         try:
@@ -75,30 +75,30 @@ class ProgressDisplay:
             timer.cancel()
 
     def close(self) -> None:
-        """Remove the live line."""
+        """Take the live line away."""
         if self.bar is not None:
             self.bar.stop()
 
-    def _name_phase(self, text: str) -> None:
+    def _name_phase(self, words: str) -> None:
         if self.bar is not None:
-            self.bar.update(self.task, description=f"{text} ...")
+            self.bar.update(self.task, description=f"{words} ...")
         else:
-            self._print(f"{text} ...")
+            self._print(f"{words} ...")
 
     def _is_time(self) -> bool:
-        """True if the next plain line is due."""
+        """Whether the last plain line is long enough ago."""
         return time.monotonic() - self.last_s >= PLAIN_EVERY_S
 
-    def _print(self, text: str) -> None:
+    def _print(self, words: str) -> None:
         self.last_s = time.monotonic()
         if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False)
+            self.bar.console.print(words, markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(words, file=sys.stderr, flush=True)
 
 
 def reading(progress: ProgressDisplay) -> Report:
-    """A callback that shows the progress of tokenisation."""
+    """A report of tokenisation that `progress` shows."""
 
     def report(done: Tokenised) -> None:
         share = f" ({done.done_bytes / done.total_bytes:.0%})" if done.total_bytes else ""
@@ -111,7 +111,7 @@ def reading(progress: ProgressDisplay) -> Report:
 
 
 def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
-    """One step as a line of text.
+    """One step in words.
 
     >>> describe({"step": 5, "loss": 2.5, "tokens_per_s_per_device": 1234.5, "mfu": 0.41,
     ...           "memory_bytes": 2**30}, num_steps=10, left_s=65)
@@ -129,12 +129,12 @@ def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
 
 
 def _bar() -> Any:
-    """A live line that leaves nothing behind; a narrow terminal shows the text only."""
+    """A live line that leaves nothing behind; on a narrow terminal the words come first."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as RichProgress
 
     console = Console(stderr=True, highlight=False)
-    text = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(bar_width=24), text) if console.width >= WIDE_COLUMNS else (text,)
+    words = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(bar_width=24), words) if console.width >= WIDE_COLUMNS else (words,)
     return RichProgress(*columns, console=console, transient=True)

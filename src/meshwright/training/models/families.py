@@ -26,6 +26,11 @@ def check_model(model: Model) -> None:
             got=model.family,
             allowed=", ".join(f.architecture for f in catalogue.trained_families()),
         )
+    if model.unsupported:
+        raise InputError(
+            f"{model.name}: its config asks for what Meshwright does not compute",
+            got="; ".join(model.unsupported),
+        )
     for wrong, what, got in (
         (model.learned_positions > 0, "learned positions", model.learned_positions),
         (not model.gated_ffn, "feed-forward blocks without a gate", "gated_ffn: false"),

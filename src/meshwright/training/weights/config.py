@@ -39,7 +39,7 @@ def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> 
     }
     scaling = scaling_of(rope)
     config |= {"rope_scaling": scaling} if scaling else {}
-    config |= _latent(model) if model.attention.kind is AttentionKind.MLA else _grouped(model)
+    config |= _latent(model) if model.attention.kind is AttentionKind.MLA else _grouped(model, family)
     return config | _feed_forward(model, family)
 
 
@@ -67,14 +67,12 @@ def scaling_of(rope: Rope) -> dict[str, Any] | None:
     return None
 
 
-def _grouped(model: Model) -> dict[str, Any]:
+def _grouped(model: Model, family: ModelFamily) -> dict[str, Any]:
     a = model.attention
-    config: dict[str, Any] = {"head_dim": a.head_dim}
-    if a.num_windowed_layers:
-        full = model.num_layers - a.num_windowed_layers
-        config |= {"sliding_window": a.window, "use_sliding_window": True, "max_window_layers": full}
-    else:
-        config |= {"sliding_window": None, "use_sliding_window": False}
+    config: dict[str, Any] = {"head_dim": a.head_dim, "sliding_window": a.window or None}
+    if family.counts_full_layers:
+        config["use_sliding_window"] = a.num_windowed_layers > 0
+        config["max_window_layers"] = model.num_layers - a.num_windowed_layers
     return config
 
 

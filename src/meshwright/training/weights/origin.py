@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -70,6 +72,7 @@ def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> 
 
     Raises InputError when the weights in `folder` are not those of `model`, or not of `shapes`.
     """
+    _refuse_quantized(folder)
     check_weights(folder, model, shapes=shapes)
     try:
         beside = model_from_path(folder)
@@ -77,6 +80,11 @@ def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> 
         MeshwrightError
     ):  # no config.json, or an architecture without a reader: then the run file alone counts
         return []
+    if beside.unsupported:
+        raise InputError(
+            f"{folder}: the config of these weights asks for what Meshwright does not compute",
+            got="; ".join(beside.unsupported),
+        )
     names = NUMERICS if model.experts is None else NUMERICS + ROUTING
     pairs = [(name, attrgetter(name)(model), attrgetter(name)(beside)) for name in names]
     return [
@@ -84,6 +92,19 @@ def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> 
         for name, ours, theirs in pairs
         if ours != theirs
     ]
+
+
+def _refuse_quantized(folder: Path) -> None:
+    """Raise InputError for weights that are stored quantized; without a readable config the tensors decide."""
+    with suppress(OSError, ValueError, AttributeError):
+        stored = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("quantization_config")
+        if stored:
+            raise InputError(
+                f"{folder}: these weights are quantized",
+                got=stored.get("quant_method", stored),
+                allowed="weights in fp32, bf16 or fp16",
+                hint="convert them to bf16 with the tool of the model's authors",
+            )
 
 
 def fingerprint(folder: Path) -> str:

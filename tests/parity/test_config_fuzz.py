@@ -1,0 +1,181 @@
+"""Random configs of every trained family: the logits of transformers, or refused with the key. Never neither.
+
+A case changes some keys of a tiny `config.json`: to values that are usual, unusual or nonsense, to absence and to null.
+transformers builds the model from that very file and saves it with the same config; so does Meshwright.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from meshwright.catalog.families import FAMILIES
+from meshwright.catalog.huggingface import model_from_path
+from meshwright.errors import InputError
+from meshwright.training.models import build_model
+from meshwright.training.weights import load_weights
+
+ABSENT = object()
+TINY: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+LATENT = TINY | MIXTURE | {
+    "num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+    "v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2,
+    "topk_group": 1, "routed_scaling_factor": 2.5,
+}  # fmt: skip
+BASES = {
+    "llama": TINY,
+    "mistral": TINY | {"sliding_window": 7, "head_dim": 8},
+    "mixtral": TINY | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3": TINY | {"head_dim": 16},
+    "qwen3_moe": TINY | MIXTURE | {"head_dim": 16, "num_experts": 4},
+    "deepseek_v2": LATENT | {"norm_topk_prob": False, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": LATENT | {"num_nextn_predict_layers": 0},
+}
+SCALINGS = (
+    None,
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 16},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "attention_factor": 1.7},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.9},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8, "truncate": False},
+)  # fmt: skip
+TYPES = ("full_attention", "sliding_attention")
+VALUES: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish", "gelu", "relu", "gelu_pytorch_tanh"),
+    "rope_scaling": SCALINGS,
+    "rope_parameters": tuple(s and s | {"rope_theta": 5000.0} for s in SCALINGS),
+    "rope_theta": (10_000.0, 500.0, 1e6),
+    "rope_interleave": (True, False),
+    "head_dim": (8, 16, None, ABSENT),
+    "num_key_value_heads": (1, 2, 4, None, ABSENT),
+    "attention_bias": (True, False),
+    "mlp_bias": (True, False),
+    "attention_dropout": (0.0, 0.1),
+    "tie_word_embeddings": (True, False),
+    "rms_norm_eps": (1e-6, 1e-2, ABSENT),
+    "sliding_window": (None, 5, 200, ABSENT),
+    "use_sliding_window": (True, False),
+    "max_window_layers": (0, 1, 2, 3, 5),
+    "layer_types": tuple([a, b, c] for a in TYPES for b in TYPES for c in TYPES),
+    "norm_topk_prob": (True, False, ABSENT),
+    "num_experts_per_tok": (1, 2, 3),
+    "scoring_func": ("softmax", "sigmoid"),
+    "topk_method": ("greedy", "group_limited_greedy", "noaux_tc", ABSENT),
+    "n_group": (1, 2, 4),
+    "topk_group": (1, 2),
+    "routed_scaling_factor": (1.0, 0.5, 16.0, ABSENT),
+    "first_k_dense_replace": (0, 1, 3, ABSENT),
+    "n_shared_experts": (1, 2),
+    "q_lora_rank": (None, 20),
+    "mlp_only_layers": ([], [0], [1]),
+    "decoder_sparse_step": (1, 2),
+    "router_jitter_noise": (0.0, 0.1),
+    "partial_rotary_factor": (1.0, 0.5),
+    "max_position_embeddings": (16, 64, 4096, ABSENT),
+    "initializer_range": (0.02, 1.0),
+    "pretraining_tp": (1, 2),
+    "use_cache": (True, False),
+    "bos_token_id": (0, 5, None),
+    "moe_layer_freq": (1, 2),
+    "residual_multiplier": (0.5,),  # of another family
+}
+
+
+def case(seed: int) -> tuple[str, dict[str, Any]]:
+    """A model type and the keys of its config."""
+    draw = random.Random(seed)
+    model_type = draw.choice(sorted(BASES))
+    config = dict(BASES[model_type])
+    own = set(transformers.AutoConfig.for_model(model_type, **config).to_dict()) & set(VALUES)
+    for key in draw.sample(sorted(own), k=draw.choice((1, 1, 2, 3))):
+        config[key] = draw.choice(VALUES[key])
+    if draw.random() < 0.3:
+        key = draw.choice(sorted(VALUES))
+        config[key] = draw.choice(VALUES[key])
+    config = {key: value for key, value in config.items() if value is not ABSENT}
+    architecture = next(f.architecture for f in FAMILIES.values() if f.model_type == model_type)
+    return model_type, config | {"architectures": [architecture], "model_type": model_type}
+
+
+def reference(folder: Path, seed: int) -> Any:
+    """transformers' model of the config in `folder`, its weights saved beside it; None where it builds none."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                if name.endswith(("norm.weight", "layernorm.weight")):
+                    tensor.uniform_(0.5, 1.5)
+                elif "inv_freq" not in name:
+                    tensor.normal_(0, 0.3)
+        logits = model(TOKENS).logits
+    except Exception:  # nonsense for transformers too
+        return None
+    text = (folder / "config.json").read_text()
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(text)  # the user's file, not what transformers makes of it
+    return logits
+
+
+TOKENS = torch.randint(0, 61, (2, 40), generator=torch.Generator().manual_seed(1))
+
+
+def outcome(seed: int, folder: Path) -> str:
+    """`equal`, `refused`, `no model` (of transformers), or the error in words."""
+    _, config = case(seed)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    expected = reference(folder, seed)
+    try:
+        model = model_from_path(folder)
+        ours = build_model(model, device="cpu")
+        if expected is None:
+            return "no model"
+        load_weights(ours, folder)
+    except InputError:
+        return "refused"
+    with torch.no_grad():
+        got = ours(TOKENS)
+    error = ((got - expected).abs().max() / expected.abs().max()).item()
+    return "equal" if error < 1e-4 else f"seed {seed}: {config}: logits off by {error:.2g}"
+
+
+def run(seeds: range, folder: Path) -> dict[str, int]:
+    found = [outcome(seed, folder / str(seed)) for seed in seeds]
+    wrong = [text for text in found if text.startswith("seed")]
+    assert wrong == []
+    return {kind: found.count(kind) for kind in ("equal", "refused", "no model")}
+
+
+def test_random_configs_are_equal_or_refused(tmp_path):
+    counts = run(range(100), tmp_path)
+    assert counts["equal"] > 30
+    assert counts["refused"] > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 2000, 250))
+def test_many_random_configs_are_equal_or_refused(first, tmp_path):
+    run(range(first, first + 250), tmp_path)
