@@ -39,7 +39,7 @@ COMPONENTS: dict[str, Component] = {
         ("head", "head and loss", ComponentFamily.MATRIX),
         ("router", "router", ComponentFamily.MEMORY),
         ("elementwise", "element-wise", ComponentFamily.MEMORY),
-        ("accumulation", "adding up gradients", ComponentFamily.MEMORY),
+        ("accumulation", "gradient accumulation", ComponentFamily.MEMORY),
         ("optimizer", "optimizer", ComponentFamily.MEMORY),
         ("recompute", "recomputation", ComponentFamily.RECOMPUTATION),
         ("tensor_parallel", "tensor parallel", ComponentFamily.COMMUNICATION),

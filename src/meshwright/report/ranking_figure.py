@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BLUE, RED = "#3f78b5", "#b5525c"
 MAX_COMPONENTS = 14
+NEGLIGIBLE_RATIO = 0.005
+"""Differences below this share of the largest are not drawn."""
 
 
 def ranking_svg(ranking: PlanRanking) -> str:
@@ -30,7 +32,9 @@ def ranking_svg(ranking: PlanRanking) -> str:
     scale = alt.Scale(domain=[0, max(e.high for _, e in estimates) * 1.08], nice=False)
     axis = alt.Axis(labelLimit=420)
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("plan:N", sort=order, title=None, axis=axis))
-    x = alt.X("low:Q", scale=scale, title="tokens/s/device, 80 % interval", axis=alt.Axis(format="~s"))
+    x = alt.X(
+        "low:Q", scale=scale, title="tokens/s/device, 80 % interval", axis=alt.Axis(format="~s", tickCount=6)
+    )
     interval = base.mark_rule(color=BLUE, strokeWidth=2).encode(x=x, x2="high:Q")
     point = base.mark_point(color=BLUE, filled=True, size=70, opacity=1).encode(
         x=alt.X("value:Q", scale=scale)
@@ -47,6 +51,7 @@ def difference_svg(components_ms: Sequence[Difference]) -> str:
     import altair as alt
 
     largest = sorted(components_ms, key=lambda d: -abs(d.delta))[:MAX_COMPONENTS]
+    largest = [d for d in largest if abs(d.delta) >= NEGLIGIBLE_RATIO * abs(largest[0].delta)]
     rows = [
         {
             "component": label(d.name),
@@ -61,7 +66,9 @@ def difference_svg(components_ms: Sequence[Difference]) -> str:
     )
     colors = alt.Scale(domain=["longer", "shorter"], range=[RED, BLUE])
     bars = base.mark_bar(height={"band": 0.7}).encode(
-        x=alt.X("start:Q", title="milliseconds of a step, second plan minus first"),
+        x=alt.X(
+            "start:Q", title="milliseconds of a step, second plan minus first", axis=alt.Axis(tickCount=7)
+        ),
         x2="end:Q",
         color=alt.Color("side:N", scale=colors, legend=None),
     )
