@@ -1,8 +1,10 @@
-"""The figure of the README: every published run outside sweeps, predicted by a calibration without its source.
+"""The figure of the README: predictions of published runs against their measurements, leave-one-source-out.
+
+Every run outside sweeps is predicted by a calibration fitted to all other sources.
 
     python benchmarks/accuracy_figure.py [--out docs/images/predicted-and-measured.svg]
 
-Some minutes: every source is left out in turn, by a fit of its own.
+It takes some minutes: one fit per source.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How well the constants of collectives reproduce measured bus bandwidths, and what a fresh fit would say.
+"""Errors of the constants of collectives against measured bus bandwidths, and a new fit of them.
 
     python benchmarks/collectives_fit.py [collectives_measured.csv] [--fit]
 
 Bus bandwidth as nccl-tests defines it: all-reduce S/t * 2(n-1)/n, all-gather and reduce-scatter
 S/t * (n-1)/n with S the full buffer, so that it can be compared with a link's rate whatever n. Rows of one
-GPU family and size range make a group; errors are predicted/measured - 1.
+GPU family and size range make a group; errors are predicted/measured - 1. It takes about a second.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def predicted_busbw(row: dict, constants: CollectiveConstants, harness_s: float)
 def fit(
     rows: list[dict], start: CollectiveConstants, harness_s: float, names: dict[str, tuple[str, ...]]
 ) -> tuple[CollectiveConstants, float]:
-    """Least squares of log(predicted / measured), soft in outliers; every parameter stays positive."""
+    """Fit log(predicted / measured) by least squares with a robust loss; every parameter stays positive."""
     from scipy.optimize import least_squares
 
     keys = [(tier, name) for tier, fields in names.items() for name in fields]

@@ -1,14 +1,15 @@
-"""Does training converge alike in every precision, with every optimizer state, under every kind of parallelism?
+"""Comparison of loss curves between precisions, optimizer states and kinds of parallelism.
 
-    python benchmarks/convergence.py                       # all settings that this version trains
-    python benchmarks/convergence.py --only bf16 "bf16, int8 states"     # these again; the others stay as they are
+    python benchmarks/convergence.py                                  # all settings
+    python benchmarks/convergence.py --only bf16 "bf16, int8 states"  # repeat these, keep the others
 
-Each setting trains the same small model on the same data from the same seed through `meshwright train`, and differs in
-one thing from its baseline. The record holds every loss; the page shows how far the curves are from their baselines.
+Each setting trains the same small model on the same data from the same seed with `meshwright train`, and differs in one
+thing from its baseline. The record holds every loss; the page shows the distance of each curve from its baseline.
 
-A curve is the mean of `WINDOW` steps. Its gap is the largest distance from the baseline's after the first `WINDOW`
-steps, in nats per token. How much of a difference in validation loss means nothing is measured too: `fp32, other
-seed` differs from `fp32` in the order of the data and in the first weights only.
+A curve is the mean of `WINDOW` steps. Its gap is the largest distance from the baseline's curve after the first
+`WINDOW` steps, in nats per token. `fp32, other seed` differs from `fp32` only in the order of the data and the weight
+initialization: it shows which differences in validation loss are not significant. All settings take about an hour on
+two cores; one setting takes a few minutes.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def meshwright(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def train(name: str, *, folder: Path, num_steps: int) -> dict[str, Any]:
-    """What setting `name` gave: losses of all steps, or why it was refused."""
+    """Train setting `name`: losses of all steps, or the reason of its refusal."""
     setting, out = SETTINGS[name], folder / re.sub(r"\W+", "-", name)
     is_base = any(s.starts_from == name for s in SETTINGS.values())
     overrides = [
@@ -246,10 +247,10 @@ The same small Llama on the same data, trained by `meshwright train` in several 
 
 ![Smoothed losses of every setting, and their distance from the baseline](../images/convergence.svg)
 
-Losses are in nats per token. A curve is the mean of {window} steps, and its gap the largest distance from its
-baseline's. Rounding grows to a few hundredths in a hundred steps, whatever rounds: read differences of validation
-losses against that of `fp32, other seed`. Its curve is of other batches, so its gap says little. Experts amplify
-rounding: a token between two experts goes to the other one.
+Losses are in nats per token. A curve is the mean of {window} steps; its gap is the largest distance from the curve of
+its baseline. Rounding differences grow to a few hundredths in a hundred steps, whatever their origin. Compare
+differences of validation losses with that of `fp32, other seed`. That setting has other batches, so its gap has no
+meaning. Experts amplify rounding: a token between two experts goes to the other one.
 
 {table}
 

@@ -1,22 +1,20 @@
-"""One run on every engine that is installed, held against the native engine in one process, step by step.
+"""Comparison of every installed engine with the native engine in one process, step by step.
 
     python benchmarks/engines_parity.py [--engines native,torchtitan,...] [--steps 20] [--shim ENGINE=FOLDER ...]
                                         [--out DIR] [--record FILE] [--page FILE]
 
 A dense model and one with experts, in fp32, from the same safetensors, with the same batches and the same optimizer, on
-1 to 4 processes. For each training the largest relative differences of any step's loss and gradient norm. What an
-engine refuses stands with its reason.
+1 to 4 processes. The table has the largest relative differences of any step's loss and gradient norm, or the reason of
+a refusal. All engines take about an hour on two cores.
 
-Engines that need more than a CPU has are given it from outside: FOLDER goes to the front of the PYTHONPATH of that
-engine's trainings; where no --shim is given, it is tests/engines/ENGINE/shim. With --out what was trained is kept, and
-is not trained again.
+Some engines need a shim to run on a CPU: FOLDER is put in front of the PYTHONPATH of that engine's trainings. The
+default is tests/engines/ENGINE/shim. With --out finished trainings are kept and not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import json
 import os
 import platform
@@ -25,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -70,44 +69,44 @@ class Case:
     """One plan of one model."""
 
     model: str
-    words: str  # for the table
+    label: str  # for the table
     plan: str  # of a run file; SHARDED, SCHEDULE and WIDTH are what the engine has
     micro: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.model}-{self.words.replace(' ', '-').replace(',', '')}"
+        return f"{self.model}-{self.label.replace(' ', '-').replace(',', '')}"
 
 
-ALONE = Case(model="dense", words="1 process", plan="data_shard: 1, sharding: none")
+ONE_PROCESS = Case(model="dense", label="1 process", plan="data_shard: 1, sharding: none")
 CASES = (
-    ALONE,
-    Case(model="dense", words="2 processes, sharded data parallel", plan="data_shard: 2, sharding: SHARDED"),
-    Case(model="dense", words="4 processes, sharded data parallel", plan="data_shard: 4, sharding: SHARDED"),
-    Case(model="dense", words="2 processes, tensor parallel", plan="data_shard: 1, tensor: 2, sharding: none"),
-    Case(model="dense", words="2 processes, context parallel", plan="data_shard: 1, context: 2, sharding: SHARDED"),
-    Case(model="dense", words="2 processes, pipeline",
+    ONE_PROCESS,
+    Case(model="dense", label="2 processes, sharded data parallel", plan="data_shard: 2, sharding: SHARDED"),
+    Case(model="dense", label="4 processes, sharded data parallel", plan="data_shard: 4, sharding: SHARDED"),
+    Case(model="dense", label="2 processes, tensor parallel", plan="data_shard: 1, tensor: 2, sharding: none"),
+    Case(model="dense", label="2 processes, context parallel", plan="data_shard: 1, context: 2, sharding: SHARDED"),
+    Case(model="dense", label="2 processes, pipeline",
          plan="data_shard: 1, pipeline: 2, schedule: SCHEDULE, sharding: none"),
-    Case(model="dense", words="4 processes, tensor parallel and pipeline",
+    Case(model="dense", label="4 processes, tensor parallel and pipeline",
          plan="data_shard: 1, tensor: 2, pipeline: 2, schedule: SCHEDULE, sharding: none"),
-    Case(model="experts", words="1 process", plan="data_shard: 1, sharding: none"),
-    Case(model="experts", words="2 processes, sharded data parallel", plan="data_shard: 2, sharding: SHARDED"),
-    Case(model="experts", words="2 processes, expert parallel",
+    Case(model="experts", label="1 process", plan="data_shard: 1, sharding: none"),
+    Case(model="experts", label="2 processes, sharded data parallel", plan="data_shard: 2, sharding: SHARDED"),
+    Case(model="experts", label="2 processes, expert parallel",
          plan="data_shard: 2, expert: 2, sharding: SHARDED"),
-    Case(model="experts", words="2 processes, tensor parallel",
+    Case(model="experts", label="2 processes, tensor parallel",
          plan="data_shard: 1, tensor: 2, expert_tensor: WIDTH, sharding: none", micro=2),
-    Case(model="experts", words="4 processes, expert parallel",
+    Case(model="experts", label="4 processes, expert parallel",
          plan="data_shard: 4, expert: 4, sharding: SHARDED"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one case on one engine."""
+    """Result of one case on one engine."""
 
     engine: str
     model: str
-    words: str
+    label: str
     loss: float | None = None  # largest relative difference of a step's, from native in one process
     gradient_norm: float | None = None
     same_steps: int | None = None  # whose losses differ by less than 1e-6
@@ -116,7 +115,7 @@ class Outcome:
 
 
 def prepare(folder: Path) -> None:
-    """The text and the weights that all trainings begin with."""
+    """Write the text and the weights that all trainings start from."""
     lines = [
         f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(120) for j in range(13)
     ]
@@ -124,7 +123,9 @@ def prepare(folder: Path) -> None:
     for model in MODELS:
         if (folder / f"start-{model}").exists():
             continue
-        run = runfile.loads(text_of(Case(model=model, words="", plan=ALONE.plan), engine=NATIVE, steps=20))
+        run = runfile.loads(
+            text_of(Case(model=model, label="", plan=ONE_PROCESS.plan), engine=NATIVE, steps=20)
+        )
         built = build_model(run.model)
         materialize(built, device=torch.device("cpu"))
         init_weights(built, seed=1)
@@ -132,8 +133,8 @@ def prepare(folder: Path) -> None:
 
 
 def text_of(case: Case, *, engine: str, steps: int) -> str:
-    """The run file of a case, with the choices that the engine has least against."""
-    choices = itertools.product(SHARDINGS, RECOMPUTE, SCHEDULES, EXPERT_WIDTHS)
+    """The run file of a case, with the choices that the engine supports best."""
+    choices = product(SHARDINGS, RECOMPUTE, SCHEDULES, EXPERT_WIDTHS)
     plans = [
         case.plan.replace("SHARDED", sharding).replace("SCHEDULE", schedule).replace("WIDTH", width)
         + f", recompute: {recompute}"
@@ -150,7 +151,7 @@ def text_of(case: Case, *, engine: str, steps: int) -> str:
 def train(
     case: Case, *, engine: str, steps: int, folder: Path, shim: Path | None
 ) -> list[dict[str, Any]] | str:
-    """Steps of one training; words where it is refused or fails."""
+    """Steps of one training; a text where it is refused or fails."""
     out = folder / engine / case.name
     if not (out / "record.json").exists():
         run = folder / f"{engine}-{case.name}.yaml"
@@ -164,28 +165,28 @@ def train(
         )  # fmt: skip
         if done.returncode:
             try:
-                words = json.loads(done.stdout)["error"]["message"]
+                reason = json.loads(done.stdout)["error"]["message"]
             except (ValueError, KeyError):
-                words = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            return words[:REASON]
+                reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            return reason[:REASON]
     return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
 
 
 def outcome(
-    case: Case, *, engine: str, taken: list[dict[str, Any]] | str, alone: Sequence[Mapping[str, Any]]
+    case: Case, *, engine: str, taken: list[dict[str, Any]] | str, one_process: Sequence[Mapping[str, Any]]
 ) -> Outcome:
-    """A case on an engine, beside the native steps in one process."""
+    """Compare a case on an engine with the native steps in one process."""
     if isinstance(taken, str):
-        return Outcome(engine=engine, model=case.model, words=case.words, refusal=taken)
+        return Outcome(engine=engine, model=case.model, label=case.label, refusal=taken)
 
     def differences(key: str) -> list[float]:
-        return [abs(mine[key] / theirs[key] - 1) for mine, theirs in zip(taken, alone, strict=True)]
+        return [abs(mine[key] / theirs[key] - 1) for mine, theirs in zip(taken, one_process, strict=True)]
 
     losses = differences("loss")
     return Outcome(
         engine=engine,
         model=case.model,
-        words=case.words,
+        label=case.label,
         loss=max(losses),
         gradient_norm=max(differences("gradient_norm")),
         same_steps=sum(difference < 1e-6 for difference in losses),
@@ -194,9 +195,9 @@ def outcome(
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The table of the page, and why cells are empty."""
+    """The table of the page, with the reasons of empty cells."""
     engines = result["engines"]
-    found = {(o["model"], o["words"], o["engine"]): Outcome(**o) for o in result["outcomes"]}
+    found = {(o["model"], o["label"], o["engine"]): Outcome(**o) for o in result["outcomes"]}
     lines = [
         f"{result['steps']} steps in fp32 on {result['machine']}. `{result['command']}`",
         "",
@@ -205,8 +206,8 @@ def markdown(result: Mapping[str, Any]) -> str:
     ]
     reasons: dict[str, int] = {}
     for case in CASES:
-        cells = [_cell(found.get((case.model, case.words, engine)), reasons) for engine in engines]
-        lines.append(f"| {case.model}, {case.words} | " + " | ".join(cells) + " |")
+        cells = [_cell(found.get((case.model, case.label, engine)), reasons) for engine in engines]
+        lines.append(f"| {case.model}, {case.label} | " + " | ".join(cells) + " |")
     lines += ["", *(f"{number}. {reason}" for reason, number in reasons.items())]
     return "\n".join(lines).rstrip()
 
@@ -217,12 +218,12 @@ def _cell(found: Outcome | None, reasons: dict[str, int]) -> str:
     if found.loss is None:
         word = "refused" if "cannot do this run" in found.refusal else "failed"
         return f"{word} ({reasons.setdefault(found.refusal, len(reasons) + 1)})"
-    words = f"{found.loss:.1e}, {found.gradient_norm:.1e}"
-    return words if found.same_steps == found.steps else f"{words}; {found.same_steps} steps below 1e-6"
+    text = f"{found.loss:.1e}, {found.gradient_norm:.1e}"
+    return text if found.same_steps == found.steps else f"{text}; {found.same_steps} steps below 1e-6"
 
 
 def versions(engines: Sequence[str]) -> dict[str, str]:
-    """Of the program behind each engine."""
+    """Version of the program behind each engine."""
 
     def version(engine: str) -> str:
         if engine == NATIVE:
@@ -247,18 +248,18 @@ def main() -> None:
     engines = [NATIVE, *(name for name in given.engines.split(",") if name != NATIVE)]
     shims = {name: SHIMS / name / "shim" for name in engines if (SHIMS / name / "shim").is_dir()}
     shims |= {pair.partition("=")[0]: Path(pair.partition("=")[2]).absolute() for pair in given.shim}
-    alone: dict[str, Any] = {}
+    one_process: dict[str, Any] = {}
     outcomes = []
     for case in CASES:
         for engine in engines:
             taken = train(case, engine=engine, steps=given.steps, folder=folder, shim=shims.get(engine))
-            if engine == NATIVE and case.words == ALONE.words:
+            if engine == NATIVE and case.label == ONE_PROCESS.label:
                 if isinstance(taken, str):
                     raise SystemExit(f"native in one process: {taken}")
-                alone[case.model] = taken
-            outcomes.append(outcome(case, engine=engine, taken=taken, alone=alone[case.model]))
-            told = outcomes[-1].refusal or f"{outcomes[-1].loss:.1e}, {outcomes[-1].gradient_norm:.1e}"
-            print(f"{case.model}, {case.words}, {engine}: {told}", file=sys.stderr, flush=True)
+                one_process[case.model] = taken
+            outcomes.append(outcome(case, engine=engine, taken=taken, one_process=one_process[case.model]))
+            shown = outcomes[-1].refusal or f"{outcomes[-1].loss:.1e}, {outcomes[-1].gradient_norm:.1e}"
+            print(f"{case.model}, {case.label}, {engine}: {shown}", file=sys.stderr, flush=True)
     result = {
         "command": "python benchmarks/engines_parity.py",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",

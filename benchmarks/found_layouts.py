@@ -1,10 +1,11 @@
-"""Does the planner find the layouts that others shipped or measured best?
+"""Comparison of the planner's layouts with layouts that others shipped or measured as best.
 
     python benchmarks/found_layouts.py [--markdown]
 
-For each published run below: the question it answered (model, devices, batch, sequence length, precision, software),
-the axes that its authors did not vary, and the planner's answer: at which rank of all layouts theirs comes, how much
-slower than our best we believe it is, and what we would run. A layout is a set of degrees without virtual stages.
+Each published run gives the question (model, devices, batch, sequence length, precision, software) and the axes that
+its authors did not vary. The result is the rank of the published layout among all of the planner's, its predicted time
+over that of the planner's best, and that best layout. A layout is a set of degrees without virtual stages. It takes
+some minutes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ EITHER = KEPT + RECOMPUTED
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """One published choice: the row of the measured runs, and what its authors held fixed."""
+    """One published choice: the row of the measured runs, and the axes that its authors fixed."""
 
     id: str
     title: str
@@ -78,7 +79,7 @@ CHOICES = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Where the planner ranks a published layout. `gap`: our step time of it over our best, less 1."""
+    """Rank of a published layout. `gap`: its predicted step time over that of the best, minus 1."""
 
     choice: Published
     plan: Plan  # as published
@@ -96,7 +97,7 @@ def published_runs() -> dict[str, PublishedRun]:
 
 
 def request_of(conditions: RunConditions, fixed: Mapping[str, object]) -> PlanRequest:
-    """What the authors asked. They ran close to the edge of memory, so no margin is kept."""
+    """The authors' question as a request. They ran close to the limit of memory, so no margin is kept."""
     return PlanRequest(
         model=conditions.model,
         cluster=cluster_of(conditions),
@@ -139,7 +140,7 @@ def cost_of(request: PlanRequest, conditions: RunConditions) -> CostModel:
 
 
 def find(choice: Published) -> Found:
-    """Search for what the authors asked, and look their layout up in the result."""
+    """Search for the authors' question, and look up their layout in the result."""
     conditions = published_runs()[choice.id].conditions
     assert conditions is not None
     request = request_of(conditions, choice.fixed)
@@ -162,7 +163,7 @@ def find(choice: Published) -> Found:
 
 
 def among_measured(choice: Published) -> dict[str, Any]:
-    """Where the published plan comes when only plans that were measured for the same question count."""
+    """Rank of the published plan among the plans measured for the same question."""
     group = plan_group(published_runs()[choice.id])
     runs = [run for run in published_runs().values() if plan_group(run) == group]
     predictions = predict(runs)
@@ -180,7 +181,7 @@ def among_measured(choice: Published) -> dict[str, Any]:
 
 
 def degrees(plan: Plan) -> tuple[int, ...]:
-    """What makes a layout here. Virtual stages are a fine adjustment that authors seldom scan."""
+    """Key of a layout. Virtual stages are not in it, because authors seldom vary them."""
     return (plan.tensor, plan.context, plan.pipeline, plan.expert, plan.expert_tensor)
 
 

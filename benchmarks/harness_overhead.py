@@ -1,10 +1,12 @@
-"""What the harness of `bench` adds to the work that it measures, and what it costs to take one measurement.
+"""Overhead of the harness of `bench`: in the measured seconds, and of one measurement.
 
-python benchmarks/harness_overhead.py [--repeat 9]
+    python benchmarks/harness_overhead.py [--repeat 9]
 
-added     median that the harness finds for a loop of known length, over the same loop timed by hand; 1 is nothing.
-          Both are taken in turn, so that a busy moment of the machine hits them alike
-cost      time from calling `measure` to its answer, over the seconds of the samples that it kept
+added     median of the harness for a loop of known length, over the same loop timed by hand; 1 is no overhead.
+          Both are interleaved, so that a busy moment of the machine affects them equally
+cost      time of the call of `measure`, over the seconds of the samples that it kept
+
+It takes about ten seconds.
 """
 
 from __future__ import annotations

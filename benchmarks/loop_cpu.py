@@ -1,4 +1,4 @@
-"""The loop on this CPU: bench device, calibrate, then trainings that no measurement saw, predicted and measured.
+"""Comparison of predicted and measured trainings on this CPU, after `bench device` and `calibrate`.
 
     python benchmarks/loop_cpu.py [--budget 170s] [--seed 1] [--configurations 24] [--rounds 3] [--out DIR]
                                   [--record FILE [--page FILE]]
@@ -6,12 +6,12 @@
     1. `meshwright bench device` within the budget
     2. `meshwright calibrate`
     3. models, batches, sequences, formats and plans drawn at random (by --seed, before anything is measured): widths,
-       depths and lengths between and beyond those of step 1, 1, 2 and 4 processes, every kind of parallelism
+       depths and lengths between and beyond those of step 1, with 1, 2 and 4 processes and every kind of parallelism
     4. `meshwright train --calibration` of each, so that the prediction is made before its first step; rounds are
-       interleaved. What was measured is the median step of the median round; what was predicted, before each round,
-       the median too
+       interleaved. The measured value is the median step of the median round, the predicted one the median over rounds
 
-Off by: predicted over measured, less one. Held: whether the 80 % interval holds what was measured.
+Off by: predicted over measured, minus one. Held: the 80 % interval holds the measured value. It takes the budget and
+about half a minute for each configuration and round.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ PLANS = (
     (4, "parallel: {pipeline: 4}"),
     (4, "parallel: {tensor: 2, data_shard: 2, sharding: parameters}"),
 )
-"""Processes, and how the model is divided over them; drawn in turn, so that each kind is there."""
+"""Processes and plan, drawn in turn, so that each kind occurs."""
 STEP_FLOPS = (2e10, 6e11)
-"""Of the steps that are drawn: a second or two at most, so that the whole ends in minutes."""
+"""Range of a step: at most a second or two."""
 LEAST_STEPS, SECONDS_A_RUN = 12, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """One training that step 1 has not seen."""
+    """One training that is not among the points of step 1."""
 
     hidden: int
     layers: int
@@ -80,13 +80,13 @@ class Configuration:
 
     @property
     def flops(self) -> float:
-        """Of a step, roughly."""
+        """FLOPs of a step, approximately."""
         layer = self.hidden * (2 * self.hidden * (1 + self.kv_heads / self.heads) + 3 * self.ffn)
         return 6.0 * (self.layers * layer + self.vocab * self.hidden) * self.global_batch * self.length
 
     @property
-    def words(self) -> str:
-        """For the table."""
+    def description(self) -> str:
+        """Cell of the table."""
         return (
             f"{self.layers} x {self.hidden}, ffn {self.ffn}, {self.heads}/{self.kv_heads} heads, vocab {self.vocab}"
             f"{' tied' if self.tied else ''}, {self.length} x {self.global_batch} (micro {self.micro})"
@@ -148,7 +148,7 @@ def draw(random: random.Random, index: int) -> Configuration:
 
 
 def meshwright(*arguments: str) -> dict[str, Any]:
-    """What a command answers."""
+    """Run a command and return its JSON document."""
     done = subprocess.run(
         [sys.executable, "-m", "meshwright", *arguments, "--json"], capture_output=True, text=True
     )
@@ -166,7 +166,7 @@ def train(configuration: Configuration, *, calibration: Path, folder: Path) -> d
     meshwright("train", str(run), "--calibration", str(calibration), "--out", str(folder / "out"))
     record = json.loads((folder / "out" / "record.json").read_text())
     if record["predicted"] is None:
-        raise SystemExit(f"{configuration.words}: nothing was predicted: {record['notes']}")
+        raise SystemExit(f"{configuration.description}: nothing was predicted: {record['notes']}")
     return {
         "predicted": record["predicted"]["step"],
         "slower": record["predicted"]["slower_than_calibrated"],
@@ -240,7 +240,7 @@ def markdown(result: dict[str, Any]) -> str:
         c = Configuration(**row["configuration"])
         low, value, high = (1e3 * s for s in row["predicted_s"])
         lines.append(
-            f"| {c.words} | {c.precision} | {c.plan.removeprefix('parallel: ').strip('{}') or 'one process'} "
+            f"| {c.description} | {c.precision} | {c.plan.removeprefix('parallel: ').strip('{}') or 'one process'} "
             f"| {value:.0f} ({low:.0f} to {high:.0f}) | {1e3 * row['measured_s']:.0f} | {row['error']:+.1%} "
             f"| {'yes' if row['held'] else 'no'} |"
         )
@@ -274,7 +274,7 @@ def main() -> None:
             rounds[i].append(found)
             error = found["predicted"]["value"] / found["measured_s"] - 1
             print(
-                f"round {number + 1}: {configuration.words}, {configuration.precision}, {configuration.plan}: "
+                f"round {number + 1}: {configuration.description}, {configuration.precision}, {configuration.plan}: "
                 f"{1e3 * found['measured_s']:.0f} ms, off by {error:+.1%}",
                 file=sys.stderr, flush=True,
             )  # fmt: skip

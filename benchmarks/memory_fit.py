@@ -1,10 +1,10 @@
-"""How well the memory model reproduces published memory, and what a fresh fit of its constants would say.
+"""Errors of the memory model against published memory, and a new fit of its constants.
 
     python benchmarks/memory_fit.py [measured_runs.csv [failed_configs.csv]] [--fit] [--rows] [--speed]
 
-Errors are predicted/measured - 1. A source that prints what the allocator handed out at its peak is compared with
-allocated memory, one that prints what the device reports with reserved memory, an unknown one with both.
-The fit minimises the sum of absolute relative errors over the constants named in FITTED.
+Errors are predicted/measured - 1. Figures of the allocator's peak are compared with allocated memory, figures of the
+device with reserved memory, unknown ones with both. The fit minimises the sum of absolute relative errors over the
+constants named in FITTED. It takes a few seconds, the fit some minutes.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def rejected(rows: Rows) -> NDArray[np.bool_]:
 
 
 def print_rejected(worked: Rows, failed: Rows) -> None:
-    """Shares of configurations that failed and of runs that worked which do not fit by the model."""
+    """Print the shares of failed configurations and of runs that worked which the model rejects."""
     lost, kept, stated = rejected(failed), rejected(worked), worked.stated()
     listed = {run.source_key for run in failed.runs}
     chosen = {"all": (lost == lost, kept == kept), "recomputation stated": (lost == lost, stated)}
@@ -138,7 +138,7 @@ def print_fit(rows: Rows) -> None:
 
 
 def fits_lineage(run: PublishedRun, lineage: str) -> bool:
-    """Rows that a fit can use: MoE and FSDP with a pipeline left out, whose micro-batches are not stated."""
+    """Rows that a fit can use: without MoE and FSDP with a pipeline, whose micro-batches are not stated."""
     c = run.conditions
     if c is None or stack_facts(c.stack.framework).lineage != lineage:
         return False
@@ -151,7 +151,7 @@ def constants_of(run: PublishedRun) -> MemoryConstants:
 
 
 def fit(rows: Rows, names: Sequence[str], start: Floats, iterations: int = 60) -> Floats:
-    """Least absolute relative error by reweighted least squares; memory is all but linear in the constants."""
+    """Least absolute relative error by reweighted least squares; memory is nearly linear in the constants."""
     measured = np.array([run.memory_bytes for run in rows.runs])
     base = MemoryConstants.stack([constants_of(run) for run in rows.runs])
     reserved = np.array([run.memory_definition == "reserved" for run in rows.runs])

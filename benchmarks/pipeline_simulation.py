@@ -1,9 +1,10 @@
-"""How fast pipelines are simulated and screened, on one core.
+"""Speed of the pipeline simulation and of its closed forms, on one core.
 
     python benchmarks/pipeline_simulation.py [--repeat 5]
 
-Per shape: building the event graph (once per shape, then cached) and simulating one plan. Then the closed
-forms on a million plans. Best of the repeats: what the machine does besides is not ours.
+For each shape: the time to build the event graph (once per shape, then cached) and to simulate one plan. Then the
+closed forms on a million plans. The best of the repeats counts, which excludes other load of the machine. It takes
+a few seconds.
 """
 
 from __future__ import annotations

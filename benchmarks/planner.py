@@ -1,13 +1,13 @@
-"""How fast the planner is on one core, stage by stage, and beside Calculon and SimuMax on the same model and devices.
+"""Speed of the planner on one core by stage, and compared with Calculon and SimuMax on the same model and devices.
 
     python benchmarks/planner.py [--calculon CHECKOUT] [--simumax CHECKOUT --python PYTHON] [--seconds 60]
 
 Process seconds, medians of --repeat runs. Targets: at least 1,000,000 candidates/s screened, and the whole
 search of moe-2t on 98,304 devices below 10 s. "Whole search" counts only candidates with a legal shape and
-micro-batch: each is bounded, and scored unless its bound excludes it.
+micro-batch: each is bounded, and scored unless its bound excludes it. It takes some minutes without other planners.
 
-With checkouts of github.com/calculon-ai/calculon and github.com/MooreThreads/SimuMax their own searches run beside
-ours on GPT-3 175B and 512 A100; nothing of them is part of this repository. Calculon needs its dependency psutil here,
+With checkouts of github.com/calculon-ai/calculon and github.com/MooreThreads/SimuMax their own searches run too, on
+GPT-3 175B and 512 A100; nothing of them is part of this repository. Calculon needs its dependency psutil here,
 SimuMax runs under --python, an interpreter that has its dependencies. The spaces differ: Calculon varies how
 collectives run and which tier carries them, SimuMax tensor and pipeline widths and recomputed layers, Meshwright also
 context, HSDP, schedules and selective recomputation.

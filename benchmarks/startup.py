@@ -1,8 +1,9 @@
-"""Start-up time, side by side: the interpreter alone, the group's help, one command's help, a look-up.
+"""Comparison of start-up times: the bare interpreter, the group's help, one command's help, a look-up.
 
     python benchmarks/startup.py [--repeat 15]
 
-Runs are interleaved, so that a busy moment of the machine hits all alike; medians, and ratios to the first.
+Runs are interleaved, so that a busy moment of the machine affects all equally; medians, and ratios to the first. It
+takes about half a minute.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""Training on a CPU, side by side: Meshwright, a loop by hand, Hugging Face Trainer, litgpt.
+"""Comparison of training speed on a CPU: Meshwright, a plain loop, Hugging Face Trainer, litgpt.
 
     python benchmarks/train_cpu.py [--quick] [--threads 1] [--compile] [--record FILE [--page FILE]]
                                    [--python litgpt=PATH]
 
-Same first weights, same tokens, same micro-batches, same optimizer, same number of threads; bf16 means fp32 master
-weights everywhere. Each contender is a process of its own, and rounds are interleaved (A B C D, A B C D, ...), so that
-a busy moment of the machine hits all alike. Threads wait as each of them has it; with OMP_WAIT_POLICY=PASSIVE they
-sleep, so that processor time is work alone. Two measures, both from the second step to the last:
+All have the same weight initialization, tokens, micro-batches, optimizer and number of threads; bf16 means fp32
+master weights everywhere. Each contender is a process of its own, and rounds are interleaved (A B C D, A B C D, ...),
+so that a busy moment of the machine affects all equally. Threads wait as each library does by default; with
+OMP_WAIT_POLICY=PASSIVE they sleep, so that processor time is only work. Two measures, both from the second step to the
+last:
 
-    tokens/s        by the times that a contender writes into its steps.jsonl (median interval of a round)
-    tokens/cpu-s    by the processor time that the operating system counted meanwhile: neighbours hardly change it
+    tokens/s        from the times in the contender's steps.jsonl (median interval of a round)
+    tokens/cpu-s    from the processor time of the operating system, which other load hardly changes
 
-Losses must agree, step by step, within a tolerance: else it was not the same training, and the exit status is 1.
+Losses must agree within a tolerance at every step; else the exit status is 1. All cases take about an hour on two
+cores, --quick some minutes.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.sequences * self.length
 
 
@@ -88,7 +90,7 @@ ROUNDS = {"tiny": 3, "small": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What all contenders train in a round."""
+    """Training of all contenders in a round."""
 
     shape: str
     precision: str
@@ -138,7 +140,7 @@ def run_file(shape: Shape, *, precision: str, folder: Path, steps: int, compiled
 
 
 def prepare(shape: Shape, *, precision: str, folder: Path, steps: int, threads: int, compiled: bool) -> None:
-    """Write weights, tokens, and batches: what Meshwright's own data order makes of the tokens."""
+    """Write weights, tokens, and the batches in the order of Meshwright's data loader."""
     import torch
 
     from meshwright import runfile
@@ -175,7 +177,7 @@ def prepare(shape: Shape, *, precision: str, folder: Path, steps: int, threads: 
 
 
 def command_of(contender: str, *, python: str, folder: Path, out: Path) -> list[str]:
-    """How a contender is started."""
+    """Command of a contender."""
     script = CONTENDERS[contender]
     if script is None:
         return [python, "-m", "meshwright", "train", str(folder / "run.yaml"), "--out", str(out)]
@@ -183,7 +185,7 @@ def command_of(contender: str, *, python: str, folder: Path, out: Path) -> list[
 
 
 def missing(contender: str, *, python: str) -> str | None:
-    """The packages that a contender lacks, in words."""
+    """Text of the packages that a contender lacks."""
     wanted = PACKAGES.get(contender, ())
     code = "import sys\nfrom importlib.util import find_spec\nprint(*[n for n in sys.argv[1:] if find_spec(n) is None])"
     done = subprocess.run([python, "-c", code, *wanted], capture_output=True, text=True, check=True)
@@ -239,7 +241,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def summary(rounds: dict[str, list[Measured]], *, case: Case) -> dict[str, Any]:
-    """What all rounds of a case say, and how Meshwright compares round by round."""
+    """Summary of all rounds of a case, with the ratios round by round."""
     ours = rounds["meshwright"]
     rows: dict[str, Any] = {}
     for contender, measured in rounds.items():
@@ -269,7 +271,7 @@ def table(rows: dict[str, Any]) -> str:
 
 
 def measured_part(record: dict[str, Any]) -> str:
-    """What the page says that was measured, from a record alone."""
+    """The measured part of the page, from a record."""
     device, software = record["device"], record["software"]
     versions = ", ".join(f"{name} {software[name]}" for name in ("python", "torch"))
     others = "; ".join(
@@ -295,7 +297,7 @@ def measured_part(record: dict[str, Any]) -> str:
 
 
 def write_page(page: Path, record: dict[str, Any]) -> None:
-    """Put what was measured in the place of what the page said before."""
+    """Replace the measured part of the page."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(f"{before}{BEGIN}\n\n{measured_part(record)}\n\n{END}{after}", encoding="utf-8")
@@ -320,7 +322,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def versions_of(contender: str, *, python: str) -> dict[str, str]:
-    """Of the packages that a contender is."""
+    """Versions of a contender's packages."""
     code = "import sys\nfrom importlib.metadata import version\nprint(*map(version, sys.argv[1:]))"
     names = PACKAGES.get(contender, ())
     done = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True)
@@ -328,9 +330,9 @@ def versions_of(contender: str, *, python: str) -> dict[str, str]:
 
 
 def record_of(
-    chosen: argparse.Namespace, *, cases: dict[str, Any], pythons: dict[str, str], left_out: dict[str, str]
+    chosen: argparse.Namespace, *, cases: dict[str, Any], pythons: dict[str, str], not_run: dict[str, str]
 ):
-    """Everything that was measured, with what, on what."""
+    """The record: measurements, software and device."""
     import torch
 
     from meshwright.training import telemetry
@@ -339,20 +341,20 @@ def record_of(
     return {
         "device": telemetry.device_facts(torch.device("cpu"), accelerator=None) | {"threads": chosen.threads},
         "software": telemetry.software_facts(),
-        "contenders": {n: versions_of(n, python=pythons[n]) for n in PACKAGES if n not in left_out},
+        "contenders": {n: versions_of(n, python=pythons[n]) for n in PACKAGES if n not in not_run},
         "git_commit": telemetry.git_commit(HERE),
         "command": [f"{word.partition('=')[0]}=..." if "=" in word else word for word in command],
         "date": datetime.now(UTC).date().isoformat(),
         "compiled": chosen.compile,
         "waiting": os.environ.get("OMP_WAIT_POLICY", "as PyTorch has it"),
         "shapes": {name: asdict(shape) | {"steps": STEPS[name]} for name, shape in SHAPES.items()},
-        "not_run": left_out,
+        "not_run": not_run,
         "cases": cases,
     }
 
 
 def keep(record: dict[str, Any], chosen: argparse.Namespace) -> None:
-    """Write what was measured so far, so that an interrupted benchmark loses only the case it was in."""
+    """Write the record so far, so that an interruption costs one case."""
     if chosen.record:
         chosen.record.parent.mkdir(parents=True, exist_ok=True)
         chosen.record.write_text(json.dumps(record, indent=1) + "\n")
@@ -380,8 +382,8 @@ def main() -> None:
     chosen = options()
     pythons = dict.fromkeys(CONTENDERS, sys.executable) | dict(p.split("=", 1) for p in chosen.python)
     names = ["tiny bf16"] if chosen.quick else chosen.case or [case.name for case in CASES]
-    left_out = {name: why for name in CONTENDERS if (why := missing(name, python=pythons[name]))}
-    for name, why in left_out.items():
+    not_run = {name: why for name in CONTENDERS if (why := missing(name, python=pythons[name]))}
+    for name, why in not_run.items():
         print(f"{name}: not run, {why}", file=sys.stderr)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as work:
@@ -395,7 +397,7 @@ def main() -> None:
                 shape, precision=case.precision, folder=folder, steps=steps, threads=chosen.threads,
                 compiled=chosen.compile,
             )  # fmt: skip
-            rounds: dict[str, list[Measured]] = {name: [] for name in CONTENDERS if name not in left_out}
+            rounds: dict[str, list[Measured]] = {name: [] for name in CONTENDERS if name not in not_run}
             num_rounds = 1 if chosen.quick else chosen.rounds or ROUNDS[case.shape]
             for i in range(num_rounds):
                 for name in rounds:
@@ -407,7 +409,7 @@ def main() -> None:
                           file=sys.stderr)  # fmt: skip
             results[case.name] = summary(rounds, case=case)
             print(f"\n{case.name}\n\n{table(results[case.name])}", flush=True)
-            keep(record_of(chosen, cases=results, pythons=pythons, left_out=left_out), chosen)
+            keep(record_of(chosen, cases=results, pythons=pythons, not_run=not_run), chosen)
     rows = [row for case in results.values() for row in case.values()]
     sys.exit(0 if all(row["losses_agree"] for row in rows) else "losses differ: it was not the same training")
 

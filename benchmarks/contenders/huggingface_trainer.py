@@ -1,4 +1,4 @@
-"""transformers' LlamaForCausalLM under its Trainer, with everything turned off that is not training."""
+"""transformers' LlamaForCausalLM under its Trainer, with everything but training turned off. Started by `train_cpu`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 
 class Sequences(torch.utils.data.Dataset):
-    """Sequences in the order of the steps, in memory. `shift_labels` are labels that are moved already."""
+    """Sequences in the order of the steps, in memory. `shift_labels` are already shifted labels."""
 
     def __init__(self, task: Task) -> None:
         self.tokens, self.labels = (x.flatten(0, 1) for x in task.batches())
@@ -23,7 +23,7 @@ class Sequences(torch.utils.data.Dataset):
 
 
 class Sequential(Trainer):
-    """The Trainer, reading in order, and remembering the loss of a step."""
+    """The Trainer, reading in order, and keeping the loss of a step."""
 
     step_loss = 0.0
 

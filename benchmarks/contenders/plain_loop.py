@@ -1,7 +1,7 @@
-"""A Llama and its training loop by hand: what PyTorch alone gives, without anybody's framework.
+"""A Llama and its training loop in plain PyTorch, without a framework. Started by `train_cpu`.
 
 fp32 trains the parameters themselves. bf16 keeps bf16 parameters that compute and fp32 masters that AdamW moves,
-gradients of micro-batches added up in fp32: no casts in the passes, which autocast would make.
+gradients of micro-batches accumulated in fp32. The passes have no casts, unlike autocast.
 
 B sequences, T tokens, D hidden, H query heads, G key/value heads, K width of a head.
 """

@@ -1,7 +1,7 @@
-"""What every contender of `train_cpu` is given, and the line it writes after each step. Imports PyTorch alone.
+"""Input of every contender of `train_cpu`, and the line that it writes after each step. Imports only PyTorch.
 
 The folder of a task:  task.json     shapes, batch, precision, steps
-                       weights/      the first weights, as Hugging Face stores them
+                       weights/      initial weights in the format of Hugging Face
                        batches.npz   tokens and labels of every step, int64 [steps, sequences, tokens]
 """
 
