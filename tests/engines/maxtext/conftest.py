@@ -156,7 +156,7 @@ class Toy:
 def maxtext() -> dict[str, str]:
     """Environment variables under which trainings find MaxText. Made once, whatever the number of test processes."""
     if environment.find() is None:
-        looked = environment.look_for_python()
+        looked = environment.search_python()
         if looked[-1].python is None:
             words = "; ".join(f"{one.place}: {one.found}" for one in looked)
             pytest.skip(f"MaxText needs Python 3.12, and none was found: {words}")

@@ -1,6 +1,6 @@
-"""What MaxText 0.2.5 cannot do of a run, with the reason. Pure: MaxText need not be installed.
+"""Parts of a run that MaxText 0.2.5 does not support, with reasons. Pure: MaxText need not be installed.
 
-Plans are judged by the planner's rules of this engine, so that what is searched is what is accepted.
+Plans are checked with the planner's rules for this engine, so that the planner proposes only what the engine accepts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def check(run: Run) -> tuple[Unsupported, ...]:
-    """Everything of `run` that MaxText cannot do; empty when it does all of it."""
+    """Parts of `run` that MaxText does not support; empty if it supports all."""
     problems = [*check_model(run.model), *_numbers(run), *_training(run)]
     if run.lora is not None:
         problems += _lora(run.lora, run)
@@ -32,14 +32,14 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
     if run.optimizer.states is not StateFormat.FP32:
         yield Unsupported(
             key="optimizer.states",
-            reason="MaxText keeps the second moment in fp32, whatever the first is: fp32 only",
+            reason="MaxText's second optimizer state is always fp32: must be fp32",
         )
     if run.train.z_loss:
         yield Unsupported(key="train.z_loss", reason="MaxText adds it to the loss that it reports: must be 0")
     if run.train.balance_loss:
         yield Unsupported(
             key="train.balance_loss",
-            reason="MaxText's is of whole batches and the mean of the layers, not of every sequence: must be 0",
+            reason="MaxText's is per batch and averaged over layers, not per sequence: must be 0",
         )
     yield from refusals.absent_routing_biases(run)
 
@@ -58,24 +58,24 @@ def _training(run: Run) -> Iterator[Unsupported]:
 
 def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
     if is_latent(run.model) or is_gpt_oss(run.model):
-        what = "of latents, and of what is made of them," if is_latent(run.model) else "beside biases"
+        what = "under latent attention" if is_latent(run.model) else "of modules with biases"
         yield Unsupported(key="lora.targets", reason=f"adapters {what} are not lowered")
     if run.model.experts is not None and (dense := set(lora.targets) & {"gate", "up", "down"}):
         yield Unsupported(
             key="lora.targets",
-            reason=f"experts have no adapters: {', '.join(sorted(dense))} must not be there",
+            reason=f"experts have no adapters: remove {', '.join(sorted(dense))}",
         )
     if lora.dropout:
         yield Unsupported(key="lora.dropout", reason="MaxText's adapters have no dropout: must be 0")
     if lora.base_format is not BaseFormat.FULL:
         yield Unsupported(
             key="lora.base_format",
-            reason="MaxText rounds frozen weights in other blocks than Meshwright: must be full",
+            reason="MaxText quantises frozen weights in other blocks than Meshwright: must be full",
         )
 
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
-    """What MaxText cannot do of `plan`."""
+    """Parts of `plan` that MaxText does not support."""
     return [
         *refusals.by_planner_rules(plan, run=run, engine="maxtext"),
         *refusals.offload(plan),
@@ -89,8 +89,8 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
     if run.lora is not None and plan.pipeline > 1:
         yield Unsupported(
             key="parallel.pipeline",
-            reason="adapters of stages: MaxText finds the modules that have one by passing one token through the "
-            "model, which its pipeline cannot divide into micro-batches: must be 1",
+            reason="MaxText finds the modules with adapters by a forward pass of one token, which its pipeline cannot "
+            "split into micro-batches: must be 1",
         )
     yield from refusals.some_layers_recomputed(plan)
     if plan.sharding is not Sharding.PARAMETERS and plan.context * plan.expert > 1:
@@ -115,5 +115,5 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
 
 
 def num_accumulated(run: Run, plan: Plan) -> int:
-    """Passes of a step whose gradients MaxText adds up."""
+    """Return the number of gradient accumulation steps."""
     return 1 if plan.pipeline > 1 else plan.num_micro_batches(run.global_batch)

@@ -1,4 +1,4 @@
-"""MaxText behind the contract of `engines.base`. Imports no torch but where it looks at this machine."""
+"""The contract of the maxtext engine (`engines.base`). Imports torch only to detect this machine's devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower
 
 
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
-    """Decide everything; nothing is written, and no process of the training is started."""
+    """Decide everything; write nothing and start no process of the training."""
     refuse("maxtext", check(run))
     external_workers.refuse_profile(options)
     adapters.refuse_other_base(run)
@@ -36,14 +36,14 @@ def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
 
 
 def launch(start: WorkersStart) -> None:
-    """One process a device, here or as a launcher has started this one; the record is written at the end.
+    """Train with one process per device, or as the process of a launcher; then write the record.
 
-    On a CPU that no launcher has shared out, one process has all devices of the plan, as virtual ones.
+    On a CPU without a launcher, one process has all devices of the plan as virtual devices.
     """
     lowered = replace(lower(start.run, folder=start.options.folder), num_processes=start.num_processes)
     external_workers.launch(start, lowered)
 
 
 def read(folder: Path) -> Record:
-    """The record of a training that has ended, made of what its processes wrote where nobody has made it yet."""
+    """Return the record of a training that has ended; compose it from its files if there is none yet."""
     return external_record.read(folder, LAYOUT)

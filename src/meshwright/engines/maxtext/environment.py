@@ -1,10 +1,10 @@
-"""MaxText's own Python environment, made by one command and found again by every training.
+"""MaxText's own Python environment, created by one command and found by every training.
 
     python -m meshwright.engines.maxtext.environment [--python PATH] [--jax EXTRA] [DIR]
 
-MaxText needs Python 3.12 and JAX, which the environment of Meshwright need not have. The packages are what training
-imports, without TensorFlow and PyTorch (1.6 GB on disk for a CPU). The folder counts as made when its mark is written,
-as the last thing: a command that was stopped is given again and goes on. Where it is: the argument, else
+MaxText needs Python 3.12 and JAX, which the environment of Meshwright need not have. The packages are those that
+training imports, without TensorFlow and PyTorch (1.6 GB on disk for a CPU). The environment is complete when its marker
+file has been written; the same command continues an interrupted installation. The folder is the argument, else
 $MESHWRIGHT_MAXTEXT, else `maxtext-VERSION` in Meshwright's cache.
 """
 
@@ -35,28 +35,28 @@ PACKAGES = (
     "pillow", "psutil", "pydantic", "qwix", "safetensors", "sentencepiece", "sympy", "tabulate", "tiktoken",
     "tokamax", "transformers>=5.17",
 )  # fmt: skip
-"""MaxText names no dependencies but in extras, which bring TensorFlow; lower bounds are those of its extras."""
+"""MaxText has dependencies only in extras, which include TensorFlow; lower bounds are those of its extras."""
 JAX = ">=0.11.1"
 ASK = "import sys; print(*sys.version_info[:3]); import ensurepip, venv"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked:
-    """One place where a Python was looked for, and what was there."""
+class PythonCandidate:
+    """A location that was searched for Python, and the result."""
 
-    place: str
+    location: str
     found: str
-    python: Path | None = None  # one that will do
+    python: Path | None = None  # the interpreter, if MaxText runs on it
 
 
 def default_folder() -> Path:
-    """Where the environment is unless a folder is named."""
+    """Return the folder of the environment if none is given."""
     named = os.environ.get(VARIABLE)
     return Path(named).expanduser() if named else default_cache() / f"maxtext-{VERSION}"
 
 
 def find(folder: Path | None = None) -> Path | None:
-    """The interpreter of the environment; None: it was not made, or not to its end."""
+    """Return the interpreter of the environment; None: it does not exist or is incomplete."""
     folder = default_folder() if folder is None else folder
     try:
         made = json.loads((folder / MARK).read_text(encoding="utf-8"))
@@ -67,11 +67,11 @@ def find(folder: Path | None = None) -> Path | None:
 
 
 def require() -> Path:
-    """The interpreter of the environment. Raises MissingDependencyError with the command that makes it."""
+    """Return the interpreter of the environment. Raises MissingDependencyError with the command that creates it."""
     python = find()
     if python is None:
         raise MissingDependencyError(
-            f"MaxText {VERSION} lives in an environment of its own, and there is none in {default_folder()}",
+            f"MaxText {VERSION} needs an environment of its own, and there is none in {default_folder()}",
             hint=COMMAND,
         )
     return python
@@ -81,17 +81,17 @@ def _interpreter(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def look_for_python(given: str | None = None) -> list[Looked]:
-    """Every place where a Python may be, in order, up to the first that will do. Each is tried by running it."""
-    looked = []
-    for place, command in _places(given):
-        looked.append(_try(place, command))
-        if looked[-1].python:
+def search_python(given: str | None = None) -> list[PythonCandidate]:
+    """Search for Python in all locations, in order, up to the first suitable one. Each interpreter is run."""
+    candidates = []
+    for location, command in _locations(given):
+        candidates.append(_try(location, command))
+        if candidates[-1].python:
             break
-    return looked
+    return candidates
 
 
-def _places(given: str | None) -> Iterator[tuple[str, str | None]]:
+def _locations(given: str | None) -> Iterator[tuple[str, str | None]]:
     if given is not None:
         yield f"--python {given}", given
         return
@@ -112,7 +112,7 @@ def _places(given: str | None) -> Iterator[tuple[str, str | None]]:
 
 
 def _output(command: list[str]) -> str | None:
-    """What a command prints; None where it is absent or fails."""
+    """Return the output of a command; None if it is absent or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -120,50 +120,49 @@ def _output(command: list[str]) -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def _try(place: str, command: str | None) -> Looked:
+def _try(location: str, command: str | None) -> PythonCandidate:
     if command is None:
-        return Looked(place=place, found="not there")
+        return PythonCandidate(location=location, found="not there")
     printed = _output([command, "-c", ASK])
     if printed is None:
-        return Looked(place=place, found=f"{command} does not run, or lacks venv")
+        return PythonCandidate(location=location, found=f"{command} does not run, or lacks venv")
     version = tuple(map(int, printed.split()))
-    words = ".".join(map(str, version))
-    if version < OLDEST_PYTHON:
-        return Looked(place=place, found=f"Python {words}")
-    return Looked(place=place, found=f"Python {words}", python=Path(command))
+    found = f"Python {'.'.join(map(str, version))}"
+    python = None if version < OLDEST_PYTHON else Path(command)
+    return PythonCandidate(location=location, found=found, python=python)
 
 
 def choose_python(given: str | None = None) -> Path:
-    """A Python that MaxText runs on. Raises MissingDependencyError, which says where it was looked for."""
-    looked = look_for_python(given)
-    if looked[-1].python is not None:
-        return looked[-1].python
-    wanted = ".".join(map(str, OLDEST_PYTHON))
-    words = "; ".join(f"{one.place}: {one.found}" for one in looked)
+    """Return a Python that MaxText runs on. Raises MissingDependencyError with the searched locations."""
+    candidates = search_python(given)
+    if candidates[-1].python is not None:
+        return candidates[-1].python
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    searched = "; ".join(f"{one.location}: {one.found}" for one in candidates)
     raise MissingDependencyError(
-        f"MaxText {VERSION} needs Python {wanted} or newer, and none was found: {words}",
-        hint=f"install one, for example with `uv python install {wanted}` or `pyenv install {wanted}`, "
+        f"MaxText {VERSION} needs Python {oldest} or newer, and none was found: {searched}",
+        hint=f"install one, for example with `uv python install {oldest}` or `pyenv install {oldest}`, "
         f"or name it: {COMMAND} --python PATH",
     )
 
 
 def create(folder: Path, *, python: str | None = None, jax: str | None = None) -> Path:
-    """Make the environment in `folder`, or finish one that was begun; return its interpreter.
+    """Create the environment in `folder`, or continue an interrupted installation; return its interpreter.
 
-    `jax` is an extra of the JAX package: `cuda12`, `cuda13`. Only one process makes it; others wait. Raises
-    MissingDependencyError where no Python will do, MeshwrightError when an installation fails.
+    `jax` is an extra of the JAX package: `cuda12`, `cuda13`. Only one process creates it; others wait. Raises
+    MissingDependencyError if no Python is suitable, MeshwrightError when an installation fails.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
-        made = find(folder)
-        if made is not None:
-            return made
+    with _exclusive(folder):
+        existing = find(folder)
+        if existing is not None:
+            return existing
         interpreter = _interpreter(folder)
         if _output([str(interpreter), "-m", "pip", "--version"]) is None:
-            shutil.rmtree(folder, ignore_errors=True)  # what was begun without a working pip
+            shutil.rmtree(folder, ignore_errors=True)  # interrupted before pip worked
             _run([str(choose_python(python)), "-m", "venv", str(folder)])
         install = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*install, "--upgrade", "pip"])  # older ones choose packages that must be compiled
+        _run([*install, "--upgrade", "pip"])  # older versions choose packages that must be compiled
         extra = f"[{jax}]" if jax else ""
         _run([*install, f"jax{extra}{JAX}", *PACKAGES])
         _run([str(interpreter), "-c", "import maxtext.trainers.pre_train.train"])
@@ -179,13 +178,13 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         raise MeshwrightError(
             f"`{' '.join(command[:6])} ...` ended with exit code {done.returncode}",
-            hint="the command goes on where it was when it is given again",
+            hint="run the command again: it continues where it stopped",
         )
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    import fcntl  # absent on Windows, where runs are planned and exported
+def _exclusive(folder: Path) -> Iterator[None]:
+    import fcntl  # absent on Windows, where Meshwright plans and exports
 
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -193,7 +192,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=f"default: {default_folder()}")
     parser.add_argument(

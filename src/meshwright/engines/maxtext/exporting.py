@@ -1,4 +1,4 @@
-"""Weights and adapters of MaxText's checkpoints as safetensors, written by a process of MaxText's environment."""
+"""Weights and adapters of MaxText's checkpoints as safetensors, written by a process in MaxText's environment."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SCRIPT = Path(__file__).parent / "in_maxtext_environment" / "meshwright_weights.
 
 
 def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> Path:
-    """Write the weights of a checkpoint of `run` into `folder`, a new one, with a config.json; return the checkpoint.
+    """Write the weights of a checkpoint of `run` with a config.json into the new `folder`; return the checkpoint.
 
-    Adapters are written as PEFT keeps them. `step` is the newest where it is None. Raises InputError where there is no
-    such checkpoint, or no plan: how weights lie in a checkpoint follows from it. MissingDependencyError without
-    MaxText's environment.
+    Adapters are written in PEFT's format. `step` None: the newest checkpoint. Raises InputError if there is no such
+    checkpoint, or no plan, which determines the arrays of a checkpoint; MissingDependencyError without MaxText's
+    environment.
     """
     from meshwright.training.weights.adapters import WEIGHTS, write_config
     from meshwright.training.weights.config import config_of
@@ -35,11 +35,11 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
 
     if run.plan is None:
         raise InputError(
-            f"{run.source} names no plan, from which it follows how weights lie in MaxText's checkpoints",
-            hint="meshwright_run.yaml in the folder of the results does",
+            f"{run.source} has no plan, which determines the arrays of MaxText's checkpoints",
+            hint="use meshwright_run.yaml in the folder of the results",
         )
     assert run.train.checkpoint is not None
-    saved = _chosen(Path(run.train.checkpoint.folder), step)
+    saved = _find_checkpoint(Path(run.train.checkpoint.folder), step)
     python = environment.require()
     leaves = [leaf for leaf in all_leaves(run, run.plan) if leaf.is_adapter or run.lora is None]
     with new_folder(folder) as partial:
@@ -54,7 +54,7 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
 
 
 def gpt_oss_config(model: Model, *, dtype: str, max_positions: int) -> dict[str, Any]:
-    """The `config.json` of a model of the family GPT-OSS, which the native engine has not."""
+    """Return the `config.json` of a GPT-OSS model, a family that the native engine does not have."""
     from meshwright.training.weights.config import scaling_of
 
     a, x = model.attention, model.experts
@@ -97,11 +97,11 @@ def _write(python: Path, leaves: list[Leaf], saved: Path, out: Path, *, dtype: s
             text=True,
         )
     if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise MeshwrightError(f"{saved} was not read: {words}")
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise MeshwrightError(f"{saved} was not read: {reason}")
 
 
-def _chosen(folder: Path, step: int | None) -> Path:
+def _find_checkpoint(folder: Path, step: int | None) -> Path:
     found = checkpoints(folder)
     if not found:
         raise InputError("there is no checkpoint of MaxText", got=str(folder))

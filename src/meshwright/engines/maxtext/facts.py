@@ -1,4 +1,4 @@
-"""What the planner knows of MaxText 0.2.5."""
+"""Facts about MaxText 0.2.5 for the planner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RULES = (
         scope=Scope.SHAPE,
         holds=lambda s, p: divides(p.expert, p.data) & ((p.expert_tensor == p.tensor) | (not has_experts(s))),
         says=lambda s, p: (
-            f"MaxText's expert axis is a part of its batch axes and experts are split like the rest: expert "
+            f"MaxText's expert axis is a part of its batch axes and experts are split like other layers: expert "
             f"{p.expert} must divide data {p.data}, expert_tensor {p.expert_tensor} must be tensor {p.tensor}"
         ),
         after="expert folding",
@@ -26,7 +26,7 @@ RULES = (
         scope=Scope.BATCH,
         holds=lambda s, p: divides(p.pipeline, num_micro_batches(s, p)),
         says=lambda s, p: (
-            f"{int(num_micro_batches(s, p))} micro-batches are no multiple of MaxText's {p.pipeline} stages"
+            f"{int(num_micro_batches(s, p))} micro-batches are not a multiple of MaxText's {p.pipeline} stages"
         ),
         after="micro-batches",
     ),
@@ -47,7 +47,7 @@ RULES = (
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.is_mla == 0) | (np.asarray(p.pipeline) == 1),
         says=lambda s, p: (
-            f"under latent attention MaxText keeps dense layers out of its pipeline, on all stages: pipeline "
+            f"under latent attention MaxText runs dense layers outside its pipeline, on all stages: pipeline "
             f"{p.pipeline} must be 1"
         ),
     ),
@@ -56,7 +56,7 @@ RULES = (
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.num_windowed_layers == 0) | (np.asarray(p.pipeline) == 1),
         says=lambda s, p: (
-            f"MaxText's blocks of layers with windows are not staged: pipeline {p.pipeline} must be 1"
+            f"MaxText's blocks of layers with windows do not support pipelines: pipeline {p.pipeline} must be 1"
         ),
     ),
     Rule(
@@ -64,7 +64,7 @@ RULES = (
         scope=Scope.CHOICE,
         holds=lambda s, p: (s.model.is_mla == 0) | np.equal(p.recompute, RECOMPUTES.index(Recompute.FULL)),
         says=lambda s, p: (
-            "under latent attention MaxText's policies compute latents again too, which no set of modules says: "
+            "under latent attention MaxText's policies recompute latents too, which no set of modules expresses: "
             "recompute must be full"
         ),
     ),

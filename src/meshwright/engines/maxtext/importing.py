@@ -1,11 +1,11 @@
-"""MaxText's configurations as run files: a YAML file, with `key=value` behind it as on MaxText's command line.
+"""MaxText's configurations as run files: a YAML file, followed by `key=value` as on MaxText's command line.
 
-    maxtext.yml                                          one that `export` has written, or a user
-    llama3.1-8b.yml                                      a model of MaxText's own
-    "llama3.1_405b.yml ici_fsdp_parallelism=8 steps=10"  and settings
+    maxtext.yml                                          written by `export` or by a user
+    llama3.1-8b.yml                                      one of MaxText's own models
+    "llama3.1_405b.yml ici_fsdp_parallelism=8 steps=10"  with settings
 
-Every key is carried, known to mean nothing here, or named in a note. What is not said takes the defaults of MaxText's
-base.yml, not Meshwright's; a `model_name` is looked up in the environment of MaxText, where it was made.
+Every key is carried over, ignored because it does not concern training, or named in a note. Absent keys have the
+defaults of MaxText's base.yml, not Meshwright's. A `model_name` is looked up in MaxText's environment.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from typing import Any
 
 from meshwright.engines.base import Imported
 from meshwright.engines.maxtext import VERSION, environment
-from meshwright.engines.maxtext.config.keys import Settings, model_section
-from meshwright.engines.maxtext.lower import ENDLESS, REMATERIALISATION
+from meshwright.engines.maxtext.config.keys import MaxTextKeys, model_section
+from meshwright.engines.maxtext.lower import NEVER, REMATERIALISATION
 from meshwright.engines.maxtext.parameters.leaves import MODULES
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import RECOMPUTE_MODULES
 
-COUNTED_FROM_ONE = "meshwright_weights.convert"  # its state begins at step 1, in configurations that we wrote
+COUNTED_FROM_ONE = "meshwright_weights.convert"  # of exported configurations, whose state begins at step 1
 
 
 def import_run(source: str, *, cluster: str) -> Imported:
-    """The run that a configuration of MaxText describes, on `cluster`.
+    """Return the run on `cluster` that a configuration of MaxText describes.
 
-    Raises InputError when it cannot be read or holds what no run file can express, MissingDependencyError where a
-    `model_name` is to be looked up and MaxText's environment was not made.
+    Raises InputError when it cannot be read or no run file can express it, MissingDependencyError when a `model_name`
+    must be looked up and MaxText's environment does not exist.
     """
     from meshwright import catalog
 
-    words = shlex.split(source)
-    if not words:
+    parts = shlex.split(source)
+    if not parts:
         raise InputError("no configuration is given", got=source)
-    path, num_devices = Path(words[0]), catalog.cluster(cluster).num_devices
+    path, num_devices = Path(parts[0]), catalog.cluster(cluster).num_devices
     given = _read(path)
-    for word in words[1:]:
-        key, equals, value = word.partition("=")
+    for part in parts[1:]:
+        key, equals, value = part.partition("=")
         if not equals:
-            raise InputError("settings behind a configuration are key=value", got=word)
-        given[key] = _value(value, what=word)
-    settings = Settings(_with_model(given, beside=path.parent))
+            raise InputError("settings after a configuration are key=value", got=part)
+        given[key] = _value(value, what=part)
+    settings = MaxTextKeys(_with_model(given, folder=path.parent))
     settings.take("base_config", None)
     accumulated = settings.count("gradient_accumulation_steps", 1)
     train, optimizer = _steps(settings)
@@ -67,7 +67,7 @@ def import_run(source: str, *, cluster: str) -> Imported:
 
 
 def _read(path: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML file over those that it names as `base_config`, but for MaxText's own; `above` name it."""
+    """Read a YAML file and the files that it names as `base_config`, except MaxText's own. `above` are its parents."""
     from ruamel.yaml import YAML, YAMLError
 
     try:
@@ -82,7 +82,7 @@ def _read(path: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if "base_config" not in values or not base.is_file() or base == path:
         return values
     if base in above:
-        raise InputError("configurations stand on each other", got=f"{path}: base_config {base.name}")
+        raise InputError("configurations are based on each other", got=f"{path}: base_config {base.name}")
     return _read(base, above=(*above, path)) | values
 
 
@@ -95,17 +95,17 @@ def _value(text: str, *, what: str) -> Any:
         raise InputError(f"not a value: {error}", got=what) from None
 
 
-def _with_model(given: dict[str, Any], *, beside: Path) -> dict[str, Any]:
-    """`given` over the model that it names, which MaxText looks for in a folder beside it, and then among its own."""
+def _with_model(given: dict[str, Any], *, folder: Path) -> dict[str, Any]:
+    """Merge `given` over its `model_name`, which MaxText searches in `folder` first, then among its own models."""
     name = str(given.get("model_name", "default"))
     if name == "default":
         return given
-    if (own := beside / "models" / f"{name}.yml").is_file():
+    if (own := folder / "models" / f"{name}.yml").is_file():
         return _read(own) | given
     python = environment.find()
     if python is None:
         raise MissingDependencyError(
-            f"model_name: {name} is looked up in MaxText {VERSION}, whose environment was not made",
+            f"model_name: {name} is looked up in MaxText {VERSION}, whose environment does not exist",
             hint=environment.COMMAND,
         )
     found = list(python.parent.parent.glob(f"lib/python*/site-packages/maxtext/configs/models/{name}.yml"))
@@ -114,7 +114,7 @@ def _with_model(given: dict[str, Any], *, beside: Path) -> dict[str, Any]:
     return _read(found[0]) | given
 
 
-def _data(settings: Settings) -> dict[str, Any]:
+def _data(settings: MaxTextKeys) -> dict[str, Any]:
     kind = settings.take("dataset_type", "synthetic")
     hub, files = settings.take("hf_path", ""), settings.take("hf_train_files", "")
     grain = str(settings.take("grain_train_files", "")).rpartition("|")[2]
@@ -127,22 +127,22 @@ def _data(settings: Settings) -> dict[str, Any]:
     return data | ({"tokenizer": tokenizer} if tokenizer and is_text else {})
 
 
-def _degree(settings: Settings, axis: str) -> int:
-    """The whole degree of an axis: within slices and across them; 0 where MaxText fills it up."""
-    within = settings.count(f"ici_{axis}_parallelism", -1 if axis == "fsdp" else 1, filled_up=True)
-    across = settings.count(f"dcn_{axis}_parallelism", 1, filled_up=True)
-    across = 1 if axis == "data" and across == -1 else across  # filled up: one slice
+def _degree(settings: MaxTextKeys, axis: str) -> int:
+    """Return the degree of an axis, within and across slices; 0 if MaxText computes it."""
+    within = settings.count(f"ici_{axis}_parallelism", -1 if axis == "fsdp" else 1, allows_auto=True)
+    across = settings.count(f"dcn_{axis}_parallelism", 1, allows_auto=True)
+    across = 1 if axis == "data" and across == -1 else across  # -1: one slice
     return 0 if -1 in (within, across) else within * across
 
 
-def _devices(settings: Settings, *, num_devices: int, accumulated: int) -> dict[str, Any]:
-    """The plan and the batch."""
+def _devices(settings: MaxTextKeys, *, num_devices: int, accumulated: int) -> dict[str, Any]:
+    """Return the plan and the batch."""
     axes = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
     degrees = {axis: _degree(settings, axis) for axis in axes}
     for axis in ("fsdp_transpose", "sequence", "autoregressive", "context_autoregressive", "diloco"):
         if _degree(settings, axis) != 1:
             raise InputError("an axis that run files do not support", got=f"ici_{axis}_parallelism")
-    _fill(degrees, num_devices)
+    _fill_open_axis(degrees, num_devices)
     tensor = degrees["tensor"] * degrees["tensor_sequence"]
     shard, replicas, expert = degrees["fsdp"] * degrees["expert"], degrees["data"], degrees["expert"]
     optimizer = settings.take("shard_optimizer_over_data", False)
@@ -158,11 +158,11 @@ def _devices(settings: Settings, *, num_devices: int, accumulated: int) -> dict[
     if tensor > 1:
         plan["sequence_parallel"] = degrees["tensor_sequence"] > 1
         plan |= {"expert_tensor": tensor} if settings.peek("num_experts", 1) > 1 else {}
-    per_pass = settings.take("per_device_batch_size", 12.0) * num_devices
-    micro = per_pass / (shard * replicas)
+    loaded = settings.take("per_device_batch_size", 12.0) * num_devices
+    micro = loaded / (shard * replicas)
     if degrees["pipeline"] > 1:
-        micro = _pipeline(settings, plan, per_pass=per_pass / (shard * replicas))
-    whole = per_pass * accumulated
+        micro = _pipeline(settings, plan, per_rank=loaded / (shard * replicas))
+    whole = loaded * accumulated
     if whole != int(whole) or micro != int(micro):
         raise InputError(
             "the batch cannot be split over the data ranks", got=f"{micro} sequences a micro-batch",
@@ -172,56 +172,56 @@ def _devices(settings: Settings, *, num_devices: int, accumulated: int) -> dict[
     return {"parallel": plan, "batch": {"global_sequences": int(whole), "micro": int(micro)}}
 
 
-def _fill(degrees: dict[str, int], num_devices: int) -> None:
-    """Give the axis that is not said what the others leave of the devices."""
-    said = 1
+def _fill_open_axis(degrees: dict[str, int], num_devices: int) -> None:
+    """Assign the remaining devices to the axis of degree 0."""
+    given = 1
     for degree in degrees.values():
-        said *= degree or 1
+        given *= degree or 1
     open_axes = [axis for axis, degree in degrees.items() if not degree]
     if len(open_axes) > 1:
-        raise InputError("only one axis is filled up", got=", ".join(open_axes))
-    if num_devices % said or (not open_axes and said != num_devices):
-        raise InputError(f"degrees of {said} do not fill the {num_devices} devices of the cluster")
+        raise InputError("only one axis can be -1", got=", ".join(open_axes))
+    if num_devices % given or (not open_axes and given != num_devices):
+        raise InputError(f"degrees of {given} do not fill the {num_devices} devices of the cluster")
     for axis in open_axes:
-        degrees[axis] = num_devices // said
+        degrees[axis] = num_devices // given
 
 
-def _pipeline(settings: Settings, plan: dict[str, Any], *, per_pass: float) -> float:
-    """Schedule and virtual stages; the micro-batch."""
+def _pipeline(settings: MaxTextKeys, plan: dict[str, Any], *, per_rank: float) -> float:
+    """Put schedule and virtual stages into `plan`; return the micro-batch."""
     stages = plan["pipeline"]
     layers = settings.peek("base_num_decoder_layers", 16)
     per_stage = settings.count("num_layers_per_pipeline_stage", 1)
-    repeats = settings.count("num_pipeline_repeats", -1, filled_up=True)
+    repeats = settings.count("num_pipeline_repeats", -1, allows_auto=True)
     repeats = layers // (stages * per_stage) if repeats == -1 else repeats
     if stages * repeats * per_stage != layers:
         raise InputError(
             f"{stages} stages x {repeats} repeats x {per_stage} layers are not the model's {layers} layers"
         )
     plan |= {"schedule": "interleaved", "virtual_pipeline": repeats} if repeats > 1 else {"schedule": "gpipe"}
-    micro_batches = settings.count("num_pipeline_microbatches", -1, filled_up=True)
-    return per_pass / (stages if micro_batches == -1 else micro_batches)
+    micro_batches = settings.count("num_pipeline_microbatches", -1, allows_auto=True)
+    return per_rank / (stages if micro_batches == -1 else micro_batches)
 
 
-def _recompute(settings: Settings) -> Any:
+def _recompute(settings: MaxTextKeys) -> Any:
     policy = settings.take("remat_policy", "full")
     known = {name: modules for modules, name in REMATERIALISATION.items() if "moe" not in modules}
     known["minimal_flash"] = known["minimal_with_context"]  # its older name
     if policy in known:
-        swap = {"mlp": "moe"} if settings.peek("num_experts", 1) > 1 else {}
-        modules = {swap.get(module, module) for module in known[policy]}
+        replacement = {"mlp": "moe"} if settings.peek("num_experts", 1) > 1 else {}
+        modules = {replacement.get(module, module) for module in known[policy]}
         return {"modules": [module for module in RECOMPUTE_MODULES if module in modules]}
     if policy != "full":
         settings.note(f"remat_policy = {policy!r} is not carried over: full recomputation is used instead")
     return "full"
 
 
-def _precision(settings: Settings, *, is_frozen: bool) -> str:
+def _precision(settings: MaxTextKeys, *, is_frozen: bool) -> str:
     quantization = settings.take("quantization", "")
     dtype, weights = settings.take("dtype", "bfloat16"), settings.take("weight_dtype", "float32")
     if weights != "float32" and not is_frozen:
         settings.note(f"weight_dtype = {weights!r} is not carried over: weights are trained in fp32")
     if settings.peek("matmul_precision", "default") == "highest" and dtype == "float32":
-        settings.take("matmul_precision", "default")  # what fp32 means here
+        settings.take("matmul_precision", "default")  # implied by fp32
     if quantization in ("fp8", "nanoo_fp8", "fp8_full", "te_fp8_delayedscaling", "te_fp8_currentscaling"):
         return "fp8"
     if quantization:
@@ -229,20 +229,20 @@ def _precision(settings: Settings, *, is_frozen: bool) -> str:
     return "fp32" if dtype == "float32" else "bf16"
 
 
-def _evaluation(settings: Settings, *, accumulated: int) -> dict[str, Any]:
-    """When it evaluates, if at all; its batches are a pass's, a run file's a step's."""
+def _evaluation(settings: MaxTextKeys, *, accumulated: int) -> dict[str, Any]:
+    """Return the evaluation, if there is one. MaxText counts micro-batches, a run file global batches."""
     every, passes = settings.take("eval_interval", -1), settings.take("eval_steps", -1)
     target = settings.take("target_eval_loss", 0.0)
     if every <= 0:
         return {}
     if passes <= 0 or passes % accumulated:
-        settings.note(f"eval_steps = {passes} is not carried over: whole batches of a step are evaluated")
+        settings.note(f"eval_steps = {passes} is not carried over: run files count global batches")
     batches = {"num_batches": passes // accumulated} if passes >= accumulated else {}
     return {"evaluate": {"every_steps": every, **batches} | ({"target_loss": target} if target else {})}
 
 
-def _adapters(settings: Settings) -> dict[str, Any]:
-    """The task, where it is one of adapters: which modules have one is a pattern of their paths."""
+def _adapters(settings: MaxTextKeys) -> dict[str, Any]:
+    """Return the LoRA task, if there is one. The modules with adapters are given by a pattern of their paths."""
     given = settings.take("lora", {})
     if not given.get("enable_lora", False):
         return {}
@@ -253,33 +253,35 @@ def _adapters(settings: Settings) -> dict[str, Any]:
     if settings.peek("num_experts", 1) > 1:
         targets = [target for target in targets if not MODULES[target].startswith("mlp")]
     if not targets:
-        raise InputError("adapters of no module that run files name", got=f"lora_module_path = {pattern!r}")
+        raise InputError(
+            "adapters of modules that run files do not support", got=f"lora_module_path = {pattern!r}"
+        )
     kind = given.get("lora_weight_qtype") or "full"
     if kind not in tuple(BaseFormat):
-        settings.note(f"lora_weight_qtype = {kind!r} is not carried over: frozen weights are not rounded")
+        settings.note(f"lora_weight_qtype = {kind!r} is not carried over: frozen weights are not quantised")
         kind = "full"
     if path := given.get("lora_restore_path"):
-        settings.note(f"lora_restore_path = {path!r} is not carried over: adapters begin anew")
+        settings.note(f"lora_restore_path = {path!r} is not carried over: adapters are newly initialised")
     values = {"rank": given.get("lora_rank", 0), "alpha": given.get("lora_alpha", 0.0), "base_format": kind}
     return {"task": "lora", "lora": values | {"targets": targets}}
 
 
-def _steps(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How long to train, and the optimizer."""
+def _steps(settings: MaxTextKeys) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the `train` section, except for the evaluation, and the `optimizer` section."""
     take = settings.take
-    ours = take("checkpoint_conversion_fn", "none") == COUNTED_FROM_ONE
-    steps = settings.count("steps", 150_001, filled_up=True)
-    scheduled = settings.count("learning_rate_schedule_steps", -1, filled_up=True)
+    is_export = take("checkpoint_conversion_fn", "none") == COUNTED_FROM_ONE
+    steps = settings.count("steps", 150_001, allows_auto=True)
+    scheduled = settings.count("learning_rate_schedule_steps", -1, allows_auto=True)
     steps = scheduled if steps == -1 else steps
     if steps == -1:
         raise InputError("neither steps nor learning_rate_schedule_steps says how long to train")
     scheduled = steps if scheduled == -1 else scheduled
     if scheduled != steps:
         settings.note(
-            f"learning_rate_schedule_steps = {scheduled} is not carried over: rates fall until step {steps}"
+            f"learning_rate_schedule_steps = {scheduled} is not carried over: rates decay until step {steps}"
         )
     warm = int(scheduled * take("warmup_steps_fraction", 0.1))
-    schedule = _schedule(settings, whole=scheduled, warm=warm, ours=ours)
+    schedule = _schedule(settings, whole=scheduled, warm=warm, is_export=is_export)
     kind = take("opt_type", "adamw")
     if kind not in ("adamw", "adam_pax"):
         raise InputError("an optimizer that run files do not support", got=kind, allowed="adamw")
@@ -295,27 +297,27 @@ def _steps(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
         **schedule,
     }
     seed, z_loss = take("init_weights_seed", 0), take("z_loss_multiplier", 0.0)
-    train: dict[str, Any] = {"steps": steps - 1 if ours else steps, "seed": seed}
+    train: dict[str, Any] = {"steps": steps - 1 if is_export else steps, "seed": seed}
     if not take("enable_dropout", True):
         take("dropout_rate", 0.0)
     return train | ({"z_loss": z_loss} if z_loss else {}) | _checkpoint(settings), optimizer
 
 
-def _schedule(settings: Settings, *, whole: int, warm: int, ours: bool) -> dict[str, Any]:
+def _schedule(settings: MaxTextKeys, *, whole: int, warm: int, is_export: bool) -> dict[str, Any]:
     kind, style = settings.take("lr_schedule_type", "cosine"), settings.take("wsd_decay_style", "linear")
-    falls = int(whole * settings.take("wsd_decay_steps_fraction", 0.1))
+    decay = int(whole * settings.take("wsd_decay_steps_fraction", 0.1))
     if kind == "cosine":
         return {"schedule": "cosine"}
     if style != "linear":
-        settings.note(f"wsd_decay_style = {style!r} is not carried over: the rate falls linearly")
-    if not falls:
+        settings.note(f"wsd_decay_style = {style!r} is not carried over: the rate decays linearly")
+    if not decay:
         return {"schedule": "constant"}
-    if falls == whole - warm:
+    if decay == whole - warm:
         return {"schedule": "linear"}
-    return {"schedule": "wsd", "decay_ratio": (falls - 1) / (whole - 1) if ours else falls / whole}
+    return {"schedule": "wsd", "decay_ratio": (decay - 1) / (whole - 1) if is_export else decay / whole}
 
 
-def _checkpoint(settings: Settings) -> dict[str, Any]:
+def _checkpoint(settings: MaxTextKeys) -> dict[str, Any]:
     take = settings.take
     saves, every = take("enable_checkpointing", True), take("checkpoint_period", 10_000)
     folder, asynchronous = (
@@ -323,7 +325,7 @@ def _checkpoint(settings: Settings) -> dict[str, Any]:
         take("async_checkpointing", True),
     )
     keep = take("max_num_checkpoints_to_keep", None)
-    if not saves or every == ENDLESS:
+    if not saves or every == NEVER:
         return {}
     kept = {"keep": keep} if isinstance(keep, int) else {}
     return {"checkpoint": {"folder": folder, "every_steps": every, "asynchronous": asynchronous} | kept}

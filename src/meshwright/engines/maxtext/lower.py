@@ -1,6 +1,6 @@
 """A run as a configuration file of MaxText. Pure: MaxText need not be installed.
 
-MaxText's own trainer takes the file, and what depends on the machine as arguments behind it:
+MaxText's own trainer reads the file, followed by machine-dependent settings as arguments:
 
     python -m maxtext.trainers.pre_train.train maxtext.yml hardware=gpu ...
 
@@ -26,20 +26,20 @@ from meshwright.engines.maxtext.config.models import (
     is_routed_as_v3,
     model_keys,
 )
-from meshwright.engines.maxtext.parameters import leaves as weights
+from meshwright.engines.maxtext.parameters import leaves
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Optimizer, Run
 
 CONFIGURATION, RUN_FILE, PARAMETERS = "maxtext.yml", "meshwright_run.yaml", "parameters.json"
-OUTPUT = "maxtext"  # folder of what its processes write, below that of the results
-NAME = "maxtext"  # MaxText's checkpoints lie in FOLDER/NAME/checkpoints
+OUTPUT = "maxtext"  # folder of the measurements, in the folder of the results
+NAME = "maxtext"  # MaxText's checkpoints are in FOLDER/NAME/checkpoints
 DATA, TOKENS, INDEX = "data", "tokens", "index"
-ENDLESS = 10**9  # an interval of checkpoints that are not written
-SHADOW = {
+NEVER = 10**9  # checkpoint interval of a run that saves none
+EMPTY_MODEL = {
     f"models/{ROUTED_AS_V3}.yml": "# MaxText reads this in place of its own model of the name: shapes are in "
     f"{CONFIGURATION}.\n{{}}\n"
 }
-"""Under a `model_name` MaxText looks for its keys beside the configuration first, and takes them before the others."""
+"""MaxText reads the keys of a `model_name` first from the configuration's folder; they override the configuration."""
 
 REMATERIALISATION = {
     frozenset(("norm", "activation")): "minimal_with_context",
@@ -47,11 +47,11 @@ REMATERIALISATION = {
     frozenset(("norm", "activation", "mlp")): "save_dot_with_context_except_mlp",
     frozenset(("norm", "activation", "moe")): "save_dot_with_context_except_mlp",
 }
-"""What is computed again, by MaxText's name of the policy that keeps the rest."""
+"""MaxText's rematerialisation policies by the recomputed modules."""
 
 
 def lower(run: Run, *, folder: Path) -> Launch:
-    """The configuration, the run file, where weights stand, and the command of every process."""
+    """Return the configuration, the run file, the table of parameters and the command of every process."""
     from meshwright.runfile import pinned_text
 
     refuse("maxtext", check(run))
@@ -63,7 +63,7 @@ def lower(run: Run, *, folder: Path) -> Launch:
     }
     return Launch(
         argv=("python", "-m", "meshwright.engines.maxtext.worker", str(folder)),
-        files=files | (SHADOW if is_routed_as_v3(run.model) else {}),
+        files=files | (EMPTY_MODEL if is_routed_as_v3(run.model) else {}),
         num_processes=1
         if run.cluster is not None and run.cluster.accelerator.name == "cpu"
         else plan.num_devices,
@@ -71,7 +71,7 @@ def lower(run: Run, *, folder: Path) -> Launch:
 
 
 def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
-    """The YAML file."""
+    """Return the YAML file."""
     from ruamel.yaml import YAML
 
     stream = StringIO()
@@ -84,14 +84,14 @@ def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
 
 
 def parameters_text(run: Run, plan: Plan) -> str:
-    """Where every tensor of the weights stands, for the script that brings them in and out; a line a leaf."""
-    leaves = ",\n".join(json.dumps(leaf) for leaf in weights.as_json(weights.all_leaves(run, plan)))
+    """Return the table of parameters for the script that converts weights, one line per leaf."""
+    lines = ",\n".join(json.dumps(leaf) for leaf in leaves.as_json(leaves.all_leaves(run, plan)))
     head = json.dumps({"seed": run.train.seed, "is_drawn": run.weights is None})
-    return f'{head[:-1]}, "leaves": [\n{leaves}\n]}}\n'
+    return f'{head[:-1]}, "leaves": [\n{lines}\n]}}\n'
 
 
 def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
-    """Every key that MaxText is given."""
+    """Return all keys of the configuration."""
     return {
         "base_config": "base.yml",
         "run_name": NAME,
@@ -105,7 +105,7 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
         **_data(run, folder),
         **_checkpoint(run, folder),
         **_evaluation(run, plan),
-        **_surroundings(folder),
+        **_outputs(folder),
     }
 
 
@@ -113,13 +113,15 @@ def _numbers(run: Run) -> dict[str, Any]:
     is_fp32 = run.precision.name == "fp32"
     return {
         "dtype": "float32" if is_fp32 else "bfloat16",
-        "weight_dtype": "float32" if is_fp32 or run.lora is None else "bfloat16",  # frozen ones need no more
+        "weight_dtype": "float32"
+        if is_fp32 or run.lora is None
+        else "bfloat16",  # bf16 suffices for frozen weights
         "grad_dtype": "float32",
         "matmul_precision": "highest" if is_fp32 else "default",
-        # Of its kernels for GPUs, Transformer Engine's alone knows sinks, and the environment has none of that.
+        # Among MaxText's kernels for GPUs only Transformer Engine's has sinks, and the environment lacks it.
         "attention": "dot_product" if is_gpt_oss(run.model) else "autoselected",
         "sparse_matmul": True,
-        "megablox": False,  # a kernel for TPUs; without it JAX's own ragged product
+        "megablox": False,  # a kernel for TPUs; otherwise JAX's own grouped GEMM
         **({"routed_bias_update_rate": run.train.balance_bias_rate} if is_routed_as_v3(run.model) else {}),
     }
 
@@ -127,7 +129,7 @@ def _numbers(run: Run) -> dict[str, Any]:
 def _adapters(run: Run) -> dict[str, Any]:
     if run.lora is None:
         return {}
-    modules = "|".join(weights.MODULES[target] for target in run.lora.targets)
+    modules = "|".join(leaves.MODULES[target] for target in run.lora.targets)
     settings = {
         "enable_lora": True,
         "lora_rank": run.lora.rank,
@@ -138,7 +140,7 @@ def _adapters(run: Run) -> dict[str, Any]:
 
 
 def _parallelism(plan: Plan, run: Run) -> dict[str, Any]:
-    """Axes of the mesh. The expert axis is a part of the axis over which data are split."""
+    """Axes of the mesh. The expert axis is a part of the data-parallel axis."""
     is_sharded = plan.sharding is Sharding.PARAMETERS
     tensor = "tensor_sequence" if plan.sequence_parallel and plan.tensor > 1 else "tensor"
     keys: dict[str, Any] = {
@@ -161,7 +163,7 @@ def _parallelism(plan: Plan, run: Run) -> dict[str, Any]:
 
 
 def _batch(run: Run, plan: Plan) -> dict[str, Any]:
-    """Micro-batches of a pipeline are one batch of the devices; without one they are gradient accumulation."""
+    """With a pipeline, all micro-batches are one batch; without one, they are gradient accumulation."""
     accumulated = num_accumulated(run, plan)
     return {
         "max_target_length": run.sequence_length,
@@ -177,7 +179,7 @@ def _recompute(plan: Plan) -> dict[str, Any]:
 
 
 def _optimizer(run: Run) -> dict[str, Any]:
-    """AdamW. Vectors do not decay, as in the native engine, biases of experts neither; most models have norms only."""
+    """AdamW. Vectors and biases of experts have no weight decay, as in the native engine; most have only norms."""
     o = run.optimizer
     assert run.num_steps is not None
     return {
@@ -196,10 +198,10 @@ def _optimizer(run: Run) -> dict[str, Any]:
 
 
 def schedule_keys(o: Optimizer, *, num_steps: int) -> dict[str, Any]:
-    """MaxText's schedule with the rates of `native.optimize.learning_rate`; its count is one ahead."""
+    """Return MaxText's schedule with the rates of `training.optimizer.learning_rate`; its count is one ahead."""
     whole, warm = num_steps + 1, min(o.warmup_steps, num_steps)
     keys: dict[str, Any] = {
-        "warmup_steps_fraction": part_of(whole, warm),
+        "warmup_steps_fraction": fraction_for(whole, warm),
         "learning_rate_final_fraction": o.final_ratio,
     }
     if o.schedule is LearningRateSchedule.COSINE:
@@ -207,17 +209,17 @@ def schedule_keys(o: Optimizer, *, num_steps: int) -> dict[str, Any]:
     start = warm
     if o.schedule is LearningRateSchedule.WSD:
         start = max(warm, num_steps - (max(1, round(o.decay_ratio * num_steps)) if o.decay_ratio else 0))
-    falls = 0 if o.schedule is LearningRateSchedule.CONSTANT else whole - start
+    decay = 0 if o.schedule is LearningRateSchedule.CONSTANT else whole - start
     return {
         "lr_schedule_type": "wsd",
         **keys,
         "wsd_decay_style": "linear",
-        "wsd_decay_steps_fraction": part_of(whole, falls),
+        "wsd_decay_steps_fraction": fraction_for(whole, decay),
     }
 
 
-def part_of(whole: int, part: int) -> float:
-    """A fraction of which MaxText's `int(whole * fraction)` makes `part`."""
+def fraction_for(whole: int, part: int) -> float:
+    """Return a fraction with `int(whole * fraction) == part`, as MaxText computes it."""
     fraction = part / whole
     while int(whole * fraction) < part:
         fraction = math.nextafter(fraction, 1.0)
@@ -225,7 +227,7 @@ def part_of(whole: int, part: int) -> float:
 
 
 def _data(run: Run, folder: Path) -> dict[str, Any]:
-    """Token files that `data` writes: one document a sample, in the order of the run."""
+    """Token files that `worker_inputs.batch_files` writes: one document per sample, in the order of the run."""
     tokens = folder / OUTPUT / DATA / TOKENS
     return {
         "dataset_type": "grain",
@@ -244,9 +246,9 @@ def _data(run: Run, folder: Path) -> dict[str, Any]:
 
 
 def _checkpoint(run: Run, folder: Path) -> dict[str, Any]:
-    """What the training starts from, and what it saves. The newest checkpoint of the folder comes first.
+    """Initial weights and saved checkpoints. The newest checkpoint of the folder takes precedence.
 
-    MaxText reads a state to start from only where it may write checkpoints.
+    MaxText reads an initial state only if checkpoints are enabled.
     """
     saves = run.train.checkpoint
     keys: dict[str, Any] = {
@@ -255,7 +257,7 @@ def _checkpoint(run: Run, folder: Path) -> dict[str, Any]:
         "checkpoint_conversion_fn": "meshwright_weights.convert",
         "enable_checkpointing": True,
         "async_checkpointing": saves is not None and saves.asynchronous,
-        "checkpoint_period": saves.every_steps if saves else ENDLESS,
+        "checkpoint_period": saves.every_steps if saves else NEVER,
         "save_checkpoint_on_start": False,
         "save_checkpoint_on_completion": saves is not None,
     }
@@ -263,7 +265,7 @@ def _checkpoint(run: Run, folder: Path) -> dict[str, Any]:
 
 
 def _evaluation(run: Run, plan: Plan) -> dict[str, Any]:
-    """Of as many micro-batches as the run's validation batches are."""
+    """Evaluation, counted in micro-batches."""
     evaluate = run.train.evaluate
     if evaluate is None:
         return {"eval_interval": -1}
@@ -274,8 +276,8 @@ def _evaluation(run: Run, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _surroundings(folder: Path) -> dict[str, Any]:
-    """Metrics of full precision in a file of our own; none of the services that MaxText can write to."""
+def _outputs(folder: Path) -> dict[str, Any]:
+    """Metrics with full precision in a file; MaxText's other outputs are disabled."""
     return {
         "metrics_file": str(folder / OUTPUT / "metrics.jsonl"),
         "enable_tensorboard": False,

@@ -1,4 +1,4 @@
-"""What MaxText's environment finds on this machine."""
+"""Devices that JAX detects in MaxText's environment."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ print(json.dumps({"device_type": kind, "device_name": devices[0].device_kind, "n
 
 
 def machine(python: Path) -> Machine:
-    """Ask. Raises MissingDependencyError when JAX does not start there."""
+    """Detect the machine with the interpreter `python`. Raises MissingDependencyError when JAX does not start there."""
     folder = python.parent.parent
-    found = ask(
+    values = ask(
         [str(python), "-c", ASK],
         program=f"JAX does not start in {folder}",
         hint=f"remove it, and {environment.COMMAND}",
     )
-    found = Machine(**found)
+    found = Machine(**values)
     return replace(found, device_name=processor_name()) if found.device_type == "cpu" else found

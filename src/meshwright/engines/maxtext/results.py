@@ -1,8 +1,8 @@
-"""What MaxText's processes leave behind, and where; its metrics as the step log that every engine leaves.
+"""Checkpoints and metrics that MaxText's processes write, and the step log that all engines have.
 
-MaxText writes a line of JSON when a step's numbers have arrived, a step late, and times from dispatch to dispatch:
-times of single steps belong to their neighbours, at both ends above all. The time of a step is therefore the mean over
-the steps around it, WINDOW in all.
+MaxText writes a line of JSON when a step's metrics have arrived, one step late, and measures times between dispatches:
+the time of a single step partly belongs to the adjacent steps, especially at both ends. The time of a step is therefore
+the mean over WINDOW steps around it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from meshwright.engines.maxtext.lower import NAME, OUTPUT, RUN_FILE
 
 WINDOW = 5
 METRICS = "metrics.jsonl"
-LOSS, VALIDATION_LOSS = "learning/loss", "evaluation/loss"  # one of them is in every line
+LOSS, VALIDATION_LOSS = "learning/loss", "evaluation/loss"  # every line has one of them
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """MaxText's checkpoints below `folder`, oldest first; those that are whole."""
+    """Return MaxText's complete checkpoints below `folder`, oldest first."""
     found = [path for path in (folder / NAME / "checkpoints").glob("*") if path.name.isdecimal()]
     return sorted(found, key=lambda path: int(path.name))
 
@@ -29,41 +29,41 @@ LAYOUT = OutputLayout(output=OUTPUT, run_file=RUN_FILE, checkpoints=checkpoints)
 
 
 def step_entry(line: dict[str, Any], *, ended_s: float) -> dict[str, Any]:
-    """A line of MaxText's metrics as one of the step log; memory is not known yet."""
+    """Convert a line of MaxText's metrics to one of the step log; memory is not known yet."""
     return {
         "step": int(line["step"]),
         "loss": line[LOSS],
         "gradient_norm": line["learning/raw_grad_norm"],
         "learning_rate": line["learning/current_learning_rate"],
         "step_s": line["perf/step_time_seconds"],
-        "ended_s": line.get("ended_s", ended_s),  # our loop says when
+        "ended_s": line.get("ended_s", ended_s),  # only Meshwright's loop writes it
         "memory_bytes": 0,
     }
 
 
 def validation_entry(line: dict[str, Any]) -> dict[str, Any] | None:
-    """A line of our loop about an evaluation; None: about a step."""
+    """Convert an evaluation line of Meshwright's loop; None: the line is about a step."""
     if VALIDATION_LOSS not in line:
         return None
     return {"step": int(line["step"]), "validation_loss": line[VALIDATION_LOSS]}
 
 
 def smoothed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`entries` with times that are means over `WINDOW` steps, ending where the first one says plus those."""
+    """Return `entries` with step times averaged over `WINDOW` steps, and end times that are consistent with them."""
     times = [entry["step_s"] for entry in entries]
-    half = WINDOW // 2
+    radius = WINDOW // 2
     done = []
     ended_s = entries[0]["ended_s"] - times[0] if entries else 0.0
     for i, entry in enumerate(entries):
-        around = times[max(0, i - half) : i + half + 1]
+        around = times[max(0, i - radius) : i + radius + 1]
         step_s = sum(around) / len(around)
         ended_s += step_s
         done.append(entry | {"step_s": step_s, "ended_s": ended_s})
     return done
 
 
-def whole_lines(path: Path, *, start: int) -> tuple[list[dict[str, Any]], int]:
-    """The lines from byte `start` on that are whole, and where they end."""
+def complete_lines(path: Path, *, start: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the complete lines from byte `start` on, and the byte position of their end."""
     if not path.is_file():
         return [], start
     with path.open("rb") as stream:

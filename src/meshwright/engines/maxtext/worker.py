@@ -1,7 +1,7 @@
-"""One of MaxText's processes: `python -m meshwright.engines.maxtext.worker FOLDER`.
+"""A process of a training: `python -m meshwright.engines.maxtext.worker FOLDER`.
 
-Writes the run's batches where they are not there yet (the first process; the others wait), starts MaxText's trainer in
-its environment, and keeps the step log from what MaxText writes.
+The first process writes the run's batches, unless they exist; the others wait. Every process starts MaxText's trainer
+in MaxText's environment and writes the step log from MaxText's metrics.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT,
 from meshwright.engines.maxtext.results import (
     LOSS,
     METRICS,
+    complete_lines,
     smoothed,
     step_entry,
     validation_entry,
-    whole_lines,
 )
 from meshwright.engines.maxtext.worker_inputs import adapters, batch_files, rendezvous
 from meshwright.errors import MeshwrightError
@@ -34,75 +34,85 @@ from meshwright.specs.run import Run
 from meshwright.training.data.cache import MANIFEST
 from meshwright.training.machine import main_or_refuse, processor_name
 
-INSIDE = Path(__file__).parent / "in_maxtext_environment"
+SCRIPTS = Path(__file__).parent / "in_maxtext_environment"
 POLL_S = 0.05
 
 
 def main(folder: Path) -> int:
-    """Train as the configuration in `folder` says; return the exit code."""
+    """Train with the configuration in `folder`; return the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run = runfile.load(folder / RUN_FILE)
     assert run.plan is not None
     python = environment.require()
-    rank, world = (int(os.environ.get(name, alone)) for name, alone in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     output = folder / OUTPUT
     output.mkdir(parents=True, exist_ok=True)
     batches = _write_data(run, output, rank=rank, world=world)
-    ours = str(batches) if batch_files.is_for_our_loop(batches) else ""
-    arguments = [str(folder / CONFIGURATION), *_of_this_machine(run, output, rank=rank)]
-    arguments += ["dataset_type=synthetic"] if ours else [f"mmap_eod_id={batch_files.end_token(batches)}"]
+    arrays = str(batches) if batch_files.has_arrays(batches) else ""  # for Meshwright's loop
+    arguments = [str(folder / CONFIGURATION), *_machine_settings(run, output, rank=rank)]
+    arguments += ["dataset_type=synthetic"] if arrays else [f"mmap_eod_id={batch_files.end_token(batches)}"]
     (output / ENDING).unlink(missing_ok=True)  # of a training that is resumed
     child = subprocess.Popen(
-        [str(python), str(INSIDE / "meshwright_train.py"), str(output), _on_a_cpu(run), ours, *arguments],
-        env=os.environ | rendezvous.place() | _environment(folder, num_devices=run.plan.num_devices // world),
+        [
+            str(python),
+            str(SCRIPTS / "meshwright_train.py"),
+            str(output),
+            _cpu_settings(run),
+            arrays,
+            *arguments,
+        ],
+        env=os.environ
+        | rendezvous.variables()
+        | _environment(folder, num_devices=run.plan.num_devices // world),
     )
-    log = _Log(output, rank=rank, is_exact=bool(ours))
+    log = _StepLogWriter(output, rank=rank, is_exact=bool(arrays))
     try:
         while child.poll() is None:
-            log.take()
+            log.update()
             time.sleep(POLL_S)
     finally:
         child.terminate()
-    log.take()
+    log.update()
     code = log.close(exit_code=child.returncode)
-    _require_our_order(output)
+    _require_given_order(output)
     return code
 
 
 def _write_data(run: Run, output: Path, *, rank: int, world: int) -> Path:
-    """Batches and first adapters, by the first process; return the folder of the batches."""
+    """Write batches and initial adapters in the first process; return the folder of the batches."""
     assert run.plan is not None
     folder = output / DATA
     if rank == 0:
         if run.lora is not None:
-            adapters.write_first(run, output)
-            adapters.note_base(run)
-        batch_files.write(run, folder, asked_for=batch_files.wanted(run, run.plan, num_processes=world))
+            adapters.write_initial_adapters(run, output)
+            adapters.write_base(run)
+        request = batch_files.batch_request(run, run.plan, num_processes=world)
+        batch_files.write(run, folder, request=request)
     while not (folder / MANIFEST).is_file():
         time.sleep(POLL_S)
     return folder
 
 
-def _of_this_machine(run: Run, output: Path, *, rank: int) -> list[str]:
-    """Settings that no configuration can know beforehand."""
+def _machine_settings(run: Run, output: Path, *, rank: int) -> list[str]:
+    """Return settings that depend on the machine and the process."""
     saves = run.train.checkpoint
     base = Path(saves.folder) if saves else output
-    values = {
+    values: dict[str, Any] = {
         "base_output_directory": base.absolute(),
-        "load_full_state_path": _start(run, output, rank=rank).absolute(),
+        "load_full_state_path": _weights_folder(run, output, rank=rank).absolute(),
     }
     if rank:
         values["metrics_file"] = ""
     return [f"{name}={value}" for name, value in values.items()]
 
 
-def _on_a_cpu(run: Run) -> str:
-    """XLA on a CPU has no exchange of ragged parts: there every device multiplies its experts with all tokens."""
+def _cpu_settings(run: Run) -> str:
+    """Settings for CPUs: XLA has no ragged all-to-all there, so that each device applies its experts to all tokens."""
     return "sparse_matmul=False" if run.plan is not None and run.plan.expert > 1 else ""
 
 
-def _start(run: Run, output: Path, *, rank: int) -> Path:
-    """The folder of the weights; one with a single number where they are drawn: MaxText wants to read something."""
+def _weights_folder(run: Run, output: Path, *, rank: int) -> Path:
+    """Return the folder of the weights. For random weights it contains one number: MaxText requires a file."""
     if run.weights is not None:
         from meshwright.training.weights import find_weights
 
@@ -120,48 +130,50 @@ def _start(run: Run, output: Path, *, rank: int) -> Path:
 
 
 def _environment(folder: Path, *, num_devices: int) -> dict[str, str]:
-    """On a CPU a process has as many virtual devices as the plan gives it; accelerators do not look at the flag."""
+    """Return variables for MaxText's process. On a CPU it has a virtual device for each of its devices in the plan."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={num_devices}"
     return {
         "DECOUPLE_GCLOUD": "TRUE",
         "XLA_FLAGS": flags.strip(),
-        "PYTHONPATH": str(INSIDE),  # and nothing of this environment
+        "PYTHONPATH": str(SCRIPTS),  # without packages of this environment
         "MESHWRIGHT_PROCESSOR": processor_name(),
         "MESHWRIGHT_PARAMETERS": str((folder / PARAMETERS).absolute()),
-        "MESHWRIGHT_ADAPTERS": str((folder / OUTPUT / adapters.FIRST / adapters.FILE).absolute()),
+        "MESHWRIGHT_ADAPTERS": str((folder / OUTPUT / adapters.FOLDER / adapters.FILE).absolute()),
     }
 
 
-def _require_our_order(output: Path) -> None:
-    """MaxText writes indices of its own, shuffled, where it does not find ours."""
-    index = output / DATA / INDEX  # absent where our loop has trained
+def _require_given_order(output: Path) -> None:
+    """Raise MeshwrightError if MaxText did not find the given indices and wrote shuffled ones of its own."""
+    index = output / DATA / INDEX  # absent for arrays
     if len(list(index.glob("*-shuffle_index.npy"))) > 1:
-        raise MeshwrightError(f"MaxText has not read its batches in our order: see {index}")
+        raise MeshwrightError(f"MaxText has not read its batches in the given order: see {index}")
 
 
-class _Log:
-    """The step log, kept by the first process; what each process has measured, by all."""
+class _StepLogWriter:
+    """Writes the step log in the first process, and the measurements of every process."""
 
     def __init__(self, output: Path, *, rank: int, is_exact: bool) -> None:
         self.output, self.rank, self.is_exact = output, rank, is_exact
         self.entries: list[dict[str, Any]] = []
         metrics = output / METRICS
-        self.place = metrics.stat().st_size if metrics.is_file() else 0  # of a training that goes on
+        self.position = (
+            metrics.stat().st_size if metrics.is_file() else 0
+        )  # after lines of a resumed training
         self.steps = output / STEPS
         self.begin = self.steps.stat().st_size if self.steps.is_file() else 0
 
-    def take(self) -> None:
-        """Copy what MaxText has written since."""
+    def update(self) -> None:
+        """Copy the lines that MaxText has written since the last call."""
         if self.rank:
             return
-        lines, self.place = whole_lines(self.output / METRICS, start=self.place)
+        lines, self.position = complete_lines(self.output / METRICS, start=self.position)
         new = [step_entry(line, ended_s=time.time()) for line in lines if LOSS in line]
         self.entries += new
         _append(self.steps, new)
         _append(self.output / VALIDATION, [e for line in lines if (e := validation_entry(line))])
 
     def close(self, *, exit_code: int) -> int:
-        """Write what is known at the end; return the exit code, 0 where the numbers and not the program failed."""
+        """Write the final files; return the exit code, which is 0 if the training diverged."""
         path = self.output / f"process-{self.rank}.json"
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         peak = known["peak_memory_bytes"] if known else 0
@@ -176,8 +188,8 @@ class _Log:
                 ]
                 facts = {"device": device, "software": software}
                 (self.output / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-        mine = {"step_s": [entry["step_s"] for entry in entries], "peak_memory_bytes": peak}
-        (self.output / f"rank-{self.rank}.json").write_text(json.dumps(mine), encoding="utf-8")
+        measured = {"step_s": [entry["step_s"] for entry in entries], "peak_memory_bytes": peak}
+        (self.output / f"rank-{self.rank}.json").write_text(json.dumps(measured), encoding="utf-8")
         if entries and exit_code and not abs(entries[-1]["loss"]) < float("inf"):
             (self.output / ENDING).write_text(json.dumps({"ending": "diverged"}), encoding="utf-8")
             return 0
@@ -186,7 +198,7 @@ class _Log:
         return exit_code
 
     def _rewrite(self, entries: list[dict[str, Any]]) -> None:
-        """Smoothed times in place of those that were said meanwhile."""
+        """Replace the entries of this training, whose times are now smoothed."""
         if not self.steps.is_file():
             return
         with self.steps.open("r+", encoding="utf-8") as stream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.arrays import Array
+from meshwright.arrays import Mask
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.torchtitan import VERSION
 from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting
@@ -12,7 +12,7 @@ from meshwright.planner.rules import has_schedule, num_micro_batches
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
 
-def _rounds(s: Setting, plan: PlanTable) -> Array:
+def _rounds(s: Setting, plan: PlanTable) -> Mask:
     """torch.distributed.pipelining runs interleaved micro-batches in max(1, m // p) rounds of equal size."""
     m = num_micro_batches(s, plan)
     rounds = np.maximum(m // np.maximum(plan.pipeline, 1), 1)

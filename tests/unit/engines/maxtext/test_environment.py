@@ -123,6 +123,6 @@ def test_the_command(fake, tmp_path):
 
 def test_without_it_training_names_the_command(monkeypatch, tmp_path):
     monkeypatch.setenv(environment.VARIABLE, str(tmp_path / "none"))
-    with pytest.raises(MissingDependencyError, match="lives in an environment of its own") as error:
+    with pytest.raises(MissingDependencyError, match="needs an environment of its own") as error:
         environment.require()
     assert error.value.hint == "python -m meshwright.engines.maxtext.environment"

@@ -207,22 +207,25 @@ DEEPSEEK = PUBLISHED["deepseek2-16b"]
     ("values", "words"),
     [
         ({"decoder_block": "gemma2"}, "decoder block"),
-        ({"lora": {"enable_lora": True, "lora_module_path": "encoder/.*"}}, "adapters of no module"),
+        ({"lora": {"enable_lora": True, "lora_module_path": "encoder/.*"}}, "adapters of modules that"),
         ({"opt_type": "muon"}, "optimizer"),
         ({"quantization": "int8"}, "precision"),
         ({"rope_type": "yarn"}, "rotary pairs"),
-        ({"rope_type": "ntk"}, "rotary frequencies"),
+        ({"rope_type": "ntk"}, "RoPE scaling"),
         ({"attention_type": "mla"}, "attention_type"),
-        ({"decoder_block": "deepseek"}, "rotary frequencies"),
-        ({"decoder_block": "deepseek", "rope_type": "yarn"}, "latent attention is read with experts"),
-        (DEEPSEEK | {"routed_bias": True}, "latent attention is read with experts"),
+        ({"decoder_block": "deepseek"}, "RoPE scaling"),
+        (
+            {"decoder_block": "deepseek", "rope_type": "yarn"},
+            "latent attention is supported only with experts",
+        ),
+        (DEEPSEEK | {"routed_bias": True}, "latent attention is supported only with experts"),
         (DEEPSEEK | {"mscale": 0.0}, "YARN without a temperature"),
         (DEEPSEEK | {"use_indexer": True}, "use_indexer"),
         (PUBLISHED["gpt-oss-20b"] | {"attention_sink": False}, "attention_sink"),
         ({"ici_sequence_parallelism": 2}, "axis"),
         ({"ici_fsdp_parallelism": 4}, "do not fill the 8 devices"),
-        ({"ici_data_parallelism": -1}, "only one axis is filled up"),
-        ({"per_device_batch_size": 0.3}, "does not divide"),
+        ({"ici_data_parallelism": -1}, "only one axis can be -1"),
+        ({"per_device_batch_size": 0.3}, "cannot be split over"),
         ({"ici_pipeline_parallelism": 3}, "do not fill"),
         ({"ici_pipeline_parallelism": 2, "base_num_decoder_layers": 7}, "are not the model's 7 layers"),
     ],
@@ -242,7 +245,7 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(InputError, match="cannot read"):
         imported(str(tmp_path / "absent.yml"))
     (tmp_path / "list.yml").write_text("- 1\n")
-    with pytest.raises(InputError, match="no configuration"):
+    with pytest.raises(InputError, match="is not a configuration"):
         imported(str(tmp_path / "list.yml"))
     with pytest.raises(InputError, match="key=value"):
         imported(f"{written(tmp_path, {'steps': 3})} steps")
@@ -255,7 +258,7 @@ def test_files_that_are_none(tmp_path):
         ({"steps": "many"}, "steps is not a whole number: got 'many'"),
         ({"steps": 10.5}, "steps is not a whole number: got 10.5"),
         ({"learning_rate": True}, "learning_rate is not a number: got True"),
-        ({"shard_optimizer_over_data": "yes"}, "shard_optimizer_over_data is no true or false: got 'yes'"),
+        ({"shard_optimizer_over_data": "yes"}, "shard_optimizer_over_data is not a boolean: got 'yes'"),
         ({"ici_fsdp_parallelism": 0}, "ici_fsdp_parallelism is not a count: got 0"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is not a count: got 0"),
         ({"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 0}, "num_pipeline_microbatches is not a count"),
@@ -270,7 +273,7 @@ def test_what_maxtext_would_not_take_is_refused_with_its_key(values, message, tm
 
 def test_configurations_that_stand_on_each_other(tmp_path):
     written(tmp_path, {"base_config": "second.yml"}, "first.yml")
-    with pytest.raises(InputError, match="configurations stand on each other"):
+    with pytest.raises(InputError, match="configurations are based on each other"):
         imported(written(tmp_path, {"base_config": "first.yml"}, "second.yml"))
 
 

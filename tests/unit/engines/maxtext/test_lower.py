@@ -14,8 +14,12 @@ from ruamel.yaml import YAML
 
 from meshwright import runfile
 from meshwright.engines.maxtext import contract
-from meshwright.engines.maxtext.in_maxtext_environment.meshwright_weights import made, names, parts
-from meshwright.engines.maxtext.lower import part_of, schedule_keys
+from meshwright.engines.maxtext.in_maxtext_environment.meshwright_weights import (
+    leaf_array,
+    leaf_tensors,
+    names,
+)
+from meshwright.engines.maxtext.lower import fraction_for, schedule_keys
 from meshwright.specs.run import LearningRateSchedule, Optimizer
 
 TOY = """
@@ -317,7 +321,7 @@ def test_gpt_oss_is_scanned_in_pairs_of_a_windowed_layer_and_another():
     ]
     tensor = np.arange(4 * 64 * 64, dtype="float32").reshape(4, 64, 64)
     made_of = [
-        made(leaf | {"grid": [1], "layers": [0]}, {names(leaf)[0]: tensor}, numpy=np) for leaf in fused
+        leaf_array(leaf | {"grid": [1], "layers": [0]}, {names(leaf)[0]: tensor}, numpy=np) for leaf in fused
     ]
     assert (made_of[0][:, 0] == tensor[..., ::2]).all()
     assert (made_of[1][:, 0] == tensor[..., 1::2]).all()
@@ -373,9 +377,9 @@ def test_weights_come_out_as_they_went_in(overrides):
             name: np.random.default_rng(i).random(shape, dtype="float32")
             for i, name in enumerate(names(leaf))
         }
-        array = made(leaf, tensors, numpy=np)
+        array = leaf_array(leaf, tensors, numpy=np)
         assert array.size == math.prod(leaf["grid"]) * math.prod(leaf["shape"])
-        back = parts(leaf, array)
+        back = leaf_tensors(leaf, array)
         assert back.keys() == tensors.keys()
         assert all((back[name] == tensors[name]).all() for name in tensors), leaf["path"]
 
@@ -420,7 +424,7 @@ def test_rates_are_those_of_the_native_engine(schedule, warm, num_steps):
 def test_a_fraction_gives_its_part_back():
     for whole in (3, 7, 10, 21, 1001, 12346):
         for part in range(0, whole + 1, max(1, whole // 50)):
-            assert int(whole * part_of(whole, part)) == part
+            assert int(whole * fraction_for(whole, part)) == part
 
 
 def test_lowering_is_pure_and_imports_no_framework():

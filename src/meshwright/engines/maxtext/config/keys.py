@@ -1,4 +1,4 @@
-"""The keys of a MaxText configuration, each taken once, and the model that they describe."""
+"""The keys of a MaxText configuration, and the model that they describe."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ BLOCKS = {
     LATENT: "DeepseekV2ForCausalLM",
     SINKS: GPT_OSS,
 }
-"""Blocks that run files can describe, by the names of Hugging Face."""
+"""Blocks that run files can express, with Hugging Face's names."""
 
 WITHOUT_NORMS = {"qwen3": "LlamaForCausalLM", "qwen3_moe": "MixtralForCausalLM"}
-"""What the blocks of Qwen3 are where queries and keys are not normalised."""
+"""Hugging Face's names for the blocks of Qwen3 without normalised queries and keys."""
 
 NAMES_ROUTED_AS_V3 = ("deepseek3", "kimi-k2")
-"""How names of models begin for which MaxText takes the routing of DeepSeek-V3."""
+"""Prefixes of model names for which MaxText uses the routing of DeepSeek-V3."""
 
-MEANS_NOTHING_HERE = (
+IGNORED = (
     "attention", "base_config", "data_shuffle_seed", "debug_sharding", "enable_data_shuffling", "enable_dropout",
     "enable_goodput_recording", "enable_tensorboard", "eod_mask_loss", "float32_gate_logits", "gcs_metrics",
     "grain_file_type", "grain_worker_count", "hardware", "log_config", "log_period", "max_segments_per_seq", "megablox",
@@ -43,30 +43,31 @@ MEANS_NOTHING_HERE = (
     "source_checkpoint_layout", "tokenize_train_data", "tokenizer_type", "train_data_columns", "use_chat_template",
     "use_iota_embed", "vertex_tensorboard_project",
 )  # fmt: skip
-"""Keys about kernels, files and logs, not about what is trained."""
+"""Keys of kernels, files and logs, which do not concern the training."""
 
-ALSO_USUAL = {
-    "logical_axis_rules": [["norm", "fsdp"]],  # of its own models
-    "adamw_mask": ["scale"],  # of our exports: vectors do not decay
+ALTERNATIVE_DEFAULTS = {
+    "logical_axis_rules": [["norm", "fsdp"]],  # of MaxText's own models
+    "adamw_mask": ["scale"],  # of Meshwright's exports: no weight decay of vectors
 }
 OLDER = {"cosine_learning_rate_final_fraction": "learning_rate_final_fraction"}
 """Names of earlier versions."""
 
-KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", dict: "mapping"}
+TYPES = {bool: "a boolean", int: "a whole number", float: "a number", str: "a text", dict: "a mapping"}
 
 
 @cache
 def known_keys() -> dict[str, Any]:
-    """Keys that MaxText has, with the defaults of its base.yml."""
+    """Return the keys of MaxText with the defaults of its base.yml."""
     path = Path(__file__).with_name("keys.json")
     return json.loads(path.read_text(encoding="utf-8"))["keys"]
 
 
-class Settings:
-    """Keys of a configuration; what nobody takes becomes notes. Raises InputError for a key that MaxText lacks."""
+class MaxTextKeys:
+    """Keys of a configuration; unread ones become notes. Raises InputError for a key that MaxText does not have."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self.values, self.said = {OLDER.get(key, key): value for key, value in values.items()}, []
+        self.values = {OLDER.get(key, key): value for key, value in values.items()}
+        self._notes: list[str] = []
         for key in self.values:
             if key not in known_keys():
                 near = difflib.get_close_matches(str(key), known_keys(), n=1)
@@ -74,38 +75,38 @@ class Settings:
                 raise InputError(f"MaxText {VERSION} has no such key", got=key, hint=hint)
 
     def take(self, key: str, default: Any) -> Any:
-        """The value of `key`, which is not left any more. Raises InputError where it is of another kind."""
-        return _like(default, self.values.pop(key, default), key=key)
+        """Return the value of `key` and mark it as read. Raises InputError for another type than the default's."""
+        return _checked(self.values.pop(key, default), default, key=key)
 
     def peek(self, key: str, default: Any) -> Any:
-        """The value of `key`, which stays."""
-        return _like(default, self.values.get(key, default), key=key)
+        """Return the value of `key` without marking it as read."""
+        return _checked(self.values.get(key, default), default, key=key)
 
-    def count(self, key: str, default: int, *, filled_up: bool = False) -> int:
-        """A whole number above 0, or -1 where MaxText fills that up."""
+    def count(self, key: str, default: int, *, allows_auto: bool = False) -> int:
+        """Return a positive number, or -1 if `allows_auto`, which MaxText replaces by a computed value."""
         number = self.take(key, default)
-        if number < 1 and not (filled_up and number == -1):
-            raise InputError(f"{key} is not a count", got=number, allowed=f"> 0{', or -1' * filled_up}")
+        if number < 1 and not (allows_auto and number == -1):
+            raise InputError(f"{key} is not a count", got=number, allowed=f"> 0{', or -1' * allows_auto}")
         return number
 
-    def note(self, words: str) -> None:
-        """Say something about what is not carried."""
-        self.said.append(words)
+    def note(self, text: str) -> None:
+        """Add a note on a key that is not carried over."""
+        self._notes.append(text)
 
     def notes(self) -> list[str]:
-        """What was said, and the keys that are left and not at their defaults."""
-        left = {
+        """Return all notes, and notes on the unread keys that are not at their defaults."""
+        unread = {
             key: value
             for key, value in self.values.items()
-            if key not in MEANS_NOTHING_HERE
-            and key not in MODEL_KEYS
-            and value not in (None, known_keys()[key], ALSO_USUAL.get(key))
+            if key not in IGNORED
+            and key not in SHARED_KEYS
+            and value not in (None, known_keys()[key], ALTERNATIVE_DEFAULTS.get(key))
         }
-        return [*self.said, *(f"{key} = {value!r} is not carried over" for key, value in left.items())]
+        return [*self._notes, *(f"{key} = {value!r} is not carried over" for key, value in unread.items())]
 
 
-def _like(default: Any, value: Any, *, key: str) -> Any:
-    """`value`, of the kind of `default`, which stands for a key without a value. A default of None is of any kind."""
+def _checked(value: Any, default: Any, *, key: str) -> Any:
+    """Return `value` in the type of `default`, or `default` for None. A default of None allows any type."""
     kind = type(default)
     if value is None or default is None or (type(value) is kind and kind is not float):
         return default if value is None else value
@@ -116,16 +117,16 @@ def _like(default: Any, value: Any, *, key: str) -> Any:
             number = math.nan
         if math.isfinite(number) and (kind is float or number == int(number)):
             return kind(number)
-    raise InputError(f"{key} is no {KINDS[kind]}", got=value)
+    raise InputError(f"{key} is not {TYPES[kind]}", got=value)
 
 
-MODEL_KEYS = frozenset(("base_num_decoder_layers", "num_experts"))  # others look at them too
+SHARED_KEYS = frozenset(("base_num_decoder_layers", "num_experts"))  # read with `peek` by several sections
 
 
-def model_section(settings: Settings, *, name: str) -> dict[str, Any] | str:
-    """The catalogue's name of a model with the same shapes, or those.
+def model_section(settings: MaxTextKeys, *, name: str) -> dict[str, Any] | str:
+    """Return the catalogue's name of a model with the same shapes, else the shapes.
 
-    Raises InputError for a block that run files cannot describe.
+    Raises InputError for a block that run files cannot express.
     """
     take = settings.take
     block, qk_norm = take("decoder_block", "llama2"), take("use_qk_norm", False)
@@ -154,14 +155,16 @@ def model_section(settings: Settings, *, name: str) -> dict[str, Any] | str:
         settings.note("normalize_embedding_logits = True of tied embeddings is not carried over")
     width, expert_width = take("base_mlp_dim", 7168), take("base_moe_mlp_dim", -1)
     if num_experts > 1:
-        normalised = take("norm_topk_prob", False)
+        is_normalised = take("norm_topk_prob", False)
         model["experts"] = {
             "num_experts": num_experts,
             "top_k": take("num_experts_per_tok", 1),
             "ffn_hidden": width if expert_width == -1 else expert_width,
         }
-        if not normalised and block == "qwen3_moe":
-            settings.note("norm_topk_prob = False is not carried over: MaxText's scores add up to 1 anyway")
+        if not is_normalised and block == "qwen3_moe":
+            settings.note(
+                "norm_topk_prob = False is not carried over: MaxText's scores are normalised anyway"
+            )
     if is_latent:
         _add_latents(model, settings, name=name)
     if block == SINKS:
@@ -172,17 +175,18 @@ def model_section(settings: Settings, *, name: str) -> dict[str, Any] | str:
     return catalogue_name(model) or model
 
 
-def _add_latents(model: dict[str, Any], settings: Settings, *, name: str) -> None:
+def _add_latents(model: dict[str, Any], settings: MaxTextKeys, *, name: str) -> None:
     """Add what only the block of DeepSeek has. Raises InputError for a routing that no run file can express."""
     take = settings.take
     as_v3 = name.startswith(NAMES_ROUTED_AS_V3)
     routing = (take("routed_score_func", ""), take("routed_bias", False))
-    known = ("sigmoid", True) if as_v3 else ("softmax", False)
-    if "experts" not in model or routing != known or take("attention_type", "global") != "mla":
+    expected = ("sigmoid", True) if as_v3 else ("softmax", False)
+    if "experts" not in model or routing != expected or take("attention_type", "global") != "mla":
         raise InputError(
-            f"latent attention is read with experts under routed_score_func: {known[0]}, routed_bias: {known[1]}",
+            "latent attention is supported only with experts, "
+            f"routed_score_func: {expected[0]}, routed_bias: {expected[1]}",
             got=f"{model.get('experts', {}).get('num_experts', 1)} experts, {routing[0] or 'none'}, {routing[1]}",
-            hint=f"names that begin with {' or '.join(NAMES_ROUTED_AS_V3)} are routed as DeepSeek-V3",
+            hint=f"models whose names begin with {' or '.join(NAMES_ROUTED_AS_V3)} have the routing of DeepSeek-V3",
         )
     rotary = take("qk_rope_head_dim", 64)
     model["attention"] |= {
@@ -206,9 +210,9 @@ def _add_latents(model: dict[str, Any], settings: Settings, *, name: str) -> Non
         model["experts"] |= {"num_groups": groups, "groups_per_token": chosen} if groups != -1 else {}
 
 
-def _add_sinks(model: dict[str, Any], settings: Settings) -> None:
-    """What the block of GPT-OSS has beside what all have. Raises InputError where it is another than the published."""
-    usual = {
+def _add_sinks(model: dict[str, Any], settings: MaxTextKeys) -> None:
+    """Add what only the block of GPT-OSS has. Raises InputError if it differs from the published block."""
+    published = {
         "attention_sink": True,
         "inhomogeneous_layer_cycle_interval": 2,
         "mlp_activations": ["sigmoid", "linear"],
@@ -216,7 +220,7 @@ def _add_sinks(model: dict[str, Any], settings: Settings) -> None:
         "mlp_bias": True,
         "routed_bias": True,
     }
-    for key, known in usual.items():
+    for key, known in published.items():
         if (value := settings.take(key, None)) != known:
             raise InputError(
                 f"a model of the block {SINKS} that is not supported: {key}", got=value, allowed=known
@@ -228,21 +232,21 @@ def _add_sinks(model: dict[str, Any], settings: Settings) -> None:
     del model["attention"]["qk_norm"]
 
 
-def _rope(settings: Settings, *, name: str, is_latent: bool) -> dict[str, Any]:
+def _rope(settings: MaxTextKeys, *, name: str, is_latent: bool) -> dict[str, Any]:
     kind, theta = settings.take("rope_type", "default"), float(settings.take("rope_max_timescale", 10_000))
-    is_llama_31 = kind.startswith("llama3.1") or name.startswith("llama3.1")  # MaxText asks for either
+    is_llama_31 = kind.startswith("llama3.1") or name.startswith("llama3.1")  # MaxText checks both
     scaled = settings.take("rope_use_scale", True)
     if kind == "yarn":
         return {"theta": theta, **_yarn(settings, is_latent=is_latent)}
     if is_llama_31 and scaled and not is_latent:
         return {"theta": theta, "scaling": "llama3", **LLAMA_31}
     if kind not in ("default", "llama3.1") or is_latent:
-        raise InputError("rotary frequencies that are not supported", got=f"rope_type = {kind!r}")
+        raise InputError("RoPE scaling that is not supported", got=f"rope_type = {kind!r}")
     return {"theta": theta}
 
 
-def _yarn(settings: Settings, *, is_latent: bool) -> dict[str, Any]:
-    """YARN's stretch; none where its factor is 1. Raises InputError for temperatures that run files cannot express."""
+def _yarn(settings: MaxTextKeys, *, is_latent: bool) -> dict[str, Any]:
+    """Return YARN's scaling; none for factor 1. Raises InputError for temperatures that run files cannot express."""
     take = settings.take
     factor, context = take("rope_factor", 40), take("original_max_position_embeddings", 4096)
     is_beyond = take("max_position_embeddings", 163_840) > context
@@ -271,9 +275,9 @@ def _yarn(settings: Settings, *, is_latent: bool) -> dict[str, Any]:
     }
 
 
-def _refuse_others(settings: Settings) -> None:
-    """Shapes beyond those that a run file has."""
-    usual = {
+def _refuse_others(settings: MaxTextKeys) -> None:
+    """Raise InputError for features that no run file has."""
+    supported = {
         "attention_type": ("global", "full"),
         "mlp_activations": (["silu", "linear"],),
         "sliding_window_size": (0,),
@@ -289,6 +293,6 @@ def _refuse_others(settings: Settings) -> None:
         "attn_logits_soft_cap": (0.0,),
         "final_logits_soft_cap": (0.0,),
     }
-    for key, allowed in usual.items():
+    for key, allowed in supported.items():
         if (value := settings.take(key, allowed[0])) not in allowed:
             raise InputError(f"a model that is not supported: {key}", got=value, allowed=allowed[0])

@@ -1,17 +1,17 @@
 """Models as MaxText's configuration keys, with every shape written out.
 
-    block        Hugging Face's names                what it holds
+    block        Hugging Face's names                architecture
     qwen3        Llama, Mistral, Qwen3               grouped attention, gated feed-forward
     qwen3_moe    Mixtral, Qwen3Moe                   ... with experts that softmax scores choose
-    deepseek     DeepseekV2, DeepseekV3              latent attention, experts beside shared ones after dense layers
-    gpt_oss      GptOss                              biases, sinks, every other layer a window, clipped experts
+    deepseek     DeepseekV2, DeepseekV3              latent attention, shared and routed experts after dense layers
+    gpt_oss      GptOss                              biases, sinks, a window in every other layer, clipped experts
 
-MaxText's own block for Llama leaves out the scale of attention scores and folds 1 / sqrt(d) into the first query
-weights; under Adam queries then move sqrt(d) times further than they do elsewhere. Its block for Qwen3 scales the
-scores, and is Llama's to the last operation when queries and keys are not normalised. So that one is taken.
+MaxText's own block for Llama does not scale attention scores and folds 1 / sqrt(d) into the initial query weights, so
+that Adam changes queries sqrt(d) times faster than elsewhere. Its block for Qwen3 scales the scores and, without
+normalised queries and keys, computes exactly Llama. It is therefore used for Llama.
 
-Whether experts are routed as in DeepSeek-V3 (sigmoid scores, a bias that follows the load, groups) MaxText asks the
-name of the model, not a key: `ROUTED_AS_V3`.
+MaxText enables the routing of DeepSeek-V3 (sigmoid scores, a bias that follows the load, groups) by the name of the
+model, not by a key: `ROUTED_AS_V3`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rop
 
 DENSE, MIXTURE, LATENT, SINKS = "qwen3", "qwen3_moe", "deepseek", "gpt_oss"
 GPT_OSS = "GptOssForCausalLM"
-NOT_DECAYED = ["scale", "bias", "sinks"]  # parts of names of its parameters that no weight decay moves
-CLIPPED_AT = 7.0  # what enters the activation of gpt-oss, in its code and every config.json of it
+NOT_DECAYED = ["scale", "bias", "sinks"]  # parts of names of parameters without weight decay
+CLIPPED_AT = 7.0  # limit of the inputs of gpt-oss's activation, in its code and in all its config.json
 LLAMA_31 = {"factor": 8.0, "original_context": 8192, "low_frequency": 1.0, "high_frequency": 4.0}
-"""How MaxText stretches rotary frequencies under `rope_type: llama3.1`; the numbers are in its code."""
+"""Parameters of MaxText's RoPE scaling under `rope_type: llama3.1`; the numbers are in its code."""
 ROUTED_AS_V3 = "deepseek3-671b"
-"""One of MaxText's names that choose the routing; a file of models beside the configuration takes its shapes away."""
+"""A name that selects the routing. An empty model file of this name prevents that it sets the shapes too."""
 LATENT_EPSILON = 1e-6
-"""Of the norms of latents in DeepSeek's code, whatever the model's is; MaxText's have the model's."""
+"""Epsilon of the norms of latents in DeepSeek's code for all models; in MaxText it is the model's."""
 
 
 def check_model(model: Model) -> Iterator[Unsupported]:
-    """Why MaxText, as it is used here, cannot hold `model`."""
+    """Reasons for which `model` is not supported with MaxText."""
     a = model.attention
-    for wrong, what in (
+    for is_unsupported, what in (
         (a.num_windowed_layers > 0 and not is_gpt_oss(model), "sliding windows"),
         (a.bias and not is_gpt_oss(model), "biases in attention"),
         (model.norm_bias, "norms with a bias"),
@@ -45,7 +45,7 @@ def check_model(model: Model) -> Iterator[Unsupported]:
         (model.learned_positions > 0, "learned positions"),
         (model.num_mtp_layers > 0, "multi-token prediction"),
     ):
-        if wrong:
+        if is_unsupported:
             yield Unsupported(
                 key="model", reason=f"{what} of {model.name} is not lowered",
                 hint="lowered are Llama, Mistral and Mixtral without windows, Qwen3, Qwen3-MoE, DeepSeek, GPT-OSS",
@@ -60,17 +60,17 @@ def check_model(model: Model) -> Iterator[Unsupported]:
 
 
 def is_latent(model: Model) -> bool:
-    """Whether keys and values are made of latents; its layers are then those of DeepSeek."""
+    """Return True for latent attention, as in DeepSeek's layers."""
     return model.attention.kind is AttentionKind.MLA
 
 
 def is_gpt_oss(model: Model) -> bool:
-    """Whether attention has sinks and experts are clipped, which the family alone says."""
+    """Return True for attention sinks and clipped experts, which only the family determines."""
     return model.family == GPT_OSS
 
 
 def is_routed_as_v3(model: Model) -> bool:
-    """Whether experts are chosen as in DeepSeek-V3."""
+    """Return True if experts are chosen as in DeepSeek-V3."""
     return model.experts is not None and model.experts.router is Router.SIGMOID
 
 
@@ -80,8 +80,8 @@ def _check_latent(model: Model) -> Iterator[Unsupported]:
         yield _not_lowered("latent attention without experts and shared ones", model.name)
         return
     by_softmax = x.router is Router.SOFTMAX
-    for wrong, what in (
-        (a.qk_norm, "normalised queries and keys beside latents"),
+    for is_unsupported, what in (
+        (a.qk_norm, "normalised queries and keys in latent attention"),
         (
             x.shared_hidden != x.num_shared * x.ffn_hidden,
             "shared experts of another width than the routed ones",
@@ -89,12 +89,12 @@ def _check_latent(model: Model) -> Iterator[Unsupported]:
         (by_softmax and x.num_groups > 0, "groups of experts under softmax scores"),
         (
             by_softmax and x.normalize_top_k,
-            "softmax scores that are made to add up to 1 beside shared experts",
+            "normalised softmax scores with shared experts",
         ),
-        (not by_softmax and not x.normalize_top_k, "sigmoid scores that do not add up to 1"),
+        (not by_softmax and not x.normalize_top_k, "sigmoid scores that are not normalised"),
         (x.num_groups == x.num_experts, "groups of one expert"),
     ):
-        if wrong:
+        if is_unsupported:
             yield _not_lowered(what, model.name)
     if model.norm_epsilon != LATENT_EPSILON:
         yield Unsupported(
@@ -105,26 +105,26 @@ def _check_latent(model: Model) -> Iterator[Unsupported]:
 
 def _check_gpt_oss(model: Model) -> Iterator[Unsupported]:
     a = model.attention
-    for wrong, what in (
+    for is_unsupported, what in (
         (model.experts is None, "the family GPT-OSS without experts"),
         (is_latent(model) or a.qk_norm, "latents or normalised queries and keys under the family GPT-OSS"),
         (not a.bias, "the family GPT-OSS without biases"),
         (2 * a.num_windowed_layers != model.num_layers, "windows in other than every second layer"),
     ):
-        if wrong:
+        if is_unsupported:
             yield _not_lowered(what, model.name)
 
 
 def _check_experts(x: Experts, name: str) -> Iterator[Unsupported]:
-    for wrong, what in (
+    for is_unsupported, what in (
         (x.router is not Router.SOFTMAX, "sigmoid scores"),
         (x.shared_hidden > 0, "shared experts"),
-        (x.num_dense_layers > 0, "dense layers beside experts"),
+        (x.num_dense_layers > 0, "dense layers in models with experts"),
         (x.num_groups > 0, "groups of experts"),
         (x.routed_scale != 1, "a scale of the routed experts"),
-        (not x.normalize_top_k, "expert weights that do not add up to 1"),
+        (not x.normalize_top_k, "expert weights that are not normalised"),
     ):
-        if wrong:
+        if is_unsupported:
             yield _not_lowered(f"{what} without latent attention", name)
 
 
@@ -138,20 +138,18 @@ def _check_rope(rope: Rope, *, is_latent: bool) -> Iterator[Unsupported]:
         if given != LLAMA_31:
             yield Unsupported(
                 key="model",
-                reason=f"rotary frequencies are stretched as Llama 3.1 does, with {LLAMA_31}; here {given}",
+                reason=f"RoPE scaling llama3 must have {LLAMA_31}; here {given}",
             )
     elif rope.scaling is RopeScaling.YARN:
         yield from _check_yarn(rope)
     elif rope.scaling is not RopeScaling.NONE:
-        yield Unsupported(
-            key="model", reason=f"rotary frequencies stretched by {rope.scaling.value} are not lowered"
-        )
+        yield Unsupported(key="model", reason=f"RoPE scaling {rope.scaling.value} is not lowered")
     if rope.theta != int(rope.theta):
-        yield Unsupported(key="model", reason="the base of the rotary wavelengths must be a whole number")
+        yield Unsupported(key="model", reason="rope.theta must be a whole number")
 
 
 def _check_yarn(rope: Rope) -> Iterator[Unsupported]:
-    """MaxText scales what is rotated by the paper's temperature or not at all, and has whole numbers."""
+    """Reasons of YARN: MaxText scales rotated dimensions by the paper's temperature or not, and has whole numbers."""
     for name in ("factor", "beta_fast", "beta_slow"):
         if (value := getattr(rope, name)) != int(value):
             yield Unsupported(key="model", reason=f"YARN's {name} must be a whole number, here {value:g}")
@@ -162,9 +160,9 @@ def _check_yarn(rope: Rope) -> Iterator[Unsupported]:
 
 
 def model_keys(model: Model, *, sequence_length: int) -> dict[str, Any]:
-    """The part of a configuration that says what `model` is, for sequences of `sequence_length` tokens."""
+    """Return the keys of a configuration for `model` with sequences of `sequence_length` tokens."""
     a, x = model.attention, model.experts
-    is_mixed = is_latent(model) and model.num_dense_layers > 0  # dense layers beside those with experts
+    is_mixed = is_latent(model) and model.num_dense_layers > 0  # has dense layers and layers with experts
     keys: dict[str, Any] = {
         "decoder_block": _block(model),
         "base_emb_dim": model.hidden,
@@ -214,7 +212,7 @@ def _gpt_oss_keys(a: Attention) -> dict[str, Any]:
 
 
 def _latent_keys(a: Attention, x: Experts) -> dict[str, Any]:
-    """What the block of DeepSeek is told beside the keys of all blocks."""
+    """Return the keys that only the block of DeepSeek has."""
     routing: dict[str, Any] = {"routed_score_func": x.router.value, "routed_scaling_factor": x.routed_scale}
     if x.router is Router.SIGMOID:
         routing |= {"model_name": ROUTED_AS_V3, "routed_bias": True}
@@ -229,37 +227,35 @@ def _latent_keys(a: Attention, x: Experts) -> dict[str, Any]:
         "v_head_dim": a.v_dim,
         "first_num_dense_layers": x.num_dense_layers,
         "shared_experts": x.num_shared,
-        "float32_gate_logits": True,  # a bias that moves by 0.001 is lost on scores in bf16
+        "float32_gate_logits": True,  # bf16 scores would hide a bias update of 0.001
         **routing,
     }
 
 
 def _rope_keys(model: Model, *, sequence_length: int) -> dict[str, Any]:
-    """Rotary positions. Of neighbouring pairs, DeepSeek's, MaxText knows with YARN only: by 1 it stretches nothing."""
+    """RoPE. MaxText rotates adjacent pairs, as DeepSeek does, only with YARN, whose factor 1 changes nothing."""
     rope = model.rope
     base = {"rope_max_timescale": int(rope.theta)}
     if rope.scaling is not RopeScaling.YARN and not is_latent(model):
         return {"rope_type": "llama3.1" if is_interleaved(model) else "default", **base}
-    is_stretched = rope.scaling is RopeScaling.YARN
-    context = rope.original_context if is_stretched else sequence_length
-    factor = int(rope.factor) if is_stretched else 1
+    is_yarn = rope.scaling is RopeScaling.YARN
+    context = rope.original_context if is_yarn else sequence_length
+    factor = int(rope.factor) if is_yarn else 1
     return {
         "rope_type": "yarn",
         **base,
         "rope_factor": factor,
         "original_max_position_embeddings": context,
-        "max_position_embeddings": max(
-            context * factor, sequence_length
-        ),  # rows of a table; beyond it there are none
+        "max_position_embeddings": max(context * factor, sequence_length),  # rows of the RoPE table
         "beta_fast": int(rope.beta_fast),
         "beta_slow": int(rope.beta_slow),
         "rope_truncate": rope.truncate,
         "rope_interleave": is_latent(model),
         "mscale": rope.mscale_all_dims,
-        "rope_attention_scaling": is_stretched and not (rope.mscale and rope.mscale_all_dims),
+        "rope_attention_scaling": is_yarn and not (rope.mscale and rope.mscale_all_dims),
     }
 
 
 def is_interleaved(model: Model) -> bool:
-    """Whether MaxText turns neighbouring pairs of a head, where Hugging Face turns halves."""
+    """Return True if MaxText rotates adjacent pairs of a head and Hugging Face pairs of the two halves."""
     return model.rope.scaling is RopeScaling.LLAMA3

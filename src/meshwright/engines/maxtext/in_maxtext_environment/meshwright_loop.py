@@ -1,15 +1,15 @@
-"""A loop of MaxText's own parts for what its own loop cannot be told: adapters, prompts, evaluation.
+"""Training loop from MaxText's own components for what its own loop does not support: adapters, prompts, evaluation.
 
-Runs in MaxText's environment. Model, loss, optimizer, sharding and checkpoints are MaxText's, and so is the step
-where all weights are trained. What is not:
+Runs in MaxText's environment. Model, loss, optimizer, sharding and checkpoints are MaxText's, and so is the step that
+trains all weights. Differences:
 
-    batches      arrays that the worker has written, in the run's order: see `Rows`
-    adapters     MaxText's SFT trainer adds them. Its loop of pre-training has none to train, its accumulation takes
-                 gradients of all weights, and its checkpoints of adapters leave out the moments
-    evaluation   the run's validation batches; MaxText empties its file of metrics when it evaluates
+    batches      arrays that the worker has written, in the run's order (`BatchArray`)
+    adapters     added as in MaxText's SFT trainer. MaxText's pre-training loop does not add them, its gradient
+                 accumulation differentiates all weights, and its checkpoints of adapters lack optimizer states
+    evaluation   the run's validation batches; MaxText's own evaluation clears its file of metrics
 
-Lines of `metrics_file` have the names that MaxText gives them; a step's time is from the arrival of the loss before to
-the arrival of its own.
+Lines of `metrics_file` have MaxText's names. The time of a step is from the arrival of the previous loss to the arrival
+of its own.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from maxtext.common import checkpointing, train_state_nnx
 from maxtext.common.common_types import ReorderStrategy
 from maxtext.trainers.pre_train import train as maxtext
 from maxtext.utils import max_utils, maxtext_utils, sharding, train_utils
-from meshwright_state import cast, narrow, state_of
+from meshwright_state import cast, cast_adapters, state_of
 
 FIELDS = ("tokens", "labels", "positions", "documents")
 
 
-class Rows:
+class BatchArray:
     """Batches of an array that the worker has written: int32 [rows, 4, T], the fields of `FIELDS`.
 
-    A label below 0 is not trained on; document -1 is padding. A batch of fewer rows than devices is filled up with
-    rows that MaxText leaves out again.
+    Labels below 0 are untrained; document -1 is padding. A batch with fewer rows than devices is padded with rows that
+    MaxText ignores.
     """
 
     def __init__(self, path: Path, *, rows: int, loaded: int, config: Any, mesh: Any) -> None:
@@ -48,11 +48,11 @@ class Rows:
         self.sharding = sharding.get_input_data_sharding(config, mesh)
         parts, swap = max_utils.reordered_cp_size(config, mesh), ReorderStrategy.DUAL_CHUNK_SWAP
         self.reorder = None
-        if parts > 1:  # context parallelism: every rank has as much of the causal mask to do
+        if parts > 1:  # context parallelism: balances the causal mask over ranks
             self.reorder = maxtext_utils.get_reorder_callable(parts, config.shard_mode, swap, config.hardware)
 
     def batch(self, number: int) -> dict[str, jax.Array]:
-        """Batch `number`, counted from 0, under MaxText's names; every process reads what its devices hold."""
+        """Return batch `number`, counted from 0, with MaxText's names; a process reads only its devices' shards."""
         rows_BFT = self.rows_SFT[number * self.rows : (number + 1) * self.rows]
         rows_BFT = np.concatenate([rows_BFT, np.repeat(rows_BFT[:1], self.fill, axis=0)])
         tokens, labels, positions, documents = (rows_BFT[:, i] for i in range(len(FIELDS)))
@@ -72,9 +72,9 @@ class Rows:
 
 
 def adapter_step(
-    graph: Any, config: Any, _places: Any, _weights: Any, state: Any, data: dict[str, Any]
+    graph: Any, config: Any, _shardings: Any, _weights: Any, state: Any, data: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """A step of the adapters, as MaxText's `train_step` is one of all weights, and with its arguments."""
+    """Training step of the adapters, with the arguments of MaxText's `train_step`."""
     held = nnx.merge(graph, state)
     model_graph, adapters, frozen = nnx.split(held.model, nnx.LoRAParam, ...)
 
@@ -87,7 +87,7 @@ def adapter_step(
         (loss, count), gradients = jax.value_and_grad(entropy, has_aux=True)(adapters, batch)
         return jax.tree.map(jnp.add, sums, (loss, count, gradients)), None
 
-    def micro_batches(field_BT: Any) -> Any:  # rows that only fill up are the last ones of each
+    def micro_batches(field_BT: Any) -> Any:  # padding rows are the last ones of each
         return field_BT.reshape(-1, config.gradient_accumulation_steps, field_BT.shape[1]).swapaxes(0, 1)
 
     nothing = (0.0, 0, jax.tree.map(jnp.zeros_like, adapters))
@@ -101,54 +101,56 @@ def adapter_step(
 
 
 def evaluation_step(graph: Any, config: Any, state: Any, data: dict[str, Any]) -> dict[str, Any]:
-    """MaxText's own, with adapters in the format in which they multiply."""
-    return maxtext.eval_step(graph, config, narrow(state, config), data)
+    """MaxText's own step, with adapters in the number format of GEMMs."""
+    return maxtext.eval_step(graph, config, cast_adapters(state, config), data)
 
 
-class Loop:
-    """One training: its state on the devices, its batches, its lines of metrics."""
+class MaxTextTrainLoop:
+    """The loop of one training, with its state, batches and metrics."""
 
     def __init__(self, config: Any, batches: Path) -> None:
         self.config, self.mesh = config, maxtext_utils.get_mesh_from_config(config, None)
         make_state, self.schedule = state_of(config, self.mesh)
         self.saver = train_utils.create_checkpoint_manager(config, self.mesh, make_state)
-        self.state, places = self._begin(make_state)
+        self.state, shardings = self._begin(make_state)
         with logical_axis_rules(config.logical_axis_rules):
             graph = nnx.graphdef(nnx.eval_shape(make_state))
-        weights, places = sharding.maybe_update_params_sharding_with_opt(config, places)
-        self.state = jax.device_put(self.state, places)
+        weights, shardings = sharding.maybe_update_params_sharding_with_opt(config, shardings)
+        self.state = jax.device_put(self.state, shardings)
         step = adapter_step if config.lora.enable_lora else maxtext.train_step
         self.train_step, self.evaluation_step = train_utils.jit_train_and_eval_step(
-            config, graph, self.mesh, self.state, places, step, evaluation_step, True, weights
+            config, graph, self.mesh, self.state, shardings, step, evaluation_step, True, weights
         )
         at = {"config": config, "mesh": self.mesh}
         loaded, rows = config.global_batch_size_to_load, config.global_batch_size_to_train_on
-        self.training = Rows(batches / "training.npy", rows=rows, loaded=loaded, **at)
+        self.training = BatchArray(batches / "training.npy", rows=rows, loaded=loaded, **at)
         if config.eval_interval > 0:
             loaded, rows = config.global_batch_size_to_load_eval, config.global_batch_size_to_eval_on
-            self.validation = Rows(batches / "validation.npy", rows=rows, loaded=loaded, **at)
+            self.validation = BatchArray(batches / "validation.npy", rows=rows, loaded=loaded, **at)
 
     def _begin(self, make_state: Any) -> tuple[Any, Any]:
-        """The state of the newest checkpoint, else the first one; and where its arrays lie.
+        """Return the state of the newest checkpoint, else the initial state, and its shardings.
 
-        Checkpoints of adapters are laid over the first state, which has the frozen weights.
+        Checkpoints of adapters are merged into the initial state, which has the frozen weights.
         """
         last = checkpointing.latest_step(self.saver)
         if last is not None:
             train_utils.validate_completed_steps(last + 1, self.config.steps)
-        lies_over = self.config.lora.enable_lora
-        state, _, places, _, _ = maxtext_utils.setup_training_state(
-            None, self.config, self.mesh, None if lies_over else self.saver, make_state
+        is_merged = self.config.lora.enable_lora
+        state, _, shardings, _, _ = maxtext_utils.setup_training_state(
+            None, self.config, self.mesh, None if is_merged else self.saver, make_state
         )
-        if lies_over and last is not None:
-            held = train_state_nnx.to_checkpoint_dict(_trained(state))
-            wanted = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), held)
-            found = self.saver.load_checkpointables(last, {"items": wanted})["items"]
+        if is_merged and last is not None:
+            trained = train_state_nnx.to_checkpoint_dict(_trained(state))
+            shapes = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), trained
+            )
+            found = self.saver.load_checkpointables(last, {"items": shapes})["items"]
             nnx.replace_by_pure_dict(state, train_state_nnx.from_linen_checkpoint_dict(found))
-        return state, places
+        return state, shardings
 
     def run(self) -> str:
-        """Take the steps; how it ended: `done`, or `target` where the validation loss came down to it."""
+        """Train; return the ending: `done`, or `target` if the validation loss reached its target."""
         config, ending, pending = self.config, "done", None
         last_s = time.perf_counter()
         for step in range(int(self.state.optimizer.step.get_value()), config.steps):
@@ -157,7 +159,7 @@ class Loop:
             is_last = step == config.steps - 1
             evaluates = config.eval_interval > 0 and (is_last or step % config.eval_interval == 0)
             saves = (is_last and config.save_checkpoint_on_completion) or step % config.checkpoint_period == 0
-            if pending:  # the step before: its numbers have arrived while this one was given to the devices
+            if pending:  # metrics of the previous step, which arrived while this one was dispatched
                 last_s = self._write_step(*pending, last_s=last_s)
             pending = (step, metrics)
             if not (evaluates or saves or is_last):
@@ -173,7 +175,7 @@ class Loop:
         return ending
 
     def _write_step(self, step: int, metrics: dict[str, Any], *, last_s: float) -> float:
-        """A line of metrics, once they have arrived; when that was."""
+        """Wait for the metrics of a step and write them; return the time of their arrival."""
         numbers = {
             name: float(metrics["scalar"][name]) for name in ("learning/loss", "learning/raw_grad_norm")
         }
@@ -187,7 +189,7 @@ class Loop:
         return now_s
 
     def _evaluate(self, step: int) -> float:
-        """The mean of the losses of the validation batches; a batch is as many calls as micro-batches of a step."""
+        """Return the mean loss of the validation batches; a batch has one call per micro-batch."""
         config, losses = self.config, []
         calls = config.gradient_accumulation_steps
         with jax.set_mesh(self.mesh), logical_axis_rules(config.logical_axis_rules_for_eval):
@@ -219,12 +221,12 @@ class Loop:
 
 
 def _trained(state: Any) -> Any:
-    """Adapters and the state of their optimizer."""
+    """Return the adapters and their optimizer states."""
     adapters = nnx.State({"model": nnx.state(state.model, nnx.LoRAParam)})
     return nnx.merge_state(adapters, nnx.State({"optimizer": state.optimizer}))
 
 
 def main(arguments: list[str], *, batches: Path) -> str:
-    """Train as MaxText's configuration in `arguments` says, on the arrays in `batches`; say how it ended."""
+    """Train with MaxText's configuration in `arguments` on the arrays in `batches`; return the ending."""
     config, _ = maxtext.initialize(arguments)
-    return Loop(config, batches).run()
+    return MaxTextTrainLoop(config, batches).run()

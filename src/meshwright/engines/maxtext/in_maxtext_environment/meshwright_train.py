@@ -1,12 +1,12 @@
-"""Starts MaxText's own trainer and notes what only its process knows. Runs in MaxText's environment.
+"""Start MaxText's own trainer and write the measurements of its process. Runs in MaxText's environment.
 
     python meshwright_train.py OUTPUT CPU BATCHES maxtext.yml key=value ...
 
-CPU are settings with commas between them that hold on a CPU only. BATCHES is a folder of arrays, which the loop of
-`meshwright_loop` takes; empty: MaxText's own loop. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say where
-the process stands, as under torchrun; MESHWRIGHT_PROCESSOR is what records call a CPU.
+CPU are comma-separated settings that apply only on a CPU. BATCHES is a folder of arrays for `meshwright_loop`; empty:
+MaxText's own loop. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT have the meaning of torchrun;
+MESHWRIGHT_PROCESSOR is the name of a CPU in records.
 
-OUTPUT/process-N.json   device, software, the most memory that was in use, and how a training on BATCHES ended
+OUTPUT/process-N.json   device, software, peak memory, and the ending of a training on BATCHES
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = ("maxtext", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gr
 
 
 def facts() -> dict[str, Any]:
-    """The device as a record names it, and versions of what runs."""
+    """Return the device as in a record, and versions of packages."""
     import jax
 
     device = jax.local_devices()[0]
@@ -36,7 +36,7 @@ def facts() -> dict[str, Any]:
         "device": {
             "type": device.platform,
             "name": os.environ["MESHWRIGHT_PROCESSOR"] if is_cpu else device.device_kind,
-            "count_on_this_machine": 1 if is_cpu else jax.local_device_count(),  # virtual ones are one
+            "count_on_this_machine": 1 if is_cpu else jax.local_device_count(),  # all virtual devices are one
             "memory_bytes": host_bytes if is_cpu else stats.get("bytes_limit"),
             "threads": len(os.sched_getaffinity(0)),
             "system": platform.platform(),
@@ -47,7 +47,7 @@ def facts() -> dict[str, Any]:
 
 
 def peak_memory_bytes() -> int:
-    """Allocated on an accelerator, resident on a CPU."""
+    """Return the peak of allocated memory on an accelerator, of resident memory on a CPU."""
     import jax
 
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
@@ -55,7 +55,7 @@ def peak_memory_bytes() -> int:
 
 
 def join_processes() -> None:
-    """Meet the other processes; each has one device."""
+    """Initialize JAX's distributed runtime; each process has one device."""
     import jax
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -70,19 +70,19 @@ def join_processes() -> None:
 
 
 def train(arguments: list[str]) -> None:
-    """Called by absl with the arguments above, after the name of the script."""
+    """Train; called by absl with the name of the script and the arguments above."""
     import jax
     from maxtext.trainers.pre_train import train as maxtext
 
     output = Path(arguments[1])
-    note = output / f"process-{os.environ.get('RANK', '0')}.json"
+    path = output / f"process-{os.environ.get('RANK', '0')}.json"
     join_processes()
     hardware = "cpu" if jax.default_backend() == "cpu" else "gpu"
-    alone = str(not jax.distributed.is_initialized()).lower()
-    note.write_text(json.dumps(facts()), encoding="utf-8")
-    place = [f"hardware={hardware}", f"skip_jax_distributed_system={alone}"]
-    place += arguments[2].split(",") if arguments[2] and hardware == "cpu" else []
-    sys.argv = [arguments[0], *arguments[4:], *place]  # where `meshwright_weights` finds them
+    is_single = str(not jax.distributed.is_initialized()).lower()
+    path.write_text(json.dumps(facts()), encoding="utf-8")
+    settings = [f"hardware={hardware}", f"skip_jax_distributed_system={is_single}"]
+    settings += arguments[2].split(",") if arguments[2] and hardware == "cpu" else []
+    sys.argv = [arguments[0], *arguments[4:], *settings]  # `meshwright_weights` reads them
     ending = None
     if arguments[3]:
         import meshwright_loop
@@ -90,7 +90,7 @@ def train(arguments: list[str]) -> None:
         ending = meshwright_loop.main(sys.argv, batches=Path(arguments[3]))
     else:
         maxtext.main(sys.argv)
-    note.write_text(json.dumps(facts() | {"ending": ending}), encoding="utf-8")
+    path.write_text(json.dumps(facts() | {"ending": ending}), encoding="utf-8")
 
 
 if __name__ == "__main__":

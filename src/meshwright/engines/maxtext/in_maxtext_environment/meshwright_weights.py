@@ -1,15 +1,15 @@
-"""Weights of Hugging Face files in and out of MaxText's parameters. Runs in MaxText's environment, without Meshwright.
+"""Conversion between Hugging Face files and MaxText's parameters. Runs in MaxText's environment, without Meshwright.
 
-    convert(tensors)   named in a configuration as `checkpoint_conversion_fn: meshwright_weights.convert`: MaxText reads
-                       safetensors (`source_checkpoint_layout: safetensors`) and asks it for a state to start from
+    convert(tensors)   configured as `checkpoint_conversion_fn: meshwright_weights.convert`: MaxText reads safetensors
+                       (`source_checkpoint_layout: safetensors`) and calls it to create the initial state
     python meshwright_weights.py PARAMETERS.json CHECKPOINT OUT.safetensors DTYPE
-                       the parameters of a checkpoint of MaxText, as a Hugging Face file
+                       writes the parameters of a checkpoint of MaxText as a Hugging Face file
 
-What stands where is a table: $MESHWRIGHT_PARAMETERS names a JSON file with `seed`, `is_drawn` and `leaves`, which
-`meshwright.engines.maxtext.parameters.leaves` explains. Adapters begin as the file $MESHWRIGHT_ADAPTERS has them.
+$MESHWRIGHT_PARAMETERS names a JSON file with `seed`, `is_drawn` and `leaves`, which describe the arrays
+(`meshwright.engines.maxtext.parameters.leaves`). $MESHWRIGHT_ADAPTERS names the file of the initial adapters.
 
-The state begins at step 1 with a learning-rate schedule that has advanced by one: MaxText gives the first step of a
-warm-up the rate 0, Meshwright's other engines peak / warmup_steps. Moments begin at zero, with no step counted.
+The state begins at step 1 with a learning-rate schedule that has advanced by one: MaxText's rate of the first warm-up
+step is 0, in Meshwright's other engines it is peak / warmup_steps. Optimizer states begin at zero, with step count 0.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from pathlib import Path
 from typing import Any
 
 FIRST_STEP = 1
-STATES = "nnx_aux"  # where MaxText keeps variables that no gradient moves
+STATES = "nnx_aux"  # MaxText's collection of variables without gradients
 
 
 def convert(tensors: dict[str, Any]) -> dict[str, Any]:
-    """MaxText's state on disk, made of a file's tensors, or drawn where the table says so; placed as it is trained."""
+    """Return MaxText's initial state from a file's tensors or random numbers, with the sharding of the training."""
     import jax
     import jax.numpy as jnp
 
     table = json.loads(Path(os.environ["MESHWRIGHT_PARAMETERS"]).read_text(encoding="utf-8"))
-    places = _places(sys.argv)
+    targets = _abstract_state(sys.argv)
     parameters: dict[str, Any] = {}
     states: dict[str, Any] = {}
     for number, leaf in enumerate(table["leaves"]):
         keys = leaf["path"].split("/")
-        place = _at(places["model"], keys)
+        target = _at(targets["model"], keys)
         if leaf["is_adapter"]:
-            array = made(leaf, _adapters(), numpy=jnp).reshape(place.shape)
+            array = leaf_array(leaf, _adapters(), numpy=jnp).reshape(target.shape)
         elif table["is_drawn"]:
-            array = drawn(leaf, place, seed=table["seed"], number=number)
+            array = random_array(leaf, target, seed=table["seed"], number=number)
         else:
-            array = made(leaf, tensors, numpy=jnp)
-        assert array.shape == place.shape, leaf["path"]
+            array = leaf_array(leaf, tensors, numpy=jnp)
+        assert array.shape == target.shape, leaf["path"]
         tree = states if leaf["is_state"] else parameters
-        _put(tree, keys, jax.device_put(array.astype(place.dtype), place.sharding))
-    place = places["optimizer"]["step"]
-    one = jax.device_put(jnp.asarray(FIRST_STEP, dtype=jnp.int32), place.sharding)
-    begun = {"params": {"params": parameters}, "step": one, "opt_state": [None, None, {"count": one}]}
-    return begun | ({STATES: {"model": states}} if states else {})
+        _put(tree, keys, jax.device_put(array.astype(target.dtype), target.sharding))
+    target = targets["optimizer"]["step"]
+    one = jax.device_put(jnp.asarray(FIRST_STEP, dtype=jnp.int32), target.sharding)
+    state = {"params": {"params": parameters}, "step": one, "opt_state": [None, None, {"count": one}]}
+    return state | ({STATES: {"model": states}} if states else {})
 
 
-def _places(arguments: list[str]) -> dict[str, Any]:
-    """Shape and sharding of every array of the state that MaxText trains when it is started with `arguments`."""
+def _abstract_state(arguments: list[str]) -> dict[str, Any]:
+    """Return shape and sharding of every array of the state that MaxText trains with `arguments`."""
     from maxtext.configs import pyconfig
     from maxtext.utils import maxtext_utils
     from meshwright_state import state_of
@@ -85,7 +85,7 @@ def _put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
 
 
 def names(leaf: dict[str, Any]) -> list[str]:
-    """The tensors of a file that `leaf` is made of, row by row of its grid."""
+    """Return the names of the file's tensors in `leaf`, row by row of its grid."""
     layers, experts = leaf["layers"] or [None], range(leaf["num_experts"]) or [None]
     both = [(layer, expert) for layer in layers for expert in experts]
     if leaf["experts_first"]:
@@ -93,62 +93,62 @@ def names(leaf: dict[str, Any]) -> list[str]:
     return [leaf["name"].format(layer=layer, expert=expert) for layer, expert in both]
 
 
-def made(leaf: dict[str, Any], tensors: dict[str, Any], *, numpy: Any) -> Any:
-    """The array of `leaf` from a file's tensors, in fp32, made by `numpy` or JAX's."""
-    parts = [_part(numpy.asarray(tensors[name], dtype="float32"), leaf) for name in names(leaf)]
+def leaf_array(leaf: dict[str, Any], tensors: dict[str, Any], *, numpy: Any) -> Any:
+    """Return the array of `leaf` from a file's tensors, in fp32; `numpy` is NumPy or JAX's."""
+    matrices = [_from_file(numpy.asarray(tensors[name], dtype="float32"), leaf) for name in names(leaf)]
     if not leaf["grid"]:
-        return parts[0]
-    stacked = numpy.stack(parts).reshape(*leaf["grid"], *leaf["shape"])
+        return matrices[0]
+    stacked = numpy.stack(matrices).reshape(*leaf["grid"], *leaf["shape"])
     return numpy.moveaxis(stacked, range(len(leaf["grid"])), leaf["axes"])
 
 
-def _part(tensor: Any, leaf: dict[str, Any]) -> Any:
+def _from_file(tensor: Any, leaf: dict[str, Any]) -> Any:
     if leaf["column"] is not None:
         tensor = tensor[..., leaf["column"] :: 2]
-    part = (tensor.T if leaf["transpose"] else tensor).reshape(leaf["shape"])
-    if leaf["interleave"]:  # the last axis is a head's: halves become neighbouring pairs
-        halves = part.reshape(*part.shape[:-1], 2, part.shape[-1] // 2)
-        part = halves.swapaxes(-1, -2).reshape(part.shape)
-    return part
+    matrix = (tensor.T if leaf["transpose"] else tensor).reshape(leaf["shape"])
+    if leaf["interleave"]:  # the last axis is a head's: its two halves become adjacent pairs
+        pairs = matrix.reshape(*matrix.shape[:-1], 2, matrix.shape[-1] // 2)
+        matrix = pairs.swapaxes(-1, -2).reshape(matrix.shape)
+    return matrix
 
 
-def drawn(leaf: dict[str, Any], place: Any, *, seed: int, number: int) -> Any:
-    """First weights of `leaf`: normal, or ones; every device draws its part."""
+def random_array(leaf: dict[str, Any], target: Any, *, seed: int, number: int) -> Any:
+    """Return the random initialization of `leaf`: normal, or ones. Every device creates its shard."""
     import jax
     import jax.numpy as jnp
 
     def draw(key: Any) -> Any:
         if leaf["std"] is None:
-            return jnp.ones(place.shape, dtype=jnp.float32)
-        return leaf["std"] * jax.random.normal(key, place.shape, dtype=jnp.float32)
+            return jnp.ones(target.shape, dtype=jnp.float32)
+        return leaf["std"] * jax.random.normal(key, target.shape, dtype=jnp.float32)
 
     key = jax.random.fold_in(jax.random.PRNGKey(seed), number)
-    return jax.jit(draw, out_shardings=place.sharding)(key)
+    return jax.jit(draw, out_shardings=target.sharding)(key)
 
 
-def parts(leaf: dict[str, Any], array: Any) -> dict[str, Any]:
-    """The file's tensors in `array`, which is `leaf`: `made` the other way, in NumPy."""
+def leaf_tensors(leaf: dict[str, Any], array: Any) -> dict[str, Any]:
+    """Return the file's tensors in the `array` of `leaf`: the inverse of `leaf_array`, in NumPy."""
     import numpy as np
 
     array = np.moveaxis(np.asarray(array), leaf["axes"], range(len(leaf["axes"])))
     tensors = {}
-    for name, part in zip(names(leaf), array.reshape(-1, *leaf["shape"]), strict=True):
+    for name, matrix in zip(names(leaf), array.reshape(-1, *leaf["shape"]), strict=True):
         if leaf["interleave"]:
-            pairs = part.reshape(*part.shape[:-1], part.shape[-1] // 2, 2)
-            part = pairs.swapaxes(-1, -2).reshape(part.shape)
-        tensors[name] = _matrix(part, leaf)
+            pairs = matrix.reshape(*matrix.shape[:-1], matrix.shape[-1] // 2, 2)
+            matrix = pairs.swapaxes(-1, -2).reshape(matrix.shape)
+        tensors[name] = _to_file(matrix, leaf)
     return tensors
 
 
-def _matrix(part: Any, leaf: dict[str, Any]) -> Any:
-    """Back to the axes of a file's tensor."""
+def _to_file(matrix: Any, leaf: dict[str, Any]) -> Any:
+    """Return a matrix with the axes of a file's tensor."""
     if not leaf["transpose"]:
-        return part.reshape(-1) if leaf["is_flat"] else part
-    return part.reshape(math.prod(part.shape[: leaf["num_inputs"]]), -1).T
+        return matrix.reshape(-1) if leaf["is_flat"] else matrix
+    return matrix.reshape(math.prod(matrix.shape[: leaf["num_inputs"]]), -1).T
 
 
 def main(table: Path, checkpoint: Path, out: Path, dtype: str) -> None:
-    """Write the parameters of `checkpoint`, a folder of one step, as `out`."""
+    """Write the parameters of `checkpoint`, the folder of a step, to `out`."""
     import jax.numpy as jnp
     import numpy as np
     from etils import epath
@@ -160,7 +160,7 @@ def main(table: Path, checkpoint: Path, out: Path, dtype: str) -> None:
     for leaf in json.loads(table.read_text(encoding="utf-8"))["leaves"]:
         held = state[STATES]["model"] if leaf["is_state"] else state["params"]["params"]
         kind = jnp.dtype("float32" if leaf["is_state"] else dtype)
-        for name, tensor in parts(leaf, np.asarray(_at(held, leaf["path"].split("/")))).items():
+        for name, tensor in leaf_tensors(leaf, np.asarray(_at(held, leaf["path"].split("/")))).items():
             if leaf["column"] is None:
                 tensors[name] = np.ascontiguousarray(tensor.astype(kind))
                 continue

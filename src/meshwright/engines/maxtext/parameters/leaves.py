@@ -1,9 +1,9 @@
-"""Where every tensor of a Hugging Face file stands in MaxText's parameters. Pure: neither JAX nor PyTorch.
+"""The position of every tensor of a Hugging Face file in MaxText's parameters. Pure: neither JAX nor PyTorch.
 
-MaxText stacks the layers of a scan, the stages of a pipeline and the experts of a layer into one array. A `Leaf` says
-how it is made of the file's matrices, in words that a script without Meshwright can follow:
+MaxText stacks the layers of a scan, the stages of a pipeline and the experts of a layer in one array. A `Leaf`
+describes such an array for a script that runs without Meshwright:
 
-    transpose each matrix, give it `shape`, and lay the matrices along `axes` as a grid of the size `grid`
+    transpose each matrix, reshape it to `shape`, and stack the matrices along `axes` as a grid of the size `grid`
 
     layers of a scan        axis 1:        embed, L, heads, d
     stages of a pipeline    first axes:    (repeats,) stages, embed, heads, d
@@ -21,7 +21,7 @@ from typing import Any
 
 from meshwright.engines.maxtext.config.models import is_gpt_oss, is_latent
 from meshwright.engines.maxtext.in_maxtext_environment.meshwright_weights import names
-from meshwright.engines.maxtext.parameters.layer_matrices import STD, Part, parts_of
+from meshwright.engines.maxtext.parameters.matrices import STD, LayerMatrix, layer_matrices
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -32,26 +32,26 @@ class Leaf:
     """One array of MaxText's parameters."""
 
     path: str  # keys, joined by slashes
-    name: str  # in the file; {layer} and {expert} stand for numbers
+    name: str  # in the file; {layer} and {expert} are replaced by numbers
     layers: tuple[int, ...] = ()  # in the order of the grid; (): outside the layers
     num_experts: int = 0  # 0: the matrix is not an expert's
     experts_first: bool = False  # the grid's rows are experts, not layers
-    grid: tuple[int, ...] = ()  # how many tensors along each of `axes`; (): one tensor
+    grid: tuple[int, ...] = ()  # number of tensors along each of `axes`; (): one tensor
     axes: tuple[int, ...] = ()
     shape: tuple[int, ...]  # of one tensor, transposed
     transpose: bool
-    num_inputs: int = 1  # axes of `shape` that a matrix has as one, its inputs
-    interleave: bool = False  # rows of each head: halves become neighbouring pairs
-    std: float | None  # of first weights that are drawn; None: ones
+    num_inputs: int = 1  # axes of `shape` that are one axis of the matrix, its inputs
+    interleave: bool = False  # rows of each head: the two halves become adjacent pairs
+    std: float | None  # of the initialization; None: ones
     is_adapter: bool = False  # its tensors are in a file of adapters
-    is_state: bool = False  # no gradient moves it: kept apart from the weights, and in fp32 everywhere
-    is_flat: bool = False  # the file has all axes of `shape` as one
-    column: int | None = None  # 0, 1: every second column of the file's tensor, which another leaf shares
+    is_state: bool = False  # without gradient: separate from the weights, and always fp32
+    is_flat: bool = False  # all axes of `shape` are one axis in the file
+    column: int | None = None  # 0, 1: every second column of the file's tensor; the others are another leaf
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stack:
-    """Where some of the layers stand: a folder of parameters, and the grid in which their numbers lie."""
+    """The position of some layers: a path of parameters, and the grid of their numbers."""
 
     folder: str
     grid: tuple[int, ...]
@@ -61,7 +61,7 @@ class _Stack:
 
 
 def leaves(model: Model, plan: Plan) -> Iterator[Leaf]:
-    """All parameters of `model` under `plan`."""
+    """Yield all parameters of `model` under `plan`."""
     h, vocab = model.hidden, model.vocab
     yield Leaf(
         path="token_embedder/embedding",
@@ -82,8 +82,8 @@ def leaves(model: Model, plan: Plan) -> Iterator[Leaf]:
             std=STD,
         )
     for stack in _stacks(model, plan):
-        for part in parts_of(model, has_experts=stack.has_experts):
-            yield _stacked(part, stack, model)
+        for matrix in layer_matrices(model, has_experts=stack.has_experts):
+            yield _stacked(matrix, stack, model)
 
 
 MODULES = {
@@ -95,36 +95,36 @@ MODULES = {
     "up": "mlp/wi_1",
     "down": "mlp/wo",
 }
-"""What a target of adapters is in a layer of MaxText."""
+"""Modules of MaxText by the targets of adapters."""
 
 
 def adapter_leaves(model: Model, plan: Plan, lora: Lora) -> Iterator[Leaf]:
-    """The adapters of `model` under `plan`, which has no stages; names are those of a file of PEFT."""
-    places = {f"{MODULES[target]}/kernel" for target in lora.targets}
+    """Yield the adapters of `model` under `plan`, which has one stage; names are those of a PEFT file."""
+    paths = {f"{MODULES[target]}/kernel" for target in lora.targets}
     for stack in _stacks(model, plan):
-        for part in parts_of(model, has_experts=stack.has_experts):
-            if part.place not in places:
+        for matrix in layer_matrices(model, has_experts=stack.has_experts):
+            if matrix.path not in paths:
                 continue
-            inputs, outputs = part.shape[: part.num_inputs], part.shape[part.num_inputs :]
+            inputs, outputs = matrix.shape[: matrix.num_inputs], matrix.shape[matrix.num_inputs :]
             for letter, shape in (("a", (math.prod(inputs), lora.rank)), ("b", (lora.rank, *outputs))):
-                leaf = _stacked(replace(part, shape=shape, num_inputs=1), stack, model)
+                leaf = _stacked(replace(matrix, shape=shape, num_inputs=1), stack, model)
                 yield replace(
                     leaf,
                     path=f"{leaf.path}_lora_{letter}",
                     name=f"base_model.model.{leaf.name.removesuffix('weight')}lora_{letter.upper()}.weight",
-                    interleave=part.interleave and letter == "b",
+                    interleave=matrix.interleave and letter == "b",
                     is_adapter=True,
                 )
 
 
 def all_leaves(run: Run, plan: Plan) -> list[Leaf]:
-    """The parameters of `run`, and after them its adapters."""
+    """Return the parameters of `run`, followed by its adapters."""
     found = [*leaves(run.model, plan)]
     return [*found, *adapter_leaves(run.model, plan, run.lora)] if run.lora is not None else found
 
 
 def file_shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a file of `model`'s weights, and its shape."""
+    """Return the tensors of a file of `model`'s weights with their shapes."""
     return {name: _file_shape(leaf) for leaf in leaves(model, Plan()) for name in names(asdict(leaf))}
 
 
@@ -138,7 +138,7 @@ def _file_shape(leaf: Leaf) -> tuple[int, ...]:
 
 
 def as_json(found: Iterable[Leaf]) -> list[dict[str, Any]]:
-    """Leaves as JSON objects."""
+    """Return leaves as JSON objects."""
     return [asdict(leaf) for leaf in found]
 
 
@@ -162,10 +162,10 @@ def _stacks(model: Model, plan: Plan) -> Iterator[_Stack]:
 
 
 def _scans(model: Model) -> Iterator[_Stack]:
-    """One scan of all layers. Where they are not alike, one of each kind:
+    """Yield one scan of all layers, or one per kind of layers:
 
-    latent attention    the dense layers, and those with experts
-    gpt-oss             those with a window, and those without: both are in one scan, in blocks of two
+    latent attention    dense layers, and layers with experts
+    gpt-oss             layers with a window, and layers without: both are in one scan, in blocks of two
     """
     every, num_dense = range(model.num_layers), model.num_dense_layers
     kinds = [("layers", every, model.experts is not None)]
@@ -184,28 +184,28 @@ def _scans(model: Model) -> Iterator[_Stack]:
             )
 
 
-def _stacked(part: Part, stack: _Stack, model: Model) -> Leaf:
-    """The array of `part` of all layers of `stack`: experts before layers of a scan, after stages of a pipeline."""
+def _stacked(matrix: LayerMatrix, stack: _Stack, model: Model) -> Leaf:
+    """Return the array of `matrix` in all layers of `stack`: experts before layers of a scan, after pipeline stages."""
     grid, axes = stack.grid, stack.axes
-    num_experts = model.experts.num_experts if part.per_expert and model.experts else 0
+    num_experts = model.experts.num_experts if matrix.per_expert and model.experts else 0
     is_scan = axes == (1,)
     if num_experts:
         grid = (num_experts, *grid) if is_scan else (*grid, num_experts)
         axes = tuple(range(len(grid)))
     return Leaf(
-        path=f"{stack.folder}/{part.place}",
-        name=f"model.layers.{{layer}}.{part.name}",
+        path=f"{stack.folder}/{matrix.path}",
+        name=f"model.layers.{{layer}}.{matrix.name}",
         layers=stack.layers,
         num_experts=num_experts,
         experts_first=bool(num_experts) and is_scan,
         grid=grid,
-        axes=(0,) if part.is_state else axes,
-        shape=part.shape,
-        transpose=part.transpose,
-        num_inputs=part.num_inputs,
-        interleave=part.interleave,
-        std=part.std,
-        is_state=part.is_state,
-        is_flat=part.is_flat,
-        column=part.column,
+        axes=(0,) if matrix.is_state else axes,
+        shape=matrix.shape,
+        transpose=matrix.transpose,
+        num_inputs=matrix.num_inputs,
+        interleave=matrix.interleave,
+        std=matrix.std,
+        is_state=matrix.is_state,
+        is_flat=matrix.is_flat,
+        column=matrix.column,
     )

@@ -1,7 +1,7 @@
-"""Adapters that MaxText trains: the first ones, and the weights that those in its checkpoints belong to.
+"""Initial adapters of a training, and the base weights of the adapters in its checkpoints.
 
-FOLDER/maxtext/adapters            the first ones, as PEFT keeps them: those of the native engine
-CHECKPOINTS/maxtext/base.json      the frozen weights; checkpoints hold adapters alone
+FOLDER/maxtext/adapters            initial adapters in PEFT's format, equal to those of the native engine
+CHECKPOINTS/maxtext/base.json      the frozen weights; checkpoints contain only adapters
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from meshwright.engines.maxtext.lower import NAME
 from meshwright.files import write_atomically
 from meshwright.specs.run import Run
 
-FIRST, FILE, BASE = "adapters", "adapter_model.safetensors", "base.json"
+FOLDER, FILE, BASE = "adapters", "adapter_model.safetensors", "base.json"
 
 
-def write_first(run: Run, output: Path) -> None:
-    """Write what training begins with, where it is not there yet."""
+def write_initial_adapters(run: Run, output: Path) -> None:
+    """Write the initial adapters, unless they exist."""
     from meshwright.training.conversion import export_initial_adapters
 
-    if not (output / FIRST).is_dir():
-        export_initial_adapters(run, output / FIRST)
+    if not (output / FOLDER).is_dir():
+        export_initial_adapters(run, output / FOLDER)
 
 
-def note_base(run: Run) -> None:
-    """Write down the frozen weights of the run's checkpoints, where nobody has yet."""
+def write_base(run: Run) -> None:
+    """Write the identity of the frozen weights to the folder of the run's checkpoints, unless it exists."""
     from meshwright.training.weights import find_weights
 
     path = _base_file(run)
@@ -38,7 +38,7 @@ def note_base(run: Run) -> None:
 
 
 def refuse_other_base(run: Run) -> None:
-    """Raise InputError where the run's checkpoints hold adapters of other weights than the run's."""
+    """Raise InputError if the run's checkpoints contain adapters of other base weights than the run's."""
     from meshwright.training.conversion import require_base
     from meshwright.training.weights import find_weights
 

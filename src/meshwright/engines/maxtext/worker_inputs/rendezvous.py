@@ -1,4 +1,4 @@
-"""Where JAX's processes meet. torchrun's own store listens on MASTER_PORT, where JAX would listen too."""
+"""The rendezvous address of JAX's processes. torchrun's own store already listens on MASTER_PORT."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import socket
 
 from meshwright.training.rendezvous import free_port
 
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun says so where its agent has the store
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # set by torchrun if its agent has the store
 
 
-def place() -> dict[str, str]:
-    """MASTER_ADDR and MASTER_PORT for JAX, which its first process serves; nothing where they are free.
+def variables() -> dict[str, str]:
+    """Return MASTER_ADDR and MASTER_PORT of JAX's coordinator; empty if the given port is free.
 
-    Under torchrun the first process finds a port and tells the others through torchrun's store, of each restart anew.
+    Under torchrun the first process chooses a port and sends it to the others through torchrun's store, at every
+    restart.
     """
     if os.environ.get(AGENT_STORE) != "True" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return {}
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  not in __all__
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False)
@@ -29,7 +30,7 @@ def place() -> dict[str, str]:
 
 
 def _own_address(host: str, port: int) -> str:
-    """What other hosts call this one: the address that reaches `host`, or `host` where that is this machine itself."""
+    """Return this host's address for other hosts: the local address of a connection to `host`, or `host` itself."""
     with socket.create_connection((host, port)) as there:
         address = there.getsockname()[0]
     return host if address.startswith("127.") or address == "::1" else address

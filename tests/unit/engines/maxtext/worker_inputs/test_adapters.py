@@ -41,10 +41,12 @@ def model(seed: int):
 
 
 def test_the_first_adapters_are_the_native_engines(tmp_path):
-    adapters.write_first(runfile.loads(RUN), tmp_path)
-    adapters.write_first(runfile.loads(RUN), tmp_path)  # of a training that goes on: they are there
+    adapters.write_initial_adapters(runfile.loads(RUN), tmp_path)
+    adapters.write_initial_adapters(
+        runfile.loads(RUN), tmp_path
+    )  # of a training that goes on: they are there
     native, read = model(5), model(6)
-    load_adapters(read, tmp_path / adapters.FIRST)
+    load_adapters(read, tmp_path / adapters.FOLDER)
     pairs = list(zip(adapted(native), adapted(read), strict=True))
     assert len(pairs) == 4
     for (name, wanted), (_, found) in pairs:
@@ -61,8 +63,8 @@ def test_checkpoints_belong_to_their_base(tmp_path):
         save_weights(plain, tmp_path / f"base{seed}", dtype=torch.float32)
     first, second = (runfile.loads(RUN, overrides=[f"weights=base{seed}"]) for seed in (1, 2))
     adapters.refuse_other_base(first)  # there are no checkpoints yet
-    adapters.note_base(first)
-    adapters.note_base(second)  # what is known stays
+    adapters.write_base(first)
+    adapters.write_base(second)  # what is known stays
     adapters.refuse_other_base(first)
     for other in (second, run):
         with pytest.raises(InputError, match="the adapters belong to other weights"):

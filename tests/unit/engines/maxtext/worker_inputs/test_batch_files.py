@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from meshwright import runfile
-from meshwright.engines.maxtext.worker_inputs import batch_files as data
+from meshwright.engines.maxtext.worker_inputs import batch_files
 from meshwright.training.data import Batches, open_data
 
 RUN = """
@@ -36,7 +36,7 @@ def write(tmp_path, monkeypatch):
     def written(*overrides: str) -> tuple[Path, runfile.Run]:
         run = runfile.loads(RUN, overrides=overrides)
         folder = Path("out")
-        data.write(run, folder, asked_for=data.wanted(run, run.plan, num_processes=1))
+        batch_files.write(run, folder, request=batch_files.batch_request(run, run.plan, num_processes=1))
         return folder, run
 
     return written
@@ -44,21 +44,21 @@ def write(tmp_path, monkeypatch):
 
 def test_text_becomes_token_files(write):
     folder, _ = write()
-    assert not data.is_for_our_loop(folder)
-    assert data.end_token(folder) in (256, 258)  # of the tokenizer; or nothing ends in these samples
+    assert not batch_files.has_arrays(folder)
+    assert batch_files.end_token(folder) in (256, 258)  # of the tokenizer; or nothing ends in these samples
     assert (folder / "tokens.bin").stat().st_size == 4 * 65 * 4 * (3 + 1)
 
 
 def test_prompts_become_arrays(write):
     folder, run = write("data.source=pairs.jsonl")
-    assert data.is_for_our_loop(folder)
+    assert batch_files.has_arrays(folder)
     assert not (folder / "tokens.bin").exists()
-    rows = np.load(folder / data.TRAINING)
+    rows = np.load(folder / batch_files.TRAINING)
     assert rows.shape == (3 * 4, 4, 64)
     batches = Batches(samples=open_data(run).train, global_batch=4, seed=0)
     for step in range(3):
         batch = batches.at(step)
-        for field, name in enumerate(data.FIELDS):
+        for field, name in enumerate(batch_files.FIELDS):
             assert (rows[4 * step : 4 * step + 4, field] == getattr(batch, name).numpy()).all(), name
     assert (rows[:, 1] < 0).mean() > 0.5  # most of a sample are prompts
     assert (rows[:, 3] == -1).any()  # and some is padding
@@ -67,14 +67,14 @@ def test_prompts_become_arrays(write):
 @pytest.mark.parametrize("overrides", [["task=lora"], ["train.evaluate={every_steps: 2, num_batches: 2}"]])
 def test_adapters_and_evaluation_take_arrays(write, overrides):
     folder, _ = write(*overrides)
-    assert data.is_for_our_loop(folder)
-    assert (folder / data.VALIDATION).is_file() == ("lora" not in overrides[0])
+    assert batch_files.has_arrays(folder)
+    assert (folder / batch_files.VALIDATION).is_file() == ("lora" not in overrides[0])
 
 
 def test_other_batches_are_written_anew(write):
     folder, _ = write("task=lora")
-    before = (folder / data.TRAINING).stat().st_mtime_ns
+    before = (folder / batch_files.TRAINING).stat().st_mtime_ns
     write("task=lora")
-    assert (folder / data.TRAINING).stat().st_mtime_ns == before
+    assert (folder / batch_files.TRAINING).stat().st_mtime_ns == before
     write()
-    assert not data.is_for_our_loop(folder)
+    assert not batch_files.has_arrays(folder)
