@@ -30,7 +30,7 @@ import numpy as np
 from meshwright import catalog
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.tables import PlanTable
-from meshwright.planner.legality import legal_mask, setting_for
+from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import BLOCK_ROWS, PlanResult, search
@@ -75,11 +75,11 @@ def sample(wanted: PlanRequest, count: int) -> PlanTable:
 
 def stage_rates(wanted: PlanRequest, repeat: int) -> dict[str, float]:
     """Candidates per second of each filter, on blocks of the size that the search uses."""
-    model, setting = cost_model(wanted), setting_for(wanted)
+    model, setting = cost_model(wanted), legality_context(wanted)
     plan = sample(wanted, 8 * BLOCK_ROWS)
     blocks = [plan.take(np.arange(i * BLOCK_ROWS, (i + 1) * BLOCK_ROWS)) for i in range(8)]
     stages: dict[str, Callable[[PlanTable], object]] = {
-        "legality (all rules)": lambda p: legal_mask(p, setting=setting),
+        "legality (all rules)": lambda p: legal_mask(p, context=setting),
         "memory (exact)": model.memory,
         "lower bound (per node)": model.bound_s,
         "step time (full model)": model.steps,

@@ -12,7 +12,7 @@ from meshwright.catalog import engine_names
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.tables import plan_from_row
 from meshwright.planner.estimate import estimate_plan
-from meshwright.planner.legality import legal_mask, setting_for
+from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import Distinct, search
@@ -71,7 +71,7 @@ def reserved_bytes(model, plan):
 def test_search_equals_exhaustive_search(request):
     model = replace(cost_model(request), refine=lambda plan, steps: None)
     plan = enumerate_plans(default_space(request))
-    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(request))))
+    plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(request))))
     if num_rows(plan):
         plan = plan.take(np.flatnonzero(model.memory_budget.fits(reserved_bytes(model, plan))))
     expected = np.sort(np.atleast_1d(model.steps(plan).step_s))[:7] if num_rows(plan) else []
@@ -84,7 +84,7 @@ def test_search_equals_exhaustive_search(request):
 def test_the_bound_never_exceeds_the_step(request):
     model = cost_model(request)
     plan = enumerate_plans(default_space(request))
-    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(request))))
+    plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(request))))
     if num_rows(plan):
         assert np.all(model.bound_s(plan) <= model.steps(plan).step_s * (1 + 1e-9))
 
@@ -120,7 +120,7 @@ def test_what_fits_for_the_search_fits_for_the_estimate_and_the_reverse(request,
     for found in search(request, top=5).plans:
         assert estimate_plan(request, found.plan).step.memory.fits
     plan = enumerate_plans(default_space(request))
-    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(request))))
+    plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(request))))
     if not num_rows(plan):
         return
     model = cost_model(request)

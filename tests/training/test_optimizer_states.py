@@ -154,7 +154,7 @@ def test_the_planner_counts_the_bytes_that_are_kept():
         adamw = NarrowAdamW([weight], settings=run.optimizer, weight_decay=0.0, seed=0)
         tensors = [t for kept in (adamw.first, adamw.second) for t in vars(kept).values()]
         kept_bytes = sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor) and t.numel() in SIZES)
-        assert kept_bytes / weight.numel() == run.precision.moment_bytes
+        assert kept_bytes / weight.numel() == run.precision.optimizer_state_bytes
 
 
 SIZES = (2**18, 2**18 // STATE_BLOCK)  # of values and of scales; tables are smaller

@@ -131,23 +131,23 @@ def gemm_s(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
+class PassTimes:
     """Seconds of one module in the forward pass and in the two halves of the backward pass."""
 
     forward_s: Array
     input_s: Array  # gradient of the inputs
     weight_s: Array  # gradient of the weights
 
-    def __add__(self, other: Passes) -> Passes:
-        return Passes(
+    def __add__(self, other: PassTimes) -> PassTimes:
+        return PassTimes(
             forward_s=self.forward_s + other.forward_s,
             input_s=self.input_s + other.input_s,
             weight_s=self.weight_s + other.weight_s,
         )
 
-    def times(self, factor: Array) -> Passes:
+    def times(self, factor: Array) -> PassTimes:
         """`factor` of them one after the other."""
-        return Passes(
+        return PassTimes(
             forward_s=self.forward_s * factor, input_s=self.input_s * factor, weight_s=self.weight_s * factor
         )
 
@@ -156,27 +156,29 @@ class Passes:
         return self.forward_s + self.input_s + self.weight_s
 
 
-NOTHING = Passes(forward_s=0.0, input_s=0.0, weight_s=0.0)
+NOTHING = PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCompute:
     """One layer of each kind on one device for one micro-batch, by kernel family; no communication."""
 
-    attention_gemm: Passes
-    attention_core: Passes  # mean of full and windowed layers
-    dense_ffn: Passes
-    experts: Passes  # grouped GEMMs and shared experts
-    router: Passes  # scores, top-k, permutation
-    elementwise: Passes  # norms, residual, rotary embedding, casts of one dense layer
-    moe_elementwise: Passes
-    head: Passes  # output matrix and loss
+    attention_gemm: PassTimes
+    attention_core: PassTimes  # mean of full and windowed layers
+    dense_ffn: PassTimes
+    experts: PassTimes  # grouped GEMMs and shared experts
+    router: PassTimes  # scores, top-k, permutation
+    elementwise: PassTimes  # norms, residual, rotary embedding, casts of one dense layer
+    moe_elementwise: PassTimes
+    head: PassTimes  # output matrix and loss
     norm_s: Array  # forward seconds of both norms, of the activation, of the experts' activation: parts of the above
     activation_s: Array
     moe_activation_s: Array
-    dense_floor: Passes  # least time of a dense layer's arithmetic at the sustained rate
-    moe_floor: Passes
-    latent_up: Passes  # the part of attention_gemm that expands MLA's latent; recomputed by mla_up_projection
+    dense_floor: PassTimes  # least time of a dense layer's arithmetic at the sustained rate
+    moe_floor: PassTimes
+    latent_up: (
+        PassTimes  # the part of attention_gemm that expands MLA's latent; recomputed by mla_up_projection
+    )
 
 
 def layer_compute(
@@ -198,7 +200,7 @@ def layer_compute(
 
     def linear(
         m: Array, n: Array, k: Array, *, bf16: bool = False, groups: Array = 1, grouped: bool = False
-    ) -> Passes:
+    ) -> PassTimes:
         peak, element_bytes = rates.matmul_flops_per_s * rates.gemm_ratio, b_in
         if bf16:  # but in fp32 nothing is narrower
             peak = np.where(b_in > 2, peak, rates.bf16_flops_per_s * rates.bf16_gemm_ratio)
@@ -226,7 +228,7 @@ def layer_compute(
         # Quantising reads 16 bits and writes the narrow format, as it is and transposed: inputs forward, output
         # gradients backward. Quantised weights are kept for all micro-batches of a step.
         casts = 0.0 if bf16 else precision.cast_passes * (2 + 2 * b_in) * groups / streaming
-        return Passes(
+        return PassTimes(
             forward_s=seconds("forward", m, n, k) + casts * m * k,
             input_s=seconds("input_gradient", m, k, n) + casts * m * n,
             weight_s=seconds("weight_gradient", n, k, m) * trained,
@@ -306,23 +308,25 @@ def layer_compute(
     )
 
 
-def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, trained: Array) -> Passes:
+def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, trained: Array) -> PassTimes:
     """Forward FLOPs of one layer (projections, feed-forward, scores) at the rate the power limit sustains."""
     linear = (attention + ffn) / (rates.matmul_flops_per_s * rates.sustained_ratio)
     scores = core / (rates.bf16_flops_per_s * rates.sustained_ratio)
-    return Passes(forward_s=linear + scores, input_s=linear + 2.5 * scores, weight_s=linear * trained)
+    return PassTimes(forward_s=linear + scores, input_s=linear + 2.5 * scores, weight_s=linear * trained)
 
 
-def _memory_bound(forward_s: Array) -> Passes:
+def _memory_bound(forward_s: Array) -> PassTimes:
     """Backward reads the saved input and the gradient and writes a gradient: about twice the forward bytes."""
-    return Passes(forward_s=forward_s, input_s=2.0 * forward_s, weight_s=0.0 * forward_s)
+    return PassTimes(forward_s=forward_s, input_s=2.0 * forward_s, weight_s=0.0 * forward_s)
 
 
-def _head(model: ModelTable, plan: PlanTable, rates: DeviceRates, tokens: Array, gemm: Passes) -> Passes:
+def _head(
+    model: ModelTable, plan: PlanTable, rates: DeviceRates, tokens: Array, gemm: PassTimes
+) -> PassTimes:
     """Output matrix and cross-entropy; the loss reads and writes the logits in 16 and 32 bits, three times in all."""
     loss = tokens * model.vocab / plan.tensor * 6.0 / (rates.memory_bytes_per_s * rates.memory_ratio)
     loss = loss * rates.elementwise_factor
-    return (gemm + Passes(forward_s=loss, input_s=loss, weight_s=0.0 * loss)).times(rates.head_factor)
+    return (gemm + PassTimes(forward_s=loss, input_s=loss, weight_s=0.0 * loss)).times(rates.head_factor)
 
 
 def _keys(model: ModelTable, batch: BatchTable) -> Array:
@@ -333,7 +337,7 @@ def _keys(model: ModelTable, batch: BatchTable) -> Array:
 
 def _attention_core(
     model: ModelTable, batch: BatchTable, plan: PlanTable, rates: DeviceRates, tokens: Array
-) -> Passes:
+) -> PassTimes:
     """Scores and values, mean over full and windowed layers of one micro-batch on one rank."""
     keys = _keys(model, batch)
     per_token = 2 * model.num_heads / plan.tensor * (model.qk_dim + model.v_dim)
@@ -348,7 +352,7 @@ def _attention_core(
     shape = (model.num_heads * plan.micro_batch / plan.tensor, batch.seq_len / plan.context, model.qk_dim)
     forward_s = flops / (rates.bf16_flops_per_s * forward) + 6 * traffic + rates.kernel_s
     backward_s = backward_flops / (rates.bf16_flops_per_s * backward) + 8 * traffic + rates.kernel_s
-    return Passes(
+    return PassTimes(
         forward_s=forward_s * rates.corrections.factor("attention/forward", *shape),
         input_s=backward_s * rates.corrections.factor("attention/backward", *shape),
         weight_s=0.0 * flops,

@@ -56,7 +56,7 @@ class Losses:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swing:
+class GoodputSwing:
     """Goodput with one assumption at the low and the high end of its range."""
 
     name: str
@@ -203,7 +203,7 @@ def estimate_goodput(
 
 def sensitivity(
     *, num_devices: int, bytes_per_device: float, num_spares: int | None = None
-) -> tuple[Swing, ...]:
+) -> tuple[GoodputSwing, ...]:
     """How far each assumption alone moves the goodput between its ends, the largest swing first."""
 
     def at(name: str, value: float) -> float:
@@ -211,9 +211,9 @@ def sensitivity(
         return goodput_of_run(**size, num_spares=num_spares, given={name: value}).value
 
     rows = [reliability.assumption(name) for name in reliability.assumption_names()]
-    swings = [Swing(name=a.name, at_low=at(a.name, a.low), at_high=at(a.name, a.high)) for a in rows]
+    swings = [GoodputSwing(name=a.name, at_low=at(a.name, a.low), at_high=at(a.name, a.high)) for a in rows]
     now = goodput_of_run(num_devices=num_devices, bytes_per_device=bytes_per_device, num_spares=num_spares)
-    swings.append(Swing(name="failure_rate", at_low=now.low, at_high=now.high))
+    swings.append(GoodputSwing(name="failure_rate", at_low=now.low, at_high=now.high))
     moved = [swing for swing in swings if swing.at_low != swing.at_high]
     return tuple(sorted(moved, key=lambda swing: -abs(swing.at_high - swing.at_low)))
 

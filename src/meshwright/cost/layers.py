@@ -25,7 +25,7 @@ from meshwright.cost.collectives import (
     all_to_all_s,
     reduce_scatter_s,
 )
-from meshwright.cost.compute import LayerCompute, Passes
+from meshwright.cost.compute import LayerCompute, PassTimes
 from meshwright.cost.flops import Parameters
 from meshwright.cost.groups import Groups
 from meshwright.cost.overlap import exposed_s
@@ -36,7 +36,7 @@ from meshwright.specs.plan import Recompute, Sharding
 FULL = RECOMPUTES.index(Recompute.FULL)
 SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
 
-Parts = dict[str, Passes]
+Parts = dict[str, PassTimes]
 """Component -> seconds of one layer."""
 
 
@@ -59,13 +59,13 @@ class LayerParts:
 
     dense: Parts
     moe: Parts
-    head: Passes
+    head: PassTimes
     host_dense_s: Array  # to issue one forward pass
     host_moe_s: Array
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class StepContext:
     """What every function below needs to know of a plan and its system."""
 
     model: ModelTable
@@ -85,7 +85,7 @@ class Setting:
     def num_micro_batches(self) -> Array:
         return self.batch.global_batch / (self.plan.micro_batch * self.plan.data)
 
-    def exchanged_s(self, wire_s: Array, group: Group, *, count: Array = 1) -> Array:
+    def collective_s(self, wire_s: Array, group: Group, *, count: Array = 1) -> Array:
         """`count` gathers or reductions of parameters, with what the process does around each collective."""
         around = self.rates.data_collective_s * count * (group.size > 1)
         return wire_s * self.rates.data_collective_factor + around
@@ -97,7 +97,7 @@ class Setting:
         return ((self.plan.sharding == Sharding.PARAMETERS) & (self.plan.pipeline == 1)) * 1
 
 
-def layer_parts(s: Setting, compute: LayerCompute) -> LayerParts:
+def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
     """Every component of a dense and of a mixture-of-experts layer."""
     tensor = _tensor_parallel(s).times(s.rates.tensor_exposed_ratio)
     common = {
@@ -162,21 +162,21 @@ def _paced(device_s: Array, host_s: Array) -> Array:
     return longer * np.sqrt(np.sqrt(1 + ratio**4))
 
 
-def _backward_free(forward_s: Array, input_s: Array) -> Passes:
+def _backward_free(forward_s: Array, input_s: Array) -> PassTimes:
     """Passes without weight gradients."""
-    return Passes(forward_s=forward_s, input_s=input_s, weight_s=0.0 * forward_s)
+    return PassTimes(forward_s=forward_s, input_s=input_s, weight_s=0.0 * forward_s)
 
 
-def _throttled(parts: Parts, floor: Passes) -> Passes:
+def _throttled(parts: Parts, floor: PassTimes) -> PassTimes:
     """What the power limit adds where a layer would run its arithmetic faster than the device sustains."""
 
     def lacking(part: str) -> Array:
         return np.maximum(getattr(floor, part) - _sum(parts, part), 0.0)
 
-    return Passes(forward_s=lacking("forward_s"), input_s=lacking("input_s"), weight_s=lacking("weight_s"))
+    return PassTimes(forward_s=lacking("forward_s"), input_s=lacking("input_s"), weight_s=lacking("weight_s"))
 
 
-def _tensor_parallel(s: Setting) -> Passes:
+def _tensor_parallel(s: StepContext) -> PassTimes:
     """Two gathers and two scatters per pass with sequence parallelism, two all-reduces without.
 
     Korthikanti et al. 2022, arXiv 2205.05198, section 4.2. Backward gathers the saved inputs once more for the
@@ -195,7 +195,7 @@ def _tensor_parallel(s: Setting) -> Passes:
     return _backward_free(seconds, seconds)
 
 
-def _context_parallel(s: Setting, core: Passes) -> Passes:
+def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
     """Attention in as many parts as there are ranks, and keys and values of all other parts beside it.
 
     Backward also brings their gradients home.
@@ -213,12 +213,12 @@ def _context_parallel(s: Setting, core: Passes) -> Passes:
     )
 
 
-def _expert_parallel(s: Setting) -> Passes:
+def _expert_parallel(s: StepContext) -> PassTimes:
     """Dispatch and combine forward, and both again backward."""
     model, plan = s.model, s.plan
     copy = s.tokens / plan.tensor * plan.expert_tensor * model.hidden
 
-    def exchange(element_bytes: Array) -> Array:
+    def all_to_all(element_bytes: Array) -> Array:
         flat = all_to_all_s(copy * model.top_k * element_bytes, s.groups.expert)
         merged = all_to_all_hierarchical_s(
             copy * element_bytes,
@@ -229,11 +229,11 @@ def _expert_parallel(s: Setting) -> Passes:
         return np.where(s.rates.deduplicates > 0, np.minimum(flat, merged), flat)
 
     active = (plan.expert > 1) & (model.num_experts > 0)
-    seconds = np.where(active, exchange(s.precision.dispatch_bytes) + exchange(2.0), 0.0)
+    seconds = np.where(active, all_to_all(s.precision.dispatch_bytes) + all_to_all(2.0), 0.0)
     return _backward_free(seconds, seconds)
 
 
-def _recomputed(s: Setting, compute: LayerCompute, parts: Parts, *, is_moe: bool) -> Passes:
+def _recomputed(s: StepContext, compute: LayerCompute, parts: Parts, *, is_moe: bool) -> PassTimes:
     """What runs forward a second time in the backward pass, mean over a rank's layers."""
     plan = s.plan
     if is_moe:
@@ -257,7 +257,7 @@ def _recomputed(s: Setting, compute: LayerCompute, parts: Parts, *, is_moe: bool
     return _backward_free(0.0 * again, again)
 
 
-def _gather(s: Setting, parts: Parts, dense_weights: Array, expert_weights: Array) -> Passes:
+def _gather(s: StepContext, parts: Parts, dense_weights: Array, expert_weights: Array) -> PassTimes:
     """FSDP per layer and micro-batch: what is left of gather and reduction after hiding behind compute."""
     groups, precision, rates = s.groups, s.precision, s.rates
     trained = 1 - (s.model.lora_rank > 0) * 1
@@ -265,8 +265,8 @@ def _gather(s: Setting, parts: Parts, dense_weights: Array, expert_weights: Arra
 
     def over_shards(collective: object, bytes_per_weight: Array) -> Array:
         run = all_gather_s if collective is all_gather_s else reduce_scatter_s
-        dense = s.exchanged_s(run(dense_weights * bytes_per_weight, groups.shard), groups.shard)
-        experts = s.exchanged_s(
+        dense = s.collective_s(run(dense_weights * bytes_per_weight, groups.shard), groups.shard)
+        experts = s.collective_s(
             run(expert_weights * bytes_per_weight, groups.expert_shard), groups.expert_shard
         )
         return dense + np.where(has_experts, experts, 0.0)
@@ -285,14 +285,14 @@ def _gather(s: Setting, parts: Parts, dense_weights: Array, expert_weights: Arra
     return _backward_free(exposed(gather, _sum(parts, "forward_s")), exposed(gather + reduce, backward))
 
 
-def _hooks(s: Setting) -> Passes:
+def _hooks(s: StepContext) -> PassTimes:
     """What a process does around each layer's passes where states are shared out, to see whether something is to be
     exchanged."""
     once = 0.5 * s.rates.data_layer_s * (s.plan.data * s.plan.context > 1)
     return _backward_free(once, once)
 
 
-def _accumulation(s: Setting, weights: Array) -> Passes:
+def _accumulation(s: StepContext, weights: Array) -> PassTimes:
     """Gradients of a micro-batch, added to the fp32 sum of those before it: read, and the sum read and written.
 
     The first ones are the sum, or are copied into it where they are narrower.
@@ -304,4 +304,4 @@ def _accumulation(s: Setting, weights: Array) -> Passes:
     num_bytes = weights * trained * (first + (n - 1) * (element_bytes + 8)) / n
     device = s.rates.device
     seconds = num_bytes * s.rates.accumulation_passes / (device.memory_bytes_per_s * device.memory_ratio)
-    return Passes(forward_s=0.0 * seconds, input_s=0.0 * seconds, weight_s=seconds)
+    return PassTimes(forward_s=0.0 * seconds, input_s=0.0 * seconds, weight_s=seconds)

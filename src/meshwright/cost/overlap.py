@@ -34,8 +34,8 @@ def exposed_s(
     >>> float(exposed_s(3.0, 2.0)), float(exposed_s(1.0, 2.0, 1.25).round(6))
     (1.0, 0.2)
     """
-    beside_s = overlap_ratio * comm_s
-    comm_ends_first_s = beside_s * comm_slowdown * (1 - 1 / compute_slowdown)
-    compute_ends_first_s = beside_s - compute_s + compute_slowdown * compute_s * (1 - 1 / comm_slowdown)
-    added_s = np.clip(np.maximum(comm_ends_first_s, compute_ends_first_s), 0.0, beside_s)
-    return added_s + (comm_s - beside_s)
+    overlapped_s = overlap_ratio * comm_s
+    comm_ends_first_s = overlapped_s * comm_slowdown * (1 - 1 / compute_slowdown)
+    compute_ends_first_s = overlapped_s - compute_s + compute_slowdown * compute_s * (1 - 1 / comm_slowdown)
+    added_s = np.clip(np.maximum(comm_ends_first_s, compute_ends_first_s), 0.0, overlapped_s)
+    return added_s + (comm_s - overlapped_s)

@@ -18,7 +18,7 @@ from meshwright.cost.collectives import send_receive_s
 from meshwright.cost.compute import layer_compute
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.groups import groups_of
-from meshwright.cost.layers import LayerParts, LayerTimes, Parts, Setting, layer_parts, layer_times
+from meshwright.cost.layers import LayerParts, LayerTimes, Parts, StepContext, layer_parts, layer_times
 from meshwright.cost.pipeline.closed_form import waiting_s
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.stages import StageLayers, split_layers
@@ -27,7 +27,7 @@ from meshwright.cost.update import data_parallel_s, optimizer_s
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageTimes(Table):
+class RankTimes(Table):
     """One micro-batch on the first, a middle and the last pipeline rank. Seconds."""
 
     first: LayerTimes
@@ -42,7 +42,7 @@ class StepTable:
 
     step_s: Array
     components_s: dict[str, Array]
-    stages: StageTimes
+    stages: RankTimes
     num_micro_batches: Array
     tokens_per_s_per_device: Array
     cpu_oversubscription: Array  # of the ranks, as in `SystemRates`
@@ -61,7 +61,7 @@ def estimate_steps(
 
     load_factor: tokens of the busiest expert rank over the mean; 1.0 is forced balance, as in benchmarks.
     """
-    setting = Setting(
+    context = StepContext(
         model=model,
         batch=batch,
         plan=plan,
@@ -73,17 +73,17 @@ def estimate_steps(
     compute = layer_compute(
         model=model, batch=batch, plan=plan, precision=precision, rates=rates.device, load_factor=load_factor
     )
-    parts = layer_parts(setting, compute)
+    parts = layer_parts(context, compute)
     layers = split_layers(model, plan)
-    stages = _stages(setting, layers, parts)
-    num_micro = setting.num_micro_batches
+    stages = _stages(context, layers, parts)
+    num_micro = context.num_micro_batches
 
     work, bubble = _pipeline_s(stages, plan, rates, num_micro)
-    factor = _factor(setting)
+    factor = _factor(context)
     once = {
         "bubble": bubble * factor,
-        "data_parallel": data_parallel_s(setting, layers, stages.middle) * factor,
-        "optimizer": optimizer_s(setting, layers) * factor,
+        "data_parallel": data_parallel_s(context, layers, stages.middle) * factor,
+        "optimizer": optimizer_s(context, layers) * factor,
         "fixed": rates.step_s * 1.0,
     }
     nodes = np.maximum(plan.num_devices / np.maximum(rates.network.domain, 1), 1)
@@ -91,7 +91,7 @@ def estimate_steps(
     stragglers = unhindered * rates.slowdown_per_doubling * np.log2(nodes)
     step = unhindered + stragglers
 
-    shares = _component_seconds(setting, layers, parts)
+    shares = _component_seconds(context, layers, parts)
     scale = work * factor / sum(shares.values())
     components: dict[str, Array] = {name: seconds * scale for name, seconds in shares.items()}
     components |= once | {"stragglers": stragglers}
@@ -105,14 +105,14 @@ def estimate_steps(
     )
 
 
-def _factor(s: Setting) -> Array:
+def _factor(s: StepContext) -> Array:
     """Maturity of the stack against 2025, and what no other term explains."""
     has_moe = s.model.num_moe_layers > 0
     gain = np.where(has_moe, s.rates.moe_gain_per_year, s.rates.dense_gain_per_year)
     return s.rates.general_factor * np.where(has_moe, s.rates.moe_factor, 1.0) * np.exp(-gain * s.rates.years)
 
 
-def _stages(s: Setting, layers: StageLayers, parts: LayerParts) -> StageTimes:
+def _stages(s: StepContext, layers: StageLayers, parts: LayerParts) -> RankTimes:
     dense, moe = layer_times(parts.dense, parts.host_dense_s), layer_times(parts.moe, parts.host_moe_s)
     num_mtp = s.model.num_mtp_layers
 
@@ -129,20 +129,20 @@ def _stages(s: Setting, layers: StageLayers, parts: LayerParts) -> StageTimes:
 
         return LayerTimes(forward_s=total("forward_s"), input_s=total("input_s"), weight_s=total("weight_s"))
 
-    alone = (s.plan.pipeline == 1) * 1.0
+    holds_head = (s.plan.pipeline == 1) * 1.0
     split = np.where(s.plan.sequence_parallel > 0, s.plan.tensor, 1)
     message = s.tokens * s.model.hidden * s.precision.activation_bytes / split
     hop = send_receive_s(message, s.groups.neighbours) + s.rates.pipeline_transfer_s
-    return StageTimes(
-        first=rank(layers.first_dense, layers.first_moe, head=alone),
-        middle=rank(layers.middle_dense, layers.middle_moe, head=alone),
+    return RankTimes(
+        first=rank(layers.first_dense, layers.first_moe, head=holds_head),
+        middle=rank(layers.middle_dense, layers.middle_moe, head=holds_head),
         last=rank(layers.last_dense, layers.last_moe, head=1.0),
         transfer_s=np.where(s.plan.pipeline > 1, hop, 0.0),
     )
 
 
 def _pipeline_s(
-    stages: StageTimes, plan: PlanTable, rates: SystemRates, num_micro: Array
+    stages: RankTimes, plan: PlanTable, rates: SystemRates, num_micro: Array
 ) -> tuple[Array, Array]:
     """(work of a rank, bubble and exposed transfers).
 
@@ -167,7 +167,7 @@ def _pipeline_s(
     return work, oversubscribed_s(longest, work, rates.cpu_oversubscription) - work
 
 
-def mean_of_ranks(stages: StageTimes, p: Array, part: str) -> Array:
+def mean_of_ranks(stages: RankTimes, p: Array, part: str) -> Array:
     """Seconds of one pass on the mean pipeline rank."""
     first, middle, last = (getattr(rank, part) for rank in (stages.first, stages.middle, stages.last))
     return np.where(p > 1, (first + last + np.maximum(p - 2, 0) * middle) / p, middle)
@@ -182,7 +182,7 @@ def oversubscribed_s(longest_s: Array, work_s: Array, cpu_oversubscription: Arra
     return np.maximum(longest_s / cpu_oversubscription, work_s)
 
 
-def _component_seconds(s: Setting, layers: StageLayers, parts: LayerParts) -> dict[str, Array]:
+def _component_seconds(s: StepContext, layers: StageLayers, parts: LayerParts) -> dict[str, Array]:
     """Seconds of each component of a middle rank in one micro-batch; waiting for the host apart."""
     num_dense, num_moe = layers.middle_dense, layers.middle_moe
     seconds: dict[str, Array] = {}

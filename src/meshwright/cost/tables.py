@@ -112,7 +112,7 @@ class PrecisionTable(Table):
     weight_cache_bytes: Array
     grad_bytes: Array
     master_bytes: Array
-    moment_bytes: Array
+    optimizer_state_bytes: Array
     gather_bytes: Array
     reduce_bytes: Array
     dispatch_bytes: Array

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.cost.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
-from meshwright.cost.layers import LayerTimes, Setting
+from meshwright.cost.layers import LayerTimes, StepContext
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.stages import StageLayers
 from meshwright.specs.plan import Sharding
@@ -16,7 +16,7 @@ OPTIMIZER_BYTES = 34.0
 16-bit weight written (2)."""
 
 
-def trained_parameters(s: Setting, layers: StageLayers) -> tuple[Array, Array]:
+def trained_parameters(s: StepContext, layers: StageLayers) -> tuple[Array, Array]:
     """(dense, expert) trained parameters of the rank that holds most."""
     p, plan = s.parameters, s.plan
     t = plan.tensor
@@ -32,7 +32,7 @@ def trained_parameters(s: Setting, layers: StageLayers) -> tuple[Array, Array]:
     return np.where(frozen, num_layers * p.lora_layer / t, dense), np.where(frozen, 0, expert)
 
 
-def data_parallel_s(s: Setting, layers: StageLayers, middle: LayerTimes) -> Array:
+def data_parallel_s(s: StepContext, layers: StageLayers, middle: LayerTimes) -> Array:
     """Gradient reduction behind the last backward pass, parameter gather behind the first forward pass.
 
     FSDP without a pipeline pays per layer instead, and here for the tables around the layers: gathered once, reduced
@@ -54,33 +54,33 @@ def data_parallel_s(s: Setting, layers: StageLayers, middle: LayerTimes) -> Arra
     num_moe = np.maximum(layers.first_moe, layers.middle_moe)
     several = plan.data * plan.context > 1
     several_experts = (np.asarray(expert) > 0) & (plan.expert_data > 1)
-    reduction = s.exchanged_s(reduce_s(dense, groups.shard, groups.whole), groups.whole, count=num_layers)
+    reduction = s.collective_s(reduce_s(dense, groups.shard, groups.whole), groups.whole, count=num_layers)
     reduction = np.where(several, reduction, 0.0)
     of_experts = reduce_s(expert, groups.expert_shard, groups.expert_whole)
-    of_experts = s.exchanged_s(of_experts, groups.expert_whole, count=num_moe)
+    of_experts = s.collective_s(of_experts, groups.expert_whole, count=num_moe)
     reduction = reduction + np.where(several_experts, of_experts, 0.0)
-    gathering = s.exchanged_s(gather_s(dense, groups.shard), groups.shard, count=num_layers)
+    gathering = s.collective_s(gather_s(dense, groups.shard), groups.shard, count=num_layers)
     gathering = np.where(several & sharded, gathering, 0.0)
-    of_experts = s.exchanged_s(gather_s(expert, groups.expert_shard), groups.expert_shard, count=num_moe)
+    of_experts = s.collective_s(gather_s(expert, groups.expert_shard), groups.expert_shard, count=num_moe)
     gathering = gathering + np.where(several_experts & sharded, of_experts, 0.0)
     backward = _exposed_by_chunk(s, reduction, middle.input_s + middle.weight_s)
     forward = _exposed_by_chunk(s, gathering, middle.forward_s)
     return np.where(s.gathers_layers > 0, _tables_s(s), backward + forward)
 
 
-def _tables_s(s: Setting) -> Array:
+def _tables_s(s: StepContext) -> Array:
     """Embedding and head under FSDP."""
     trained = 1 - (s.model.lora_rank > 0) * 1
     count, shard = (s.parameters.embedding + s.parameters.head) / s.plan.tensor, s.groups.shard
-    gather = s.exchanged_s(all_gather_s(count * s.precision.gather_bytes, shard), shard)
+    gather = s.collective_s(all_gather_s(count * s.precision.gather_bytes, shard), shard)
     size = count * s.precision.reduce_bytes
     copies = np.where(s.plan.data_replicate > 1, all_reduce_s(size / shard.size, s.groups.replicate), 0.0)
-    reduce = s.exchanged_s(reduce_scatter_s(size, shard) + copies, shard) * trained
+    reduce = s.collective_s(reduce_scatter_s(size, shard) + copies, shard) * trained
     felt = 1 - s.rates.gather_hidden_ratio
     return np.where(shard.size > 1, (gather + s.num_micro_batches * reduce) * felt, 0.0)
 
 
-def _exposed_by_chunk(s: Setting, comm_s: Array, pass_s: Array) -> Array:
+def _exposed_by_chunk(s: StepContext, comm_s: Array, pass_s: Array) -> Array:
     """What is left of `comm_s` behind the passes of one micro-batch (`pass_s`) or, with virtual stages, of many.
 
     Interleaving ends one chunk's backward passes before the next chunk's: all chunks but the last to finish reduce
@@ -96,7 +96,7 @@ def _exposed_by_chunk(s: Setting, comm_s: Array, pass_s: Array) -> Array:
     return hidden_early + exposed_s(comm_s / v, pass_s / v, slowdown, overlap)
 
 
-def optimizer_s(s: Setting, layers: StageLayers) -> Array:
+def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
     """One pass over gradients, master weights and moments of the rank's share, or their way over the host link."""
     dense, expert = trained_parameters(s, layers)
     plan, rates = s.plan, s.rates
@@ -107,5 +107,5 @@ def optimizer_s(s: Setting, layers: StageLayers) -> Array:
     streaming = rates.device.memory_bytes_per_s * rates.device.memory_ratio
     beside = rates.device.corrections.factor("optimizer/adamw", count)
     on_device = count * OPTIMIZER_BYTES * rates.optimizer_passes / streaming * beside
-    on_host = count * (s.precision.master_bytes + s.precision.moment_bytes) / rates.host_bytes_per_s
+    on_host = count * (s.precision.master_bytes + s.precision.optimizer_state_bytes) / rates.host_bytes_per_s
     return np.where(plan.offload_optimizer > 0, np.maximum(on_device, on_host), on_device)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from meshwright.cost.tables import BatchTable, model_row
 from meshwright.engines.base import Unsupported
-from meshwright.planner.engines import Setting, Severity, engine_facts
+from meshwright.planner.engines import LegalityContext, Severity, engine_facts
 from meshwright.planner.legality import violations
 from meshwright.specs.model import Router
 from meshwright.specs.plan import Offload, Plan, Recompute
@@ -24,7 +24,7 @@ def by_planner_rules(
 
     `any_layers_per_stage`: the engine runs any split of the layers. The planner's rule about it concerns only costs.
     """
-    setting = Setting(
+    context = LegalityContext(
         model=model_row(run.model, lora=run.lora),
         batch=BatchTable(seq_len=run.sequence_length, global_batch=run.global_batch),
         num_devices=plan.num_devices,
@@ -32,7 +32,7 @@ def by_planner_rules(
         facts=engine_facts(engine),
     )
     checked = replace(plan, layers_per_stage=None) if any_layers_per_stage else plan
-    for violation in violations(checked, setting=setting):
+    for violation in violations(checked, context=context):
         if violation.severity is Severity.REFUSED:
             yield Unsupported(
                 key="parallel", reason=violation.message, hint=_hint(violation.rule, run, engine)

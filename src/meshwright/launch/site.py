@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshwright.errors import nearest
 from meshwright.runfile import document as documents
-from meshwright.runfile.problems import Problem
+from meshwright.runfile.problems import RunFileProblem
 
 
 class ContainerRuntime(StrEnum):
@@ -112,14 +112,16 @@ def read_site(path: Path) -> Site:
     return site
 
 
-def _problem(error: Any) -> Problem:
+def _problem(error: Any) -> RunFileProblem:
     path = tuple(error["loc"])
     if error["type"] != "extra_forbidden":
-        return Problem(path=path, message=error["msg"][:1].lower() + error["msg"][1:], got=error["input"])
+        return RunFileProblem(
+            path=path, message=error["msg"][:1].lower() + error["msg"][1:], got=error["input"]
+        )
     known = _known(path[:-1])
     near = nearest(str(path[-1]), known)
     hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(known)}"
-    return Problem(path=path, message="unknown key", hint=hint, meant=near)
+    return RunFileProblem(path=path, message="unknown key", hint=hint, meant=near)
 
 
 def _known(path: tuple[str | int, ...]) -> list[str]:

@@ -5,10 +5,10 @@ screen    memory and a lower bound of step time         search    best first, ex
 objective what is made best                             explain   why this plan, why not that one
 """
 
-from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting, Severity, engine_facts
+from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope, Severity, engine_facts
 from meshwright.planner.explain import (
-    Comparison,
     Infeasible,
+    PlanComparison,
     WhyNot,
     compare,
     explain_infeasible,
@@ -21,17 +21,17 @@ from meshwright.planner.search import Counts, PlanResult, RankedPlan, search
 from meshwright.planner.space import RecomputeChoice, Space, default_space
 
 __all__ = [
-    "Comparison",
     "Counts",
     "EngineFacts",
     "Infeasible",
+    "LegalityContext",
+    "PlanComparison",
     "PlanRequest",
     "PlanResult",
     "RankedPlan",
     "RecomputeChoice",
     "Rule",
     "Scope",
-    "Setting",
     "Severity",
     "Space",
     "Violation",

@@ -37,7 +37,7 @@ CATALOGUE_VALUES: dict[str, Callable[[Accelerator], float]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class ClaimPrediction:
     """What is computed for one claim, in the claim's unit. `plans` are those that it rests on."""
 
     claim: Claim
@@ -56,7 +56,7 @@ class Prediction:
         return self.value.low - within <= self.claim.value <= self.value.high + within
 
 
-def predict_claim(found: Claim) -> Prediction | None:
+def predict_claim(found: Claim) -> ClaimPrediction | None:
     """The prediction of a claim; None where there is nothing to compute yet.
 
     Raises InfeasibleError when no plan fits of which the claim needs one.
@@ -76,12 +76,12 @@ class _Rate:
     tokens_per_s: Estimate  # per device
 
 
-def _rate(found: Claim, answer: ClaimAnswer) -> Prediction:
+def _rate(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
     rate = _rate_of(_run(answer))
-    return Prediction(claim=found, value=rate.tokens_per_s, plans=(rate.plan,))
+    return ClaimPrediction(claim=found, value=rate.tokens_per_s, plans=(rate.plan,))
 
 
-def _ratio(found: Claim, answer: ClaimAnswer) -> Prediction:
+def _ratio(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
     """The two errors are taken as independent: accelerator and software differ."""
     assert answer.against is not None
     one, other = _rate_of(_run(answer)), _rate_of(answer.against)
@@ -92,13 +92,13 @@ def _ratio(found: Claim, answer: ClaimAnswer) -> Prediction:
     ratio = Estimate(
         value=value, low=value / shorter, high=value * longer, unit="x", tier=max(a.tier, b.tier)
     )
-    return Prediction(claim=found, value=ratio, plans=(one.plan, other.plan))
+    return ClaimPrediction(claim=found, value=ratio, plans=(one.plan, other.plan))
 
 
-def _fits(found: Claim, answer: ClaimAnswer) -> Prediction:
+def _fits(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
     best = search(_request(_run(answer)), top=1).best
     plans = () if best is None else (best.plan.describe(),)
-    return Prediction(
+    return ClaimPrediction(
         claim=found, value=_exact(float(best is not None), "bool", Tier.INTERPOLATED), plans=plans
     )
 
@@ -117,30 +117,30 @@ def _rate_of(asked: ClaimRun) -> _Rate:
 # --- sizes ---
 
 
-def _efficiency(found: Claim, answer: ClaimAnswer) -> Prediction:
+def _efficiency(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
     point = _emulated(_run(answer), found.num_accelerators or 0)
-    return Prediction(claim=found, value=point.efficiency, plans=(point.emulated.plan.describe(),))
+    return ClaimPrediction(claim=found, value=point.efficiency, plans=(point.emulated.plan.describe(),))
 
 
-def _days(found: Claim, answer: ClaimAnswer) -> Prediction:
+def _days(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
     base, last = (p.costed for p in _curve(_run(answer), found.num_accelerators or 0).points)
     tokens = tokens_in(base, claim(answer.solved_by).value * DAY_S)
     steps = last.estimate.step
     productive = training_at(last.request, steps, num_tokens=tokens, goodput=None, costs=Costs()).productive
     ends = {name: getattr(productive, name) / DAY_S for name in ("value", "low", "high")}
-    return Prediction(
+    return ClaimPrediction(
         claim=found, value=Estimate(**ends, unit="days", tier=productive.tier), plans=_plans(base, last)
     )
 
 
-def _speedup(found: Claim, answer: ClaimAnswer) -> Prediction:
+def _speedup(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
     first, last = _curve(_run(answer), found.num_accelerators or 0).points
     scale_by = last.num_devices / first.num_devices
     e = last.efficiency
     value = Estimate(
         value=e.value * scale_by, low=e.low * scale_by, high=e.high * scale_by, unit="x", tier=e.tier
     )
-    return Prediction(claim=found, value=value, plans=_plans(first.costed, last.costed))
+    return ClaimPrediction(claim=found, value=value, plans=_plans(first.costed, last.costed))
 
 
 @cache
@@ -163,9 +163,9 @@ def _plans(*costed: Costed) -> tuple[str, ...]:
 # --- catalogue ---
 
 
-def _catalogue(found: Claim, answer: ClaimAnswer) -> Prediction:
+def _catalogue(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
     value = CATALOGUE_VALUES[answer.value](accelerator(found.accelerator.lower()))
-    return Prediction(claim=found, value=_exact(value, found.unit, Tier.DATASHEET))
+    return ClaimPrediction(claim=found, value=_exact(value, found.unit, Tier.DATASHEET))
 
 
 def _exact(value: float, unit: str, tier: Tier) -> Estimate:
@@ -196,7 +196,7 @@ def _request(asked: ClaimRun) -> PlanRequest:
     return request_for(_run_of(asked)).fixing(**fixed_fields(asked.fix))
 
 
-_READERS: dict[ClaimQuantity, Callable[[Claim, ClaimAnswer], Prediction]] = {
+_READERS: dict[ClaimQuantity, Callable[[Claim, ClaimAnswer], ClaimPrediction]] = {
     ClaimQuantity.RATE: _rate,
     ClaimQuantity.RATIO: _ratio,
     ClaimQuantity.FITS: _fits,

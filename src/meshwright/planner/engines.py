@@ -34,7 +34,7 @@ class Severity(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class LegalityContext:
     """Everything but the plan that legality depends on."""
 
     model: ModelTable
@@ -50,8 +50,8 @@ class Rule:
 
     name: str
     scope: Scope
-    holds: Callable[[Setting, PlanTable], Mask]
-    says: Callable[[Setting, PlanTable], str]
+    holds: Callable[[LegalityContext, PlanTable], Mask]
+    says: Callable[[LegalityContext, PlanTable], str]
     severity: Severity = Severity.REFUSED
     after: str | None = None
     """Of an engine's own rule: the shared one behind which messages have it. None: it comes last."""

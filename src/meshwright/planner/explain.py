@@ -14,7 +14,7 @@ import numpy as np
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.tables import plan_from_row
 from meshwright.planner.engines import Severity
-from meshwright.planner.legality import Violation, broken_rules, setting_for, violations
+from meshwright.planner.legality import Violation, broken_rules, legality_context, violations
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import PlanResult, RankedPlan, search
@@ -43,7 +43,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class PlanComparison:
     """Two plans side by side. `components_ms` and `memory_gib` have the largest difference first."""
 
     winner: RankedPlan
@@ -66,7 +66,7 @@ class Comparison:
         )
 
 
-class Verdict(Enum):
+class WhyNotVerdict(Enum):
     """What came of asking why not."""
 
     BEST = "best"  # it is the winner, or as good
@@ -80,8 +80,8 @@ class WhyNot:
     """The answer to "why not `fixed`?"."""
 
     fixed: Mapping[str, object]
-    verdict: Verdict
-    comparison: Comparison | None = None  # BEST and SLOWER: the best plan with `fixed` against the winner
+    verdict: WhyNotVerdict
+    comparison: PlanComparison | None = None  # BEST and SLOWER: the best plan with `fixed` against the winner
     infeasible: Infeasible | None = None  # DOES_NOT_FIT
     violations: tuple[Violation, ...] = ()  # ILLEGAL: the rules; otherwise warnings about the plan
 
@@ -113,7 +113,7 @@ class Infeasible:
         return "\n".join(lines)
 
 
-def compare(winner: RankedPlan, loser: RankedPlan, *, usable_bytes: float) -> Comparison:
+def compare(winner: RankedPlan, loser: RankedPlan, *, usable_bytes: float) -> PlanComparison:
     """Where `loser` loses its time, and how much memory each leaves of `usable_bytes`."""
     first, second = _components_s(winner), _components_s(loser)
     names = first | second
@@ -124,7 +124,7 @@ def compare(winner: RankedPlan, loser: RankedPlan, *, usable_bytes: float) -> Co
     one, other = memory_parts_gib(winner.memory), memory_parts_gib(loser.memory)
     parts = [Difference(name=n, winner=one[n], loser=other[n], unit="GiB") for n in one]
     free = [gib(usable_bytes - _number(r.memory.reserved_bytes)) for r in (winner, loser)]
-    return Comparison(
+    return PlanComparison(
         winner=winner,
         loser=loser,
         step_ms=Difference(name="step", winner=ms(winner.step_s), loser=ms(loser.step_s), unit="ms"),
@@ -134,7 +134,7 @@ def compare(winner: RankedPlan, loser: RankedPlan, *, usable_bytes: float) -> Co
     )
 
 
-def nearest_losers(result: PlanResult, *, count: int = 3) -> tuple[Comparison, ...]:
+def nearest_losers(result: PlanResult, *, count: int = 3) -> tuple[PlanComparison, ...]:
     """The winner against the plans ranked next."""
     if result.best is None:
         return ()
@@ -153,15 +153,15 @@ def why_not(
     result = search(restricted, top=1, goal=goal)
     if result.best is None:
         infeasible = explain_infeasible(result, suggest=False)
-        verdict = Verdict.DOES_NOT_FIT if infeasible.nearest else Verdict.ILLEGAL
+        verdict = WhyNotVerdict.DOES_NOT_FIT if infeasible.nearest else WhyNotVerdict.ILLEGAL
         return WhyNot(
             fixed=fixed,
             verdict=verdict,
             infeasible=infeasible if infeasible.nearest else None,
             violations=infeasible.violations,
         )
-    warnings = tuple(violations(result.best.plan, setting=setting_for(restricted)))
-    verdict = Verdict.SLOWER if result.best.value > winner.value else Verdict.BEST
+    warnings = tuple(violations(result.best.plan, context=legality_context(restricted)))
+    verdict = WhyNotVerdict.SLOWER if result.best.value > winner.value else WhyNotVerdict.BEST
     return WhyNot(
         fixed=fixed,
         verdict=verdict,
@@ -206,18 +206,18 @@ def explain_infeasible(result: PlanResult, *, suggest: bool = True) -> Infeasibl
 
 def forbidding_rules(request: PlanRequest, space: Space) -> tuple[Violation, ...]:
     """The rules that the most nearly legal candidate of `space` breaks."""
-    setting = setting_for(request)
+    context = legality_context(request)
     shape_table = shapes(space)
     if num_rows(shape_table) == 0:
-        return _refused(violations(_as_fixed(request), setting=setting))
+        return _refused(violations(_as_fixed(request), context=context))
     choice_table = choices(space)
-    best_shapes = np.argsort(broken_rules(shape_table, setting=setting), kind="stable")
+    best_shapes = np.argsort(broken_rules(shape_table, context=context), kind="stable")
     count = max(1, SAMPLED_CANDIDATES // len(choice_table))
     row = np.repeat(best_shapes[:count], len(choice_table))
     choice = np.tile(np.arange(len(choice_table)), len(row) // len(choice_table))
     plan = combine(shape_table.take(row), choice_table.take(choice))
-    index = int(np.argmin(broken_rules(plan, setting=setting)))
-    return _refused(violations(plan_from_row(plan.take(index)), setting=setting))
+    index = int(np.argmin(broken_rules(plan, context=context)))
+    return _refused(violations(plan_from_row(plan.take(index)), context=context))
 
 
 def _refused(found: list[Violation]) -> tuple[Violation, ...]:

@@ -39,14 +39,14 @@ def fixed_fields(assignments: Iterable[str]) -> dict[str, Any]:
 
 def _split(assignments: Iterable[str]) -> list[str]:
     """Words at commas; a part without = belongs to the value before it (recompute_modules=norm,mlp)."""
-    words: list[str] = []
+    assignments_found: list[str] = []
     for assignment in assignments:
         for i, part in enumerate(assignment.split(",")):
             if i and "=" not in part:
-                words[-1] += f",{part}"
+                assignments_found[-1] += f",{part}"
             else:
-                words.append(part)
-    return words
+                assignments_found.append(part)
+    return assignments_found
 
 
 def _value(name: str, text: str) -> Any:
@@ -74,10 +74,10 @@ def _value(name: str, text: str) -> Any:
 
 
 def _choice(name: str, text: str, kind: type[Enum]) -> Enum:
-    words = {(m.name.lower() if issubclass(kind, IntEnum) else m.value): m for m in kind}
-    if text.lower() not in words:
-        raise InputError(name, got=text, allowed=", ".join(words))
-    return words[text.lower()]
+    members = {(m.name.lower() if issubclass(kind, IntEnum) else m.value): m for m in kind}
+    if text.lower() not in members:
+        raise InputError(name, got=text, allowed=", ".join(members))
+    return members[text.lower()]
 
 
 def _count(name: str, text: str) -> int:

@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from meshwright.arrays import Array, Mask
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, chunks_allowed, column_of
 from meshwright.cost.tables import RECOMPUTES, SCHEDULES, PlanTable
-from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting, Severity
+from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope, Severity
 from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
 
 
-def divides(part: Array, whole: Array) -> NDArray[np.bool_]:
+def is_divisor(part: Array, whole: Array) -> NDArray[np.bool_]:
     """Where `whole` is a multiple of `part`."""
     return np.asarray(whole) % np.maximum(part, 1) == 0
 
 
-def num_micro_batches(setting: Setting, plan: PlanTable) -> Array:
+def num_micro_batches(context: LegalityContext, plan: PlanTable) -> Array:
     """Micro-batches per step, rounded down; 0 where the global batch is too small."""
-    return setting.batch.global_batch // np.maximum(plan.micro_batch * plan.data, 1)
+    return context.batch.global_batch // np.maximum(plan.micro_batch * plan.data, 1)
 
 
 def has_schedule(plan: PlanTable, *schedules: Schedule) -> NDArray[np.bool_]:
@@ -33,21 +33,21 @@ def has_schedule(plan: PlanTable, *schedules: Schedule) -> NDArray[np.bool_]:
     return np.isin(plan.schedule, [SCHEDULES.index(s) for s in schedules])
 
 
-def has_experts(setting: Setting) -> bool:
+def has_experts(context: LegalityContext) -> bool:
     """Whether the model is a mixture of experts."""
-    return bool(setting.model.num_experts > 0)
+    return bool(context.model.num_experts > 0)
 
 
-def _layers_fit(s: Setting, plan: PlanTable) -> Mask:
+def _layers_fit(s: LegalityContext, plan: PlanTable) -> Mask:
     """Middle stages take ceil(L / S) layers; what is left for the first and the last must not be negative."""
     num_layers, stages = s.model.num_layers, plan.pipeline * plan.virtual_pipeline
     if not s.facts.uneven_layers:
-        return divides(stages, num_layers)
+        return is_divisor(stages, num_layers)
     middle = -(-num_layers // np.maximum(stages, 1))
     return (num_layers - (stages - 2) * middle >= 0) & (stages <= num_layers + 2)
 
 
-def _says_layers(s: Setting, p: PlanTable) -> str:
+def _says_layers(s: LegalityContext, p: PlanTable) -> str:
     stages = p.pipeline * p.virtual_pipeline
     shared = " even if the first and the last hold fewer" if s.facts.uneven_layers else ""
     return (
@@ -56,13 +56,13 @@ def _says_layers(s: Setting, p: PlanTable) -> str:
     )
 
 
-def _chunks_fit(_: Setting, plan: PlanTable) -> Mask:
+def _chunks_fit(_: LegalityContext, plan: PlanTable) -> Mask:
     return np.where(
         plan.pipeline == 1, plan.virtual_pipeline == 1, chunks_allowed(plan.virtual_pipeline, plan.schedule)
     )
 
 
-def _says_chunks(_: Setting, p: PlanTable) -> str:
+def _says_chunks(_: LegalityContext, p: PlanTable) -> str:
     if p.pipeline == 1:
         return f"virtual_pipeline {p.virtual_pipeline} needs a pipeline of 2 ranks or more, there is 1"
     schedule = SCHEDULES[int(p.schedule)]
@@ -70,7 +70,7 @@ def _says_chunks(_: Setting, p: PlanTable) -> str:
     return f"{schedule.value} needs {needed} virtual stages per rank, there are {p.virtual_pipeline}"
 
 
-def _selective_offered(s: Setting, plan: PlanTable) -> Mask:
+def _selective_offered(s: LegalityContext, plan: PlanTable) -> Mask:
     other = np.not_equal(plan.recompute, RECOMPUTES.index(Recompute.SELECTIVE))
     if s.facts.selective is None:
         return other | (plan.recompute_mask > 0)
@@ -88,7 +88,7 @@ def module_names(mask: int) -> str:
     return ", ".join(m for i, m in enumerate(RECOMPUTE_MODULES) if mask >> i & 1) or "nothing"
 
 
-def _modules_exist(s: Setting, plan: PlanTable) -> Mask:
+def _modules_exist(s: LegalityContext, plan: PlanTable) -> Mask:
     """Modules that the model has; not all engines recompute activations apart outside of experts."""
     absent = [] if has_experts(s) else ["moe"]
     absent += [] if s.model.is_mla else ["mla_up_projection"]
@@ -97,14 +97,14 @@ def _modules_exist(s: Setting, plan: PlanTable) -> Mask:
     return (np.asarray(plan.recompute_mask) & mask_of(*absent)) == 0
 
 
-def _sequence_unit(s: Setting, plan: PlanTable) -> Array:
+def _sequence_unit(s: LegalityContext, plan: PlanTable) -> Array:
     """The sequence must be a multiple of this: two slices per context rank, each split over tensor ranks."""
     context = np.where(plan.context > 1, 2 * plan.context, 1)
     block = np.where(plan.context > 1, s.facts.context_block * plan.context, 1)
     return np.lcm(context * np.where(plan.sequence_parallel > 0, plan.tensor, 1), block)
 
 
-def _enough_micro_batches(s: Setting, plan: PlanTable) -> Mask:
+def _enough_micro_batches(s: LegalityContext, plan: PlanTable) -> Mask:
     m, p = num_micro_batches(s, plan), plan.pipeline
     needed = column_of(lambda r: r.micro_batches_per_rank, plan.schedule) * p
     needed = needed + column_of(lambda r: r.extra_micro_batches, plan.schedule)
@@ -114,7 +114,7 @@ def _enough_micro_batches(s: Setting, plan: PlanTable) -> Mask:
     return (p == 1) | ((m >= needed) & (any_count | ((m % 2 == 0) & (p % 2 == 0))))
 
 
-def _says_micro_batches(s: Setting, p: PlanTable) -> str:
+def _says_micro_batches(s: LegalityContext, p: PlanTable) -> str:
     schedule, m = SCHEDULES[int(p.schedule)], int(num_micro_batches(s, p))
     record = SCHEDULE_RECORDS[schedule]
     needed = p.pipeline if record.in_rounds else record.min_micro_batches(int(p.pipeline))
@@ -126,7 +126,7 @@ def _says_micro_batches(s: Setting, p: PlanTable) -> str:
     return f"{schedule.value} on {p.pipeline} ranks needs {needed} micro-batches, there are {m}"
 
 
-def _says_devices(s: Setting, p: PlanTable) -> str:
+def _says_devices(s: LegalityContext, p: PlanTable) -> str:
     inner = p.context * p.tensor * p.pipeline
     if p.data_shard == 0:
         return (
@@ -149,15 +149,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="heads",
         scope=Scope.SHAPE,
-        holds=lambda s, p: divides(p.tensor, s.model.num_heads),
+        holds=lambda s, p: is_divisor(p.tensor, s.model.num_heads),
         says=lambda s, p: f"tensor {p.tensor} does not divide {s.model.num_heads} attention heads",
     ),
     Rule(
         name="kv heads",
         scope=Scope.SHAPE,
         holds=lambda s, p: (
-            divides(p.tensor, s.model.num_kv_heads)
-            | (divides(s.model.num_kv_heads, p.tensor) & s.facts.repeats_kv_heads)
+            is_divisor(p.tensor, s.model.num_kv_heads)
+            | (is_divisor(s.model.num_kv_heads, p.tensor) & s.facts.repeats_kv_heads)
             | (s.model.is_mla > 0)
         ),
         says=lambda s, p: (
@@ -169,7 +169,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="feed-forward",
         scope=Scope.SHAPE,
-        holds=lambda s, p: divides(p.tensor, s.model.ffn) & divides(p.tensor, s.model.shared_ffn),
+        holds=lambda s, p: is_divisor(p.tensor, s.model.ffn) & is_divisor(p.tensor, s.model.shared_ffn),
         says=lambda s, p: (
             f"tensor {p.tensor} does not divide the feed-forward width "
             f"{s.model.ffn if s.model.ffn % p.tensor else s.model.shared_ffn}"
@@ -178,14 +178,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="vocabulary",
         scope=Scope.SHAPE,
-        holds=lambda s, p: divides(p.tensor, s.model.vocab) | s.facts.any_vocabulary,
+        holds=lambda s, p: is_divisor(p.tensor, s.model.vocab) | s.facts.any_vocabulary,
         says=lambda s, p: f"tensor {p.tensor} does not divide the vocabulary of {s.model.vocab}",
     ),
     Rule(
         name="experts",
         scope=Scope.SHAPE,
         holds=lambda s, p: (
-            divides(p.expert, s.model.num_experts) if has_experts(s) else p.expert * p.expert_tensor == 1
+            is_divisor(p.expert, s.model.num_experts) if has_experts(s) else p.expert * p.expert_tensor == 1
         ),
         says=lambda s, p: (
             f"expert {p.expert} does not divide {s.model.num_experts} experts"
@@ -196,7 +196,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="expert feed-forward",
         scope=Scope.SHAPE,
-        holds=lambda s, p: divides(p.expert_tensor, s.model.expert_ffn),
+        holds=lambda s, p: is_divisor(p.expert_tensor, s.model.expert_ffn),
         says=lambda s, p: (
             f"expert_tensor {p.expert_tensor} does not divide the expert width {s.model.expert_ffn}"
         ),
@@ -204,7 +204,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="expert folding",
         scope=Scope.CHOICE,
-        holds=lambda _, p: divides(p.expert * p.expert_tensor, p.tensor * p.context * p.data_shard),
+        holds=lambda _, p: is_divisor(p.expert * p.expert_tensor, p.tensor * p.context * p.data_shard),
         says=lambda _, p: (
             f"expert {p.expert} x expert_tensor {p.expert_tensor} does not divide tensor {p.tensor} x "
             f"context {p.context} x data_shard {p.data_shard} = {p.tensor * p.context * p.data_shard} ranks"
@@ -234,7 +234,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="sequence",
         scope=Scope.SHAPE,
-        holds=lambda s, p: divides(_sequence_unit(s, p), s.batch.seq_len),
+        holds=lambda s, p: is_divisor(_sequence_unit(s, p), s.batch.seq_len),
         says=lambda s, p: (
             f"context {p.context} with tensor {p.tensor} splits the sequence into multiples of "
             f"{int(_sequence_unit(s, p))} tokens, it has {s.batch.seq_len}"
@@ -261,7 +261,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="global batch",
         scope=Scope.BATCH,
-        holds=lambda s, p: divides(p.micro_batch * p.data, s.batch.global_batch),
+        holds=lambda s, p: is_divisor(p.micro_batch * p.data, s.batch.global_batch),
         says=lambda s, p: (
             f"a global batch of {s.batch.global_batch} sequences does not divide into micro-batches of "
             f"{p.micro_batch} on data width {p.data}"

@@ -7,7 +7,7 @@
 
 The result is what exhaustive search over `space.enumerate_plans` finds (tests compare them), and it is
 deterministic: plans of equal value are ordered by fewer degrees above one, then by the columns of the table.
-With `Distinct.LAYOUTS` the k best plans differ in their degrees; otherwise recomputation alone may differ.
+With `Distinct.LAYOUTS` the k best plans differ in their degrees; otherwise recomputation single may differ.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from meshwright.arrays import FloatArray
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.step import StepTable
 from meshwright.cost.tables import PlanTable, plan_from_row
-from meshwright.planner.engines import Scope, Setting
-from meshwright.planner.legality import legal_mask, setting_for
+from meshwright.planner.engines import LegalityContext, Scope
+from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import CostModel, cost_model, step_rows
 from meshwright.planner.space import (
-    Choices,
+    PlanChoices,
     Space,
     choices,
     combine,
@@ -191,8 +191,8 @@ def search(
     goal = goal or Goal(num_devices=request.num_devices)
     space = space or default_space(request)
     model = model or cost_model(request)
-    setting = setting_for(request)
-    tree = _Tree.build(space, setting)
+    context = legality_context(request)
+    tree = _Tree.build(space, context)
     clock.lap("enumerate")
     bound = tree.bounds(model, goal)
     order = np.lexsort((np.arange(len(bound)), bound))
@@ -225,26 +225,26 @@ class _Tree:
 
     num_candidates: int
     space: Space
-    setting: Setting
+    context: LegalityContext
     shapes: PlanTable
-    choices: Choices
+    choices: PlanChoices
     node_shape: NDArray[np.intp]
     node_micro: NDArray[np.int64]
 
     @classmethod
-    def build(cls, space: Space, setting: Setting) -> _Tree:
+    def build(cls, space: Space, context: LegalityContext) -> _Tree:
         table = shapes(space)
-        legal = table.take(np.flatnonzero(legal_mask(table, setting=setting, scope=Scope.SHAPE)))
+        legal = table.take(np.flatnonzero(legal_mask(table, context=context, scope=Scope.SHAPE)))
         micro = np.asarray(space.micro_batch, dtype=np.int64)
         shape = np.repeat(np.arange(num_rows(legal)), len(micro))
         sizes = np.tile(micro, num_rows(legal))
         rows = replace(legal.take(shape), micro_batch=sizes)
-        keep = legal_mask(rows, setting=setting, scope=Scope.BATCH)
+        keep = legal_mask(rows, context=context, scope=Scope.BATCH)
         options = choices(space)
         return cls(
             num_candidates=num_rows(table) * len(options),
             space=space,
-            setting=setting,
+            context=context,
             shapes=legal,
             choices=options,
             node_shape=shape[keep],
@@ -290,7 +290,7 @@ def _expand(
             break
         plan = tree.leaves(block)
         tally["expanded"] += num_rows(plan)
-        plan = plan.take(np.flatnonzero(legal_mask(plan, setting=tree.setting, scope=Scope.CHOICE)))
+        plan = plan.take(np.flatnonzero(legal_mask(plan, context=tree.context, scope=Scope.CHOICE)))
         tally["legal"] += num_rows(plan)
         if not num_rows(plan):
             continue
@@ -342,9 +342,9 @@ def _ranked(rows: PlanTable, model: CostModel, goal: Goal) -> list[RankedPlan]:
     found = []
     for i in range(num_rows(rows)):
         row = np.array([i])
-        alone = step_rows(steps, row)
-        plan, closed = plan_from_row(rows.take(i)), float(np.ravel(alone.step_s)[0])
-        simulated = model.refine(plan, alone)
+        single = step_rows(steps, row)
+        plan, closed = plan_from_row(rows.take(i)), float(np.ravel(single.step_s)[0])
+        simulated = model.refine(plan, single)
         step_s = closed if simulated is None else simulated
         found.append(
             RankedPlan(
@@ -353,7 +353,7 @@ def _ranked(rows: PlanTable, model: CostModel, goal: Goal) -> list[RankedPlan]:
                 step_s=step_s,
                 closed_form_s=closed,
                 is_simulated=simulated is not None,
-                steps=alone,
+                steps=single,
                 memory=memory.take(row),
             )
         )

@@ -62,7 +62,7 @@ class RecomputeChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The values that each axis may take, ascending. `left_out` says what is not tried, and why."""
+    """The values that each axis may take, ascending. `untried` says what is not tried, and why."""
 
     num_devices: int
     tensor: tuple[int, ...] = (1,)
@@ -80,7 +80,7 @@ class Space:
     offload: tuple[Offload, ...] = (Offload.NONE,)
     data_shard: tuple[int, ...] | None = None  # None: whatever remains
     max_stages: int | None = None  # of pipeline x virtual_pipeline; None: legality alone decides
-    left_out: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
 
     def restrict(self, fixed: Mapping[str, object]) -> Space:
         """The same space with some fields of `Plan` held at one value, tried or not before."""
@@ -138,7 +138,7 @@ def default_space(request: PlanRequest) -> Space:
         micro_batch=_micro_batches(request),
         recompute=_recompute_choices(request, facts),
         max_stages=model.num_layers + 2,  # a stage without layers holds the embedding or the head
-        left_out=_left_out(domain, facts),
+        untried=_untried(domain, facts),
     )
     return space.restrict(request.fixed)
 
@@ -177,7 +177,7 @@ def _recompute_choices(request: PlanRequest, facts: EngineFacts) -> tuple[Recomp
     return tuple(found)
 
 
-def _left_out(domain: int, facts: EngineFacts) -> tuple[str, ...]:
+def _untried(domain: int, facts: EngineFacts) -> tuple[str, ...]:
     notes = [
         f"tensor parallelism wider than the scale-up domain of {domain} devices: its collectives are exposed",
         "tensor parallelism without sequence parallelism: it sends as many bytes and keeps more activations",
@@ -214,8 +214,8 @@ def shapes(space: Space) -> PlanTable:
     # A pipeline of one stage has no schedule and no virtual stages: one row stands for all of them.
     schedules = [SCHEDULES.index(x) for x in space.schedule]
     ranks, v, s = _cross(space.pipeline, space.virtual_pipeline, schedules)
-    alone = (v == min(space.virtual_pipeline)) & (s == min(schedules))
-    real = np.where(ranks > 1, chunks_allowed(v, s), alone)
+    first_of_all = (v == min(space.virtual_pipeline)) & (s == min(schedules))
+    real = np.where(ranks > 1, chunks_allowed(v, s), first_of_all)
     if space.max_stages is not None:
         real &= ranks * v <= space.max_stages
     ranks, v, s = ranks[real], v[real], s[real]
@@ -248,7 +248,7 @@ def shapes(space: Space) -> PlanTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class PlanChoices:
     """All choices of a space, one row each."""
 
     sharding: IntArray
@@ -262,11 +262,11 @@ class Choices:
     def __len__(self) -> int:
         return len(self.sharding)
 
-    def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> Choices:
-        return Choices(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+    def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> PlanChoices:
+        return PlanChoices(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
-def choices(space: Space) -> Choices:
+def choices(space: Space) -> PlanChoices:
     """All choices. Replicas without sharding are plain data parallelism, so they are not told apart."""
     r = space.recompute
     sharding, replicas, micro, again, offload = _cross(
@@ -278,7 +278,7 @@ def choices(space: Space) -> Choices:
         x[distinct] for x in (sharding, replicas, micro, again, offload)
     )
     column = lambda values: np.array(values, dtype=np.int64)[again]  # noqa: E731
-    return Choices(
+    return PlanChoices(
         sharding=sharding,
         data_replicate=replicas,
         micro_batch=micro,
@@ -289,7 +289,7 @@ def choices(space: Space) -> Choices:
     )
 
 
-def combine(shape_rows: PlanTable, choice_rows: Choices) -> PlanTable:
+def combine(shape_rows: PlanTable, choice_rows: PlanChoices) -> PlanTable:
     """Row i of one with row i of the other; where replicas do not divide the data width, data_shard is 0."""
     replicas = choice_rows.data_replicate
     data = shape_rows.data_shard

@@ -41,7 +41,9 @@ def state_bytes(request: PlanRequest) -> float:
     parameters, precision = count_parameters(request.model_table), request.precision
     lora = request.model.num_layers * parameters.lora_layer
     trained = lora if request.lora is not None else parameters.total
-    return float(trained) * (precision.weight_bytes + precision.master_bytes + precision.moment_bytes)
+    return float(trained) * (
+        precision.weight_bytes + precision.master_bytes + precision.optimizer_state_bytes
+    )
 
 
 def goodput_at(request: PlanRequest) -> Goodput:

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.planner import RankedPlan, compare, search
 from meshwright.planner.estimate import PlanEstimate
-from meshwright.planner.explain import Comparison, Difference
+from meshwright.planner.explain import Difference, PlanComparison
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
@@ -40,7 +40,7 @@ class PlanDifference:
     this: PlanEstimate
     other: PlanEstimate
     changes: tuple[Change, ...]
-    comparison: Comparison  # this as its winner, other as its loser
+    comparison: PlanComparison  # this as its winner, other as its loser
 
     @property
     def step_ms(self) -> Difference:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.engines.choice import not_run
 from meshwright.errors import InputError
 from meshwright.planner import (
-    Comparison,
+    PlanComparison,
     PlanRequest,
     PlanResult,
     RankedPlan,
@@ -84,7 +84,7 @@ class PlanRanking(Result):
         return self.search.front if self.has_front else ()
 
     @property
-    def losers(self) -> tuple[Comparison, ...]:
+    def losers(self) -> tuple[PlanComparison, ...]:
         """The first plan compared with the next ones."""
         return nearest_losers(self.search, count=NUM_LOSERS)
 

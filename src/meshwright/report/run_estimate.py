@@ -12,7 +12,7 @@ from meshwright.planner import request_for, violations
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
-from meshwright.planner.legality import setting_for
+from meshwright.planner.legality import legality_context
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import PlanResult
 from meshwright.planner.training import Training, catalogue_price, goodput_at, hourly_price, training_at
@@ -143,7 +143,7 @@ def estimate_run(run: Run) -> RunEstimate:
 
 def require_legal(request: PlanRequest, plan: Plan) -> list[str]:
     """Warnings about `plan`. Raises InfeasibleError with every rule of the engine that it breaks."""
-    found = violations(plan, setting=setting_for(request))
+    found = violations(plan, context=legality_context(request))
     refused = [v for v in found if v.severity is Severity.REFUSED]
     if refused:
         raise InfeasibleError(

@@ -21,7 +21,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from meshwright import catalog
 from meshwright.errors import RunFileError, nearest
-from meshwright.runfile.problems import KeyPath, Place, Problem, as_error, key_name
+from meshwright.runfile.problems import KeyPath, RunFileProblem, SourceLocation, as_error, key_name
 from meshwright.units import MAX_DIGITS
 
 MAX_BYTES = 64 * 1024
@@ -30,7 +30,7 @@ MAX_DEPTH = 20
 
 _INT = re.compile(r"[-+]?\d+(_\d+)*|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+")
 _FLOAT = re.compile(r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_WORDS = {"": None, "~": None} | {
+_CONSTANTS = {"": None, "~": None} | {
     spelling: value
     for word, value in (("null", None), ("true", True), ("false", False))
     for spelling in (word, word.title(), word.upper())
@@ -42,16 +42,16 @@ _TAGS = {  # the ones that the parser gives to untagged values
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class RunFileDocument:
     """What a run file says, before anyone asks whether it makes sense."""
 
     file: str
     text: str = ""
     value: dict[str, Any]
-    places: dict[KeyPath, Place] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
+    places: dict[KeyPath, SourceLocation] = field(default_factory=dict)
+    problems: tuple[RunFileProblem, ...] = ()
 
-    def error(self, problems: list[Problem]) -> RunFileError:
+    def error(self, problems: list[RunFileProblem]) -> RunFileError:
         """The exception that says all of `problems`."""
         return as_error(problems, file=self.file, places=self.places)
 
@@ -81,7 +81,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise RunFileError("is not UTF-8 text", file=name, line=line) from None
 
 
-def parse(text: str, *, file: str) -> Document:
+def parse(text: str, *, file: str) -> RunFileDocument:
     """A run file's text as a document. Raises `RunFileError` where it is not YAML or not a mapping."""
     root = _compose(text, file=file)
     if root is None:
@@ -96,12 +96,12 @@ def parse(text: str, *, file: str) -> Document:
     if not isinstance(value, dict):
         hint = "a run file looks like `model: llama3.1-8b`, one key a line"
         raise RunFileError("must be a mapping of keys", file=file, line=1, hint=hint)
-    return Document(
+    return RunFileDocument(
         file=file, text=text, value=value, places=builder.places, problems=tuple(builder.problems)
     )
 
 
-def override(document: Document, assignment: str) -> Document:
+def override(document: RunFileDocument, assignment: str) -> RunFileDocument:
     """`document` with one `key.path=value` laid over it; the value is YAML."""
     key, equals, text = assignment.partition("=")
     path = tuple(key.strip().split("."))
@@ -115,7 +115,7 @@ def override(document: Document, assignment: str) -> Document:
     except _RefusedError as refused:
         raise as_error([refused.problem], file=label, places=builder.places) from None
     places = {p: place for p, place in document.places.items() if p[: len(path)] != path}
-    return Document(
+    return RunFileDocument(
         file=document.file,
         text=document.text,
         value=_replaced(document.value, path, value, label),
@@ -184,17 +184,17 @@ def _has_tab(text: str, line: int | None) -> bool:
 class _RefusedError(Exception):
     """The document breaks a bound; nothing more can be said about it."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: RunFileProblem) -> None:
         self.problem = problem
 
 
 class _Builder:
     """Turns nodes into values and collects places and problems on the way."""
 
-    def __init__(self, place: Place | None = None) -> None:
+    def __init__(self, place: SourceLocation | None = None) -> None:
         self.place = place  # stands for every line when the text is not a file
-        self.places: dict[KeyPath, Place] = {}
-        self.problems: list[Problem] = []
+        self.places: dict[KeyPath, SourceLocation] = {}
+        self.problems: list[RunFileProblem] = []
         self.num_values = 0
 
     def build(self, node: Any, path: KeyPath, parents: tuple[int, ...]) -> Any:
@@ -203,15 +203,17 @@ class _Builder:
         self.places.setdefault(path, place)
         self.num_values += 1
         if id(node) in parents:
-            raise _RefusedError(Problem(path=path, message="contains itself", place=place))
+            raise _RefusedError(RunFileProblem(path=path, message="contains itself", place=place))
         if len(parents) >= MAX_DEPTH:
             allowed = f"<= {MAX_DEPTH} levels"
-            raise _RefusedError(Problem(message="is nested too deeply", allowed=allowed, place=place))
+            raise _RefusedError(RunFileProblem(message="is nested too deeply", allowed=allowed, place=place))
         if self.num_values > MAX_VALUES:
             allowed = f"<= {MAX_VALUES} values, aliases counted as often as they are used"
-            raise _RefusedError(Problem(message="has too many values", allowed=allowed))
+            raise _RefusedError(RunFileProblem(message="has too many values", allowed=allowed))
         if str(node.tag) not in _TAGS:
-            self.problems.append(Problem(path=path, message="tags (!...) are not allowed in a run file"))
+            self.problems.append(
+                RunFileProblem(path=path, message="tags (!...) are not allowed in a run file")
+            )
         below = (*parents, id(node))
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
@@ -229,18 +231,18 @@ class _Builder:
             if key in found:
                 first = self.places[(*path, key)]
                 message = "appears twice" if first == place else f"appears twice (first on line {first})"
-                self.problems.append(Problem(path=(*path, key), message=message, place=place))
+                self.problems.append(RunFileProblem(path=(*path, key), message=message, place=place))
                 continue
             self.places[(*path, key)] = place
             found[key] = self.build(value_node, (*path, key), parents)
         return found
 
-    def _key(self, node: Node, path: KeyPath, place: Place) -> str | None:
+    def _key(self, node: Node, path: KeyPath, place: SourceLocation) -> str | None:
         key = node.value
         if isinstance(node, ScalarNode) and (node.style is not None or _is_text(key)):
             return key
         got = key if isinstance(node, ScalarNode) else {} if isinstance(node, MappingNode) else []
-        self.problems.append(Problem(path=path, message="keys must be text", got=got, place=place))
+        self.problems.append(RunFileProblem(path=path, message="keys must be text", got=got, place=place))
         return None
 
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
@@ -249,12 +251,12 @@ class _Builder:
         try:
             return _plain_value(node.value)
         except ValueError as error:
-            self.problems.append(Problem(path=path, message=str(error), got=node.value))
+            self.problems.append(RunFileProblem(path=path, message=str(error), got=node.value))
             return None
 
 
 def _is_text(text: str) -> bool:
-    return text not in _WORDS and not _INT.fullmatch(text) and not _FLOAT.fullmatch(text)
+    return text not in _CONSTANTS and not _INT.fullmatch(text) and not _FLOAT.fullmatch(text)
 
 
 def _plain_value(text: str) -> Any:
@@ -263,8 +265,8 @@ def _plain_value(text: str) -> Any:
     >>> [_plain_value(t) for t in ("1e-4", "4_194_304", "0x10", "yes", "~", "1f1b")]
     [0.0001, 4194304, 16, 'yes', None, '1f1b']
     """
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if _INT.fullmatch(text):
         if len(text) > MAX_DIGITS:
             raise ValueError("number is too large")

@@ -16,7 +16,7 @@ from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rop
 T = TypeVar("T")
 
 
-def same_fields(kind: type[T], section: schema.Section) -> T:
+def same_fields(kind: type[T], section: schema.RunFileSection) -> T:
     """The dataclass whose fields are called like the section's keys; keys that it lacks are left out."""
     return kind(**{f.name: getattr(section, f.name) for f in fields(kind)})  # pyright: ignore[reportArgumentType]
 
@@ -78,7 +78,7 @@ def _inline_experts(given: schema.InlineExperts) -> Experts:
     return same_fields(Experts, given)
 
 
-def _given(section: schema.Section, kind: type, *but: str) -> dict[str, Any]:
+def _given(section: schema.RunFileSection, kind: type, *but: str) -> dict[str, Any]:
     return {f.name: getattr(section, f.name) for f in fields(kind) if f.name not in but}
 
 

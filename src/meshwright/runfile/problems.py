@@ -12,14 +12,14 @@ from meshwright.errors import InputError, RunFileError
 KeyPath = tuple[str | int, ...]
 """Where a value is: ("batch", "micro") or ("parallel", "layers_per_stage", 2)."""
 
-Place = int | str
+SourceLocation = int | str
 """A line of the file, or the option that gave the value (`--set batch.micro`)."""
 
 MAX_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class RunFileProblem:
     """One thing that is wrong. `got` is shown when it is not None; `place` None: where `path` is."""
 
     path: KeyPath = ()
@@ -27,7 +27,7 @@ class Problem:
     got: object = None
     allowed: str | None = None
     hint: str | None = None
-    place: Place | None = None
+    place: SourceLocation | None = None
     meant: str | None = None  # the known key that an unknown one is near to
 
 
@@ -51,7 +51,9 @@ def key_name(path: KeyPath) -> str:
     return name
 
 
-def as_error(problems: Sequence[Problem], *, file: str, places: Mapping[KeyPath, Place]) -> RunFileError:
+def as_error(
+    problems: Sequence[RunFileProblem], *, file: str, places: Mapping[KeyPath, SourceLocation]
+) -> RunFileError:
     """The exception that says all of `problems`, in the order of the file."""
     located = sorted(((_place(p, places), p) for p in problems), key=lambda item: _order(item[0]))
     errors = [_one(problem, place, file) for place, problem in located]
@@ -64,7 +66,7 @@ def as_error(problems: Sequence[Problem], *, file: str, places: Mapping[KeyPath,
     return RunFileError("\n".join(lines), file=file)
 
 
-def _place(problem: Problem, places: Mapping[KeyPath, Place]) -> Place | None:
+def _place(problem: RunFileProblem, places: Mapping[KeyPath, SourceLocation]) -> SourceLocation | None:
     """The nearest place known: a key that is missing stands where its parent does."""
     if problem.place is not None:
         return problem.place
@@ -74,12 +76,12 @@ def _place(problem: Problem, places: Mapping[KeyPath, Place]) -> Place | None:
     return None
 
 
-def _order(place: Place | None) -> tuple[int, int]:
+def _order(place: SourceLocation | None) -> tuple[int, int]:
     """The whole file first, then its lines, then options."""
     return (0, 0) if place is None else (1, place) if isinstance(place, int) else (2, 0)
 
 
-def _one(problem: Problem, place: Place | None, file: str) -> RunFileError:
+def _one(problem: RunFileProblem, place: SourceLocation | None, file: str) -> RunFileError:
     name = key_name(problem.path)
     # An option says which key it gives: `--set batch.micro` all of it, `--gbs` in its own word.
     is_said = isinstance(place, str) and (place == f"--set {name}" or not place.startswith("--set"))
@@ -94,7 +96,7 @@ def _one(problem: Problem, place: Place | None, file: str) -> RunFileError:
     )
 
 
-class _Words(str):
+class _Unquoted(str):
     """Text that an error shows without quotes."""
 
     __slots__ = ()
@@ -103,19 +105,19 @@ class _Words(str):
         return str(self)
 
 
-def _shown(value: object) -> _Words:
+def _shown(value: object) -> _Unquoted:
     """A value in a message: never longer than a line, and a container only by its kind."""
     match value:
         case bool():
-            return _Words("true" if value else "false")
+            return _Unquoted("true" if value else "false")
         case dict():
-            return _Words("a mapping")
+            return _Unquoted("a mapping")
         case list():
-            return _Words("a list")
+            return _Unquoted("a list")
         case str():
-            return _Words(repr(_short(value)))
+            return _Unquoted(repr(_short(value)))
         case _:
-            return _Words(reprlib.repr(value))
+            return _Unquoted(reprlib.repr(value))
 
 
 def _short(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from meshwright import catalog
 from meshwright.errors import RunFileError
 from meshwright.runfile import document as documents
-from meshwright.runfile.document import Document
+from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.resolve import resolve
 from meshwright.runfile.validate import validate
 from meshwright.specs.hardware import Cluster
@@ -89,12 +89,12 @@ def from_options(
         "engine": engine,
     }
     places = dict[Any, Any](_OPTIONS)
-    document = Document(file="command line", text=_yaml(value), value=value, places=places)
+    document = RunFileDocument(file="command line", text=_yaml(value), value=value, places=places)
     run = _run(document, overrides=overrides, here=here)
     return replace(run, name=run.model.name)
 
 
-def _run(document: Document, *, overrides: Sequence[str], here: Cluster | None) -> Run:
+def _run(document: RunFileDocument, *, overrides: Sequence[str], here: Cluster | None) -> Run:
     for assignment in overrides:
         document = documents.override(document, assignment)
     run = resolve(document, validate(document), name=Path(document.file).stem, here=here)

@@ -15,15 +15,15 @@ from meshwright import catalog
 from meshwright.calibration import device as device_calibration
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError
 from meshwright.runfile import schema
-from meshwright.runfile.document import Document
+from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.inline import inline_model, same_fields
 from meshwright.runfile.pinned import plan_from_section
-from meshwright.runfile.problems import BelowError, KeyPath, Problem
+from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem
 from meshwright.specs import run as specs
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
-from meshwright.specs.precision import MOMENT_BYTES, PRECISIONS, Precision
+from meshwright.specs.precision import OPTIMIZER_STATE_BYTES, PRECISIONS, Precision
 
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the search tries every number of virtual stages: a million layers take minutes
@@ -31,7 +31,7 @@ MAX_WIDTH = 10**7  # of hidden states and vocabulary, as the schema has it for i
 MAX_DEVICES = 10**7  # hundred times the largest machine that was announced; keeps counts in 64 bits
 
 
-class _Problems(list[Problem]):
+class _Problems(list[RunFileProblem]):
     """Collects what goes wrong, so that one message can say all of it."""
 
     def attempt(self, path: str, function: Callable[..., T], *arguments: Any) -> T | None:
@@ -39,13 +39,15 @@ class _Problems(list[Problem]):
         try:
             return function(*arguments)
         except BelowError as error:
-            self.append(Problem(path=_path(f"{path}.{error.key}"), message=error.message, hint=error.hint))
+            self.append(
+                RunFileProblem(path=_path(f"{path}.{error.key}"), message=error.message, hint=error.hint)
+            )
         except MeshwrightError as error:
-            self.append(Problem(path=_path(path), message=error.message, hint=error.hint))
+            self.append(RunFileProblem(path=_path(path), message=error.message, hint=error.hint))
         return None
 
 
-def resolve(document: Document, file: schema.RunFile, *, name: str, here: Cluster | None) -> specs.Run:
+def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here: Cluster | None) -> specs.Run:
     """The run that `file` (validated from `document`) describes. Raises one `RunFileError` with
     all problems."""
     problems = _Problems()
@@ -97,7 +99,7 @@ def _path(key: str) -> KeyPath:
 
 
 def _model(given: str | schema.InlineModel) -> Model:
-    model = _described_model(given)
+    model = _named_or_inline_model(given)
     if model.num_layers > MAX_LAYERS:
         raise InputError(
             "has more layers than can be planned", got=model.num_layers, allowed=f"<= {MAX_LAYERS:,}"
@@ -108,7 +110,7 @@ def _model(given: str | schema.InlineModel) -> Model:
     return model
 
 
-def _described_model(given: str | schema.InlineModel) -> Model:
+def _named_or_inline_model(given: str | schema.InlineModel) -> Model:
     if isinstance(given, schema.InlineModel):
         return inline_model(given)
     looks_like_path = os.sep in given or given.endswith(".json") or given in (".", "..")
@@ -177,7 +179,9 @@ def _precision(file: schema.RunFile, cluster: Cluster | None) -> Precision:
     name = file.precision
     if name not in PRECISIONS:
         raise UnknownNameError("precision", name, known=PRECISIONS)
-    precision = replace(PRECISIONS[name], moment_bytes=MOMENT_BYTES[file.optimizer.states.value])
+    precision = replace(
+        PRECISIONS[name], optimizer_state_bytes=OPTIMIZER_STATE_BYTES[file.optimizer.states.value]
+    )
     if cluster is None:
         return precision
     accelerator = cluster.accelerator

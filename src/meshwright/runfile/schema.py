@@ -83,13 +83,13 @@ RecomputeModule = Annotated[str, AfterValidator(_recompute_module)]
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
 
 
-class Section(BaseModel):
+class RunFileSection(BaseModel):
     """A mapping of the run file: its keys are known, its values are what they look like."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
 
-class InlineAttention(Section):
+class InlineAttention(RunFileSection):
     """`specs.model.Attention`, with usual values where a key is left out."""
 
     kind: Annotated[AttentionKind, _Lax] = AttentionKind.GQA
@@ -106,7 +106,7 @@ class InlineAttention(Section):
     qk_norm: bool = False
 
 
-class InlineExperts(Section):
+class InlineExperts(RunFileSection):
     """`specs.model.Experts`."""
 
     num_experts: Size
@@ -122,7 +122,7 @@ class InlineExperts(Section):
     routed_scale: Positive = 1.0
 
 
-class InlineRope(Section):
+class InlineRope(RunFileSection):
     """`specs.model.Rope`."""
 
     theta: Positive = 10_000.0
@@ -138,7 +138,7 @@ class InlineRope(Section):
     truncate: bool = True
 
 
-class InlineModel(Section):
+class InlineModel(RunFileSection):
     """`specs.model.Model`."""
 
     name: Text = "inline"
@@ -158,7 +158,7 @@ class InlineModel(Section):
     family: Text | None = None
 
 
-class InlineLora(Section):
+class InlineLora(RunFileSection):
     """`specs.model.Lora`."""
 
     rank: Size = 16
@@ -173,7 +173,7 @@ class InlineLora(Section):
     base_format: Annotated[BaseFormat, _Lax] = BaseFormat.FULL
 
 
-class DataSection(Section):
+class DataSection(RunFileSection):
     """Where tokens come from and how many make a sequence."""
 
     source: Text = "synthetic"
@@ -183,7 +183,7 @@ class DataSection(Section):
     sequence_length: Count
 
 
-class BatchSection(Section):
+class BatchSection(RunFileSection):
     """What one optimizer step consumes, and in which portions."""
 
     global_tokens: Tokens | None = None
@@ -196,7 +196,7 @@ class BatchSection(Section):
     ) = None
 
 
-class OptimizerSection(Section):
+class OptimizerSection(RunFileSection):
     """AdamW and its learning-rate schedule."""
 
     name: Literal["adamw"] = "adamw"
@@ -212,7 +212,7 @@ class OptimizerSection(Section):
     states: Annotated[StateFormat, _Lax] = StateFormat.FP32
 
 
-class InlineCluster(Section):
+class InlineCluster(RunFileSection):
     """A cluster that has no name."""
 
     accelerator: Text
@@ -221,14 +221,14 @@ class InlineCluster(Section):
     fabric: Text | None = None
 
 
-class RecomputeSection(Section):
+class RecomputeSection(RunFileSection):
     """Either the modules or the number of layers whose activations are computed again."""
 
     modules: Annotated[tuple[RecomputeModule, ...], _Lax, Field(min_length=1)] | None = None
     layers: CountOrZero | None = None
 
 
-class ParallelSection(Section):
+class ParallelSection(RunFileSection):
     """A pinned plan: `specs.plan.Plan` without its micro-batch."""
 
     data_shard: Count | None = None
@@ -250,21 +250,21 @@ class ParallelSection(Section):
     offload: Annotated[Offload, _Lax] = Offload.NONE
 
 
-class StackSection(Section):
+class StackSection(RunFileSection):
     """The software that runs the step."""
 
     framework: Text
     vintage: Annotated[float, Field(ge=2015, lt=2100)] | None = None
 
 
-class CostsSection(Section):
+class CostsSection(RunFileSection):
     """Prices that replace the catalogue's."""
 
     usd_per_device_hour: NotNegative | None = None
     usd_per_kwh: NotNegative | None = None
 
 
-class CheckpointSection(Section):
+class CheckpointSection(RunFileSection):
     """When weights and optimizer states are saved."""
 
     folder: Text
@@ -273,7 +273,7 @@ class CheckpointSection(Section):
     asynchronous: bool = True
 
 
-class EvaluateSection(Section):
+class EvaluateSection(RunFileSection):
     """When the validation loss is taken."""
 
     every_steps: Count = 1000
@@ -282,7 +282,7 @@ class EvaluateSection(Section):
     target_loss: Positive | None = None
 
 
-class FaultsSection(Section):
+class FaultsSection(RunFileSection):
     """What is done about steps whose numbers cannot be right."""
 
     not_finite: Literal["stop", "skip", "roll_back"] = "stop"
@@ -292,7 +292,7 @@ class FaultsSection(Section):
     max_events: CountOrZero = 10
 
 
-class TrainSection(Section):
+class TrainSection(RunFileSection):
     """How long to train, and what to do on the way."""
 
     steps: Count | None = None
@@ -308,7 +308,7 @@ class TrainSection(Section):
     faults: FaultsSection = FaultsSection()
 
 
-class RunFile(Section):
+class RunFile(RunFileSection):
     """The whole file."""
 
     name: Text | None = None
@@ -346,15 +346,15 @@ def known_keys(path: tuple[str | int, ...]) -> list[str]:
     return [key for key in below if "." not in key]
 
 
-def _fields(section: type[Section], above: str) -> Iterator[tuple[str, FieldInfo]]:
+def _fields(section: type[RunFileSection], above: str) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
         yield above + name, field
         for below in _sections(field.annotation):
             yield from _fields(below, f"{above}{name}.")
 
 
-def _sections(annotation: Any) -> Iterator[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+def _sections(annotation: Any) -> Iterator[type[RunFileSection]]:
+    if isinstance(annotation, type) and issubclass(annotation, RunFileSection):
         yield annotation
     for part in get_args(annotation):
         yield from _sections(part)

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from meshwright.errors import nearest
 from meshwright.runfile import schema
-from meshwright.runfile.document import Document
-from meshwright.runfile.problems import KeyPath, Problem
+from meshwright.runfile.document import RunFileDocument
+from meshwright.runfile.problems import KeyPath, RunFileProblem
 
 _ELSEWHERE = {
     "tp": "parallel.tensor",
@@ -56,7 +56,7 @@ _LIMITS = {"greater_than": ("> {}", "gt"), "greater_than_equal": (">= {}", "ge")
 _YAML_1_1_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
-def validate(document: Document) -> schema.RunFile:
+def validate(document: RunFileDocument) -> schema.RunFile:
     """The typed run file. Raises one `RunFileError` with all that is wrong, reading errors included."""
     problems = list(document.problems)
     try:
@@ -69,45 +69,45 @@ def validate(document: Document) -> schema.RunFile:
     return file
 
 
-def _from_schema(errors: ValidationError, *, known: set[KeyPath]) -> list[Problem]:
+def _from_schema(errors: ValidationError, *, known: set[KeyPath]) -> list[RunFileProblem]:
     """The schema's problems, each of them once: a key that is misspelt is not missing as well."""
     found = [_problem(error) for error in errors.errors(include_url=False)]
     misspelt = {(*p.path[:-1], p.meant) for p in found if p.meant}
     return [p for p in found if p.path not in known and not (p.message == _MISSING and p.path in misspelt)]
 
 
-def _problem(error: Any) -> Problem:
+def _problem(error: Any) -> RunFileProblem:
     kind, got, context = error["type"], error["input"], error.get("ctx", {})
     path = _path(error["loc"])
     if kind == "extra_forbidden":  # whose last part is a key, even where it looks like a tag
         return _unknown_key((*_path(error["loc"][:-1]), str(error["loc"][-1])))
     if kind == "missing" and isinstance(path[-1], int):  # an item of a list of fixed length
-        return Problem(path=path[:-1], message="has too few values")
+        return RunFileProblem(path=path[:-1], message="has too few values")
     if kind == "missing":
-        return Problem(path=path, message=_MISSING)
+        return RunFileProblem(path=path, message=_MISSING)
     if got is None:
-        return Problem(path=path, message="is empty", hint="give it a value, or leave the key out")
+        return RunFileProblem(path=path, message="is empty", hint="give it a value, or leave the key out")
     if kind in _TYPES:
-        return Problem(path=path, message=_TYPES[kind], got=got, hint=_type_hint(kind, got))
+        return RunFileProblem(path=path, message=_TYPES[kind], got=got, hint=_type_hint(kind, got))
     if kind in ("enum", "literal_error"):
         return _unknown_word(path, got, str(context["expected"]))
     if kind in _LIMITS:
         text, key = _LIMITS[kind]
         limit = f"{context[key]:,}".removesuffix(".0")
-        return Problem(path=path, message="is out of range", got=got, allowed=text.format(limit))
+        return RunFileProblem(path=path, message="is out of range", got=got, allowed=text.format(limit))
     if kind == "too_long":
-        return Problem(path=path, message="has too many values", allowed=f"{context['max_length']}")
+        return RunFileProblem(path=path, message="has too many values", allowed=f"{context['max_length']}")
     if kind == "too_short":
-        return Problem(path=path, message="has too few values", allowed=f">= {context['min_length']}")
+        return RunFileProblem(path=path, message="has too few values", allowed=f">= {context['min_length']}")
     message = error["msg"].removeprefix("Value error, ")
-    return Problem(path=path, message=message[:1].lower() + message[1:], got=got)
+    return RunFileProblem(path=path, message=message[:1].lower() + message[1:], got=got)
 
 
 def _path(location: tuple[str | int, ...]) -> KeyPath:
     return tuple(part for part in location if part not in schema.UNION_TAGS)
 
 
-def _unknown_key(path: KeyPath) -> Problem:
+def _unknown_key(path: KeyPath) -> RunFileProblem:
     key = str(path[-1])
     known = schema.known_keys(path[:-1])
     near = nearest(key, known)
@@ -120,20 +120,20 @@ def _unknown_key(path: KeyPath) -> Problem:
         hint = f"the key is `{elsewhere[0]}`"
     else:
         hint = f"known here: {', '.join(known)}"
-    return Problem(path=path, message="unknown key", hint=hint, meant=near)
+    return RunFileProblem(path=path, message="unknown key", hint=hint, meant=near)
 
 
-def _unknown_word(path: KeyPath, got: object, expected: str) -> Problem:
-    words = re.findall(r"'([^']*)'", expected)
-    near = nearest(got, words) if isinstance(got, str) else None
+def _unknown_word(path: KeyPath, got: object, expected: str) -> RunFileProblem:
+    known = re.findall(r"'([^']*)'", expected)
+    near = nearest(got, known) if isinstance(got, str) else None
     if schema.known_keys(path):
-        expected = ", ".join(words) + " or a mapping"
+        expected = ", ".join(known) + " or a mapping"
     elif path == ("batch", "micro"):
         expected = "auto or a whole number"
     else:
-        expected = ", ".join(words)
+        expected = ", ".join(known)
     hint = near and f"did you mean {near!r}?"
-    return Problem(path=path, message="unknown value", got=got, allowed=expected, hint=hint)
+    return RunFileProblem(path=path, message="unknown value", got=got, allowed=expected, hint=hint)
 
 
 def _type_hint(kind: str, got: object) -> str | None:

@@ -19,7 +19,7 @@ class Precision:
     weight_cache_bytes: float = 0.0
     grad_bytes: float = 4.0  # main gradients, as they are accumulated and reduced
     master_bytes: float = 4.0
-    moment_bytes: float = 8.0  # both Adam moments together
+    optimizer_state_bytes: float = 8.0  # both Adam moments together
     gather_bytes: float = 2.0  # per parameter on the wire in an FSDP or ZeRO gather
     reduce_bytes: float = 4.0  # per gradient on the wire
     dispatch_bytes: float = 2.0  # per element of a token sent to an expert
@@ -36,7 +36,7 @@ def _recipe(name: str, matmul: str, **changes: float) -> Precision:
 STATE_BLOCK = 256
 """Values that share one fp32 scale where optimizer states are kept in 8 bits."""
 
-MOMENT_BYTES = {"fp32": 8.0, "bf16": 4.0, "int8": 2 * (1 + 4 / STATE_BLOCK)}
+OPTIMIZER_STATE_BYTES = {"fp32": 8.0, "bf16": 4.0, "int8": 2 * (1 + 4 / STATE_BLOCK)}
 """Bytes of both Adam moments of a parameter, by the format they are kept in."""
 
 PRECISIONS: dict[str, Precision] = {

@@ -15,7 +15,7 @@ from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
 from meshwright.engines.native.check import check
 from meshwright.planner.engines import Severity
-from meshwright.planner.legality import setting_for, violations
+from meshwright.planner.legality import legality_context, violations
 from meshwright.planner.request import request_for
 from meshwright.records.points import KERNELS, REACH, Point, PointFamily, points_of
 from meshwright.records.steps import plan_of, run_of
@@ -53,8 +53,8 @@ def test_planner_and_engine_take_every_point(num_processes):
         assert run.plan is not None
         assert run.plan.num_devices == (1 if point.kernel in APART else num_processes)
         assert check(run) == (), point
-        setting = setting_for(request_for(run))
-        refused = [v for v in violations(run.plan, setting=setting) if v.severity is Severity.REFUSED]
+        setting = legality_context(request_for(run))
+        refused = [v for v in violations(run.plan, context=setting) if v.severity is Severity.REFUSED]
         assert refused == [], point
 
 

@@ -12,7 +12,7 @@ from meshwright.calibration.parameters import prior
 from meshwright.cost.compute import LayerCompute, layer_compute
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.groups import groups_of
-from meshwright.cost.layers import Setting
+from meshwright.cost.layers import StepContext
 from meshwright.cost.rates import SystemRates, system_rates
 from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import (
@@ -53,8 +53,8 @@ class Case:
         )  # fmt: skip
 
     @property
-    def setting(self) -> Setting:
-        return Setting(
+    def context(self) -> StepContext:
+        return StepContext(
             model=self.model, batch=self.batch, plan=self.plan, precision=self.precision, rates=self.rates,
             groups=groups_of(self.plan, self.rates.network), parameters=count_parameters(self.model),
         )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright import catalog
 from meshwright.calibration.correction import EfficiencyCorrection
-from meshwright.cost.compute import KernelCorrections, Passes, gemm_s, gemm_tiles
+from meshwright.cost.compute import KernelCorrections, PassTimes, gemm_s, gemm_tiles
 from meshwright.specs.model import Attention, Lora, Model
 from meshwright.specs.plan import Plan
 
@@ -61,7 +61,7 @@ class TestGemm:
 
 
 def test_passes_add_and_scale():
-    one = Passes(forward_s=1.0, input_s=2.0, weight_s=3.0)
+    one = PassTimes(forward_s=1.0, input_s=2.0, weight_s=3.0)
     twice = one + one
     assert twice == one.times(2.0)
     assert twice.total_s == 12.0

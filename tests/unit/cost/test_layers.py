@@ -14,7 +14,7 @@ from meshwright.specs.plan import Plan, Recompute, Sharding
 
 
 def parts_of(c) -> LayerParts:
-    return layer_parts(c.setting, c.layer())
+    return layer_parts(c.context, c.layer())
 
 
 def test_one_device_communicates_nothing(case):
@@ -117,7 +117,7 @@ class TestOnAProcessor:
 
     def test_gradients_are_added_up_in_memory(self, case):
         c = case(plan=Plan(data_shard=8), cluster="h100-8x1", global_batch=32)  # 4 micro-batches, 16 bits
-        layer = float(c.setting.parameters.attention_layer + c.setting.parameters.dense_ffn_layer)
+        layer = float(c.context.parameters.attention_layer + c.context.parameters.dense_ffn_layer)
         streaming = float(c.rates.device.memory_bytes_per_s * c.rates.device.memory_ratio)
         assert self.accumulated(c) == pytest.approx(layer * (6 + 3 * 10) / 4 / streaming)
         assert parts_of(c).dense["accumulation"].total_s < 1e-6 * self.accumulated(c)
@@ -149,7 +149,7 @@ class TestGather:
 
     def test_short_micro_batches_wait_for_the_network(self, case):
         c = case(plan=self.FSDP, seq_len=512)
-        layer_bytes = 2 * float(c.setting.parameters.attention_layer + c.setting.parameters.dense_ffn_layer)
+        layer_bytes = 2 * float(c.context.parameters.attention_layer + c.context.parameters.dense_ffn_layer)
         port_s = 3 / 4 * layer_bytes / 8 / float(c.rates.network.out_bytes_per_s)
         gather = parts_of(c).dense["gather"]
         assert gather.forward_s > port_s / 2

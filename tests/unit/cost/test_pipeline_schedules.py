@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost.pipeline.orders import (
     OpKind,
-    Phase,
+    OrderPhase,
     RankOrder,
     Slot,
     interleaved_group,
@@ -192,7 +192,7 @@ def test_whoever_asks_the_record_follows_a_new_one(monkeypatch):
 
     def late_weights(shape: PipelineShape, rank: int) -> RankOrder:
         kinds = OpKind.FORWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT
-        phases = [Phase((Slot(kind, i),), shape.num_micro_batches) for i, kind in enumerate(kinds)]
+        phases = [OrderPhase((Slot(kind, i),), shape.num_micro_batches) for i, kind in enumerate(kinds)]
         return unrolled([one_stage(rank, shape.num_micro_batches)] * 3, phases)
 
     old = SCHEDULE_RECORDS[Schedule.GPIPE]

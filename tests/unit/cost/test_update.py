@@ -19,22 +19,22 @@ LONG_WINDOW = LayerTimes(forward_s=100.0, input_s=100.0, weight_s=100.0)
 
 
 def trained(c) -> tuple[float, float]:
-    dense, expert = trained_parameters(c.setting, split_layers(c.model, c.plan))
+    dense, expert = trained_parameters(c.context, split_layers(c.model, c.plan))
     return float(dense), float(expert)
 
 
 def reduced_s(c, middle: LayerTimes = NO_WINDOW) -> float:
-    return float(data_parallel_s(c.setting, split_layers(c.model, c.plan), middle))
+    return float(data_parallel_s(c.context, split_layers(c.model, c.plan), middle))
 
 
 def updated_s(c) -> float:
-    return float(optimizer_s(c.setting, split_layers(c.model, c.plan)))
+    return float(optimizer_s(c.context, split_layers(c.model, c.plan)))
 
 
 class TestTrainedParameters:
     def test_without_model_parallelism_a_rank_trains_all_matrices(self, case):
         c = case()
-        total = float(c.setting.parameters.total)
+        total = float(c.context.parameters.total)
         assert trained(c) == (pytest.approx(total, rel=1e-4), 0)  # but for the norms
 
     @pytest.mark.parametrize("plan", [Plan(tensor=4, data_shard=8), Plan(tensor=2, pipeline=4, data_shard=4)])
@@ -63,7 +63,7 @@ class TestDataParallel:
     def test_zero_1_moves_the_gradient_once_and_the_weight_once(self, case):
         """Both are at least the ring's bytes over one port a device: fp32 gradients, 16-bit weights."""
         c = case(cluster="h100-8x8", plan=Plan(data_shard=64)).with_rates(data_hidden_ratio=0.0)
-        parameters, network = float(c.setting.parameters.total), c.rates.network
+        parameters, network = float(c.context.parameters.total), c.rates.network
         port_s = parameters * (4 + 2) * 7 / 8 / 8 / float(network.out_bytes_per_s)
         assert 1 <= reduced_s(c) / port_s < 2.5
 
@@ -77,7 +77,7 @@ class TestDataParallel:
         c = case(plan=FSDP).with_rates(
             gather_hidden_ratio=0.25, data_collective_factor=1.5, data_collective_s=1e-3
         )
-        tables, shard = 2 * 128256 * 4096, c.setting.groups.shard
+        tables, shard = 2 * 128256 * 4096, c.context.groups.shard
         gather_s = 1.5 * float(all_gather_s(2 * tables, shard)) + 1e-3
         reduce_s = 1.5 * float(reduce_scatter_s(4 * tables, shard)) + 1e-3
         assert reduced_s(c) == pytest.approx(0.75 * (gather_s + 4 * reduce_s))
@@ -85,7 +85,7 @@ class TestDataParallel:
 
     def test_tensor_ranks_divide_the_tables(self, case):
         c = case(plan=replace(FSDP, tensor=4, data_shard=8)).with_rates(data_collective_s=0.0)
-        tables, shard = 2 * 128256 * 4096 / 4, c.setting.groups.shard
+        tables, shard = 2 * 128256 * 4096 / 4, c.context.groups.shard
         gather_s, reduce_s = (
             float(all_gather_s(2 * tables, shard)),
             float(reduce_scatter_s(4 * tables, shard)),
@@ -95,7 +95,7 @@ class TestDataParallel:
 
     def test_adapters_leave_nothing_of_the_tables_to_reduce(self, case):
         c = case(plan=FSDP, lora=Lora(rank=16)).with_rates(gather_hidden_ratio=0.0, data_collective_s=0.0)
-        gather_s = float(all_gather_s(2 * 2 * 128256 * 4096, c.setting.groups.shard))
+        gather_s = float(all_gather_s(2 * 2 * 128256 * 4096, c.context.groups.shard))
         assert reduced_s(c) == pytest.approx(gather_s)
 
     def test_one_shard_has_its_tables(self, case):

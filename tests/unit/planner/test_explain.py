@@ -4,7 +4,7 @@ from meshwright import catalog
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.planner import PlanRequest, compare, explain_infeasible, nearest_losers, search, why_not
-from meshwright.planner.explain import Verdict
+from meshwright.planner.explain import WhyNotVerdict
 from meshwright.specs.plan import Schedule
 from meshwright.specs.precision import PRECISIONS
 
@@ -49,7 +49,7 @@ def test_a_plan_against_itself_differs_in_nothing(result):
 
 def test_why_not_wider_tensor_parallelism(result):
     answer = why_not(request(), {"tensor": 8}, winner=result.best)
-    assert answer.verdict is Verdict.SLOWER
+    assert answer.verdict is WhyNotVerdict.SLOWER
     assert answer.comparison is not None
     assert answer.comparison.decided_by.name == "tensor_parallel"
     assert "tensor=8: slower" in str(answer)
@@ -57,13 +57,13 @@ def test_why_not_wider_tensor_parallelism(result):
 
 def test_why_not_an_illegal_degree(result):
     answer = why_not(request(), {"tensor": 3}, winner=result.best)
-    assert answer.verdict is Verdict.ILLEGAL
+    assert answer.verdict is WhyNotVerdict.ILLEGAL
     assert "tensor 3 does not divide 32 attention heads" in str(answer)
 
 
 def test_why_not_a_schedule_the_engine_lacks(result):
     answer = why_not(request(), {"schedule": Schedule.DUALPIPE, "pipeline": 2}, winner=result.best)
-    assert answer.verdict is Verdict.ILLEGAL
+    assert answer.verdict is WhyNotVerdict.ILLEGAL
     assert "has no dualpipe schedule" in str(answer)
 
 
@@ -71,7 +71,7 @@ def test_why_not_what_does_not_fit():
     wanted = request("llama3-70b", "h100-8x4")
     best = search(wanted, top=1).best
     answer = why_not(wanted, {"tensor": 1, "pipeline": 1, "sharding": 0}, winner=best)
-    assert answer.verdict is Verdict.DOES_NOT_FIT
+    assert answer.verdict is WhyNotVerdict.DOES_NOT_FIT
     assert answer.infeasible is not None
     assert answer.infeasible.needed_gib > answer.infeasible.available_gib
     assert "GiB" in str(answer)
@@ -80,7 +80,7 @@ def test_why_not_what_does_not_fit():
 def test_why_not_the_winner_itself(result):
     plan = result.best.plan
     answer = why_not(request(), {"tensor": plan.tensor, "pipeline": plan.pipeline}, winner=result.best)
-    assert answer.verdict is Verdict.BEST
+    assert answer.verdict is WhyNotVerdict.BEST
 
 
 def test_infeasible_names_the_nearest_number_of_devices_that_fits():

@@ -11,8 +11,8 @@ from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
 from meshwright.cost.tables import SCHEDULES, PlanTable, plan_from_row, plan_row
 from meshwright.engines.native.check import check_plan
-from meshwright.planner.engines import Setting, Severity, engine_facts
-from meshwright.planner.legality import broken_rules, legal_mask, setting_for, violations
+from meshwright.planner.engines import LegalityContext, Severity, engine_facts
+from meshwright.planner.legality import broken_rules, legal_mask, legality_context, violations
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.rules import rules_of
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
@@ -21,15 +21,17 @@ from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 
 
-def setting(model="llama3-8b", cluster="h100-8x8", engine="native", seq_len=8192, batch=512) -> Setting:
+def context(
+    model="llama3-8b", cluster="h100-8x8", engine="native", seq_len=8192, batch=512
+) -> LegalityContext:
     run = from_options(
         model=model, cluster=cluster, global_batch=batch, sequence_length=seq_len, engine=engine
     )
-    return setting_for(request_for(run))
+    return legality_context(request_for(run))
 
 
 def rules(plan: Plan, **where) -> set[str]:
-    return {v.rule for v in violations(plan, setting=setting(**where))}
+    return {v.rule for v in violations(plan, context=context(**where))}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def rules(plan: Plan, **where) -> set[str]:
 )
 def test_what_is_legal_for_native_its_engine_runs(model):
     run = from_options(model=model, cluster="h100-8x4", global_batch=256, sequence_length=4096)
-    where, draw = setting_for(request_for(run)), Random(0).choice
+    where, draw = legality_context(request_for(run)), Random(0).choice
     num_legal = 0
     for _ in range(2000):
         degrees = {
@@ -56,7 +58,7 @@ def test_what_is_legal_for_native_its_engine_runs(model):
             sharding=draw(tuple(Sharding)),
             schedule=draw(tuple(Schedule)),
         )
-        if not [v for v in violations(plan, setting=where) if v.severity is Severity.REFUSED]:
+        if not [v for v in violations(plan, context=where) if v.severity is Severity.REFUSED]:
             num_legal += 1
             assert check_plan(plan, run=run) == [], plan.describe()
     assert num_legal > 50
@@ -73,7 +75,7 @@ def test_what_the_search_tries_for_native_its_engine_runs(name):
         axis: getattr(space, axis)[:3] for axis in ("tensor", "context", "pipeline", "expert", "micro_batch")
     }
     table = enumerate_plans(replace(space, **few, virtual_pipeline=(1, 2, 3), data_replicate=(1, 2)))
-    legal = table.take(np.flatnonzero(legal_mask(table, setting=setting_for(request))))
+    legal = table.take(np.flatnonzero(legal_mask(table, context=legality_context(request))))
     assert set(np.unique(legal.schedule)) == {SCHEDULES.index(s) for s in space.schedule}
     assert len(np.unique(legal.recompute_mask)) == len({choice.mask for choice in space.recompute})
     for row in Random(0).sample(range(num_rows(legal)), 1000):
@@ -84,7 +86,7 @@ def test_what_the_search_tries_for_native_its_engine_runs(name):
 def test_a_usual_plan_breaks_no_rule():
     plan = Plan(tensor=4, pipeline=2, data_shard=8)
     for engine in ("native", "megatron"):
-        assert violations(plan, setting=setting(engine=engine)) == []
+        assert violations(plan, context=context(engine=engine)) == []
 
 
 CASES = [
@@ -169,16 +171,16 @@ def test_every_rule_has_a_case():
 
 def test_messages_hold_the_numbers():
     (found,) = [
-        v for v in violations(Plan(tensor=16, data_shard=4), setting=setting()) if v.rule == "kv heads"
+        v for v in violations(Plan(tensor=16, data_shard=4), context=context()) if v.rule == "kv heads"
     ]
     assert str(found) == "tensor 16 does not divide 8 key/value heads"
 
 
 def test_a_discouraged_plan_is_legal_and_flagged():
-    where = setting("llama2-7b")
+    where = context("llama2-7b")
     plan = Plan(tensor=16, data_shard=4)
-    assert [v.severity for v in violations(plan, setting=where)] == [Severity.DISCOURAGED]
-    assert legal_mask(PlanTable.stack([plan_row(plan)]), setting=where).all()
+    assert [v.severity for v in violations(plan, context=where)] == [Severity.DISCOURAGED]
+    assert legal_mask(PlanTable.stack([plan_row(plan)]), context=where).all()
 
 
 def test_megatron_repeats_key_value_heads():
@@ -196,12 +198,12 @@ def test_mask_and_sentences_agree(engine):
         stack=stack_for_engine(engine),
         engine=engine,
     )
-    where = setting_for(request)
+    where = legality_context(request)
     plan = enumerate_plans(default_space(request))
     rows = plan.take(np.random.default_rng(7).integers(0, num_rows(plan), 300))
-    mask, count = legal_mask(rows, setting=where), broken_rules(rows, setting=where)
+    mask, count = legal_mask(rows, context=where), broken_rules(rows, context=where)
     for i in range(300):
-        found = violations(plan_from_row(rows.take(i)), setting=where)
+        found = violations(plan_from_row(rows.take(i)), context=where)
         refused = [v for v in found if v.severity is Severity.REFUSED]
         assert (len(refused) == 0) == mask[i]
         assert len(refused) == count[i]
@@ -217,7 +219,7 @@ class TestLayersPerStage:
             pipeline=pipeline, virtual_pipeline=virtual, schedule=schedule, data_shard=64 // pipeline,
             layers_per_stage=layers,
         )  # fmt: skip
-        return violations(plan, setting=setting())  # 32 layers
+        return violations(plan, context=context())  # 32 layers
 
     def test_the_split_that_is_costed_is_accepted(self):
         assert self.split(8, 8, 8, 8) == []
@@ -241,7 +243,7 @@ class TestLayersPerStage:
 
 def test_replicas_that_do_not_divide_the_data_width_are_named():
     plan = Plan(tensor=4, pipeline=2, data_shard=0, data_replicate=3)
-    (violation,) = [v for v in violations(plan, setting=setting()) if v.rule == "devices"]
+    (violation,) = [v for v in violations(plan, context=context()) if v.rule == "devices"]
     assert violation.message == (
         "data_replicate 3 does not divide the data width 8, which context 1 x tensor 4 x pipeline 2 leave "
         "of 64 devices"
@@ -255,7 +257,7 @@ def test_what_is_legal_can_be_simulated():
     )
     request = request_for(run)
     plans = enumerate_plans(default_space(request))
-    legal = plans.take(np.flatnonzero(legal_mask(plans, setting=setting_for(request))))
+    legal = plans.take(np.flatnonzero(legal_mask(plans, context=legality_context(request))))
     shapes = {
         (int(s), int(p), int(v), int(32 // (b * d)))
         for s, p, v, b, d in zip(

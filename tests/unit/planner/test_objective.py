@@ -4,7 +4,7 @@ import pytest
 from meshwright import catalog
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.errors import InputError
-from meshwright.planner.legality import legal_mask, setting_for
+from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal, goal_for
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
@@ -26,7 +26,7 @@ def scored():
         stack=stack_for_engine("megatron"),
     )
     plan = enumerate_plans(default_space(request))
-    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(request)))[::29])
+    plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(request)))[::29])
     model = cost_model(request)
     return model.steps(plan), model.bound_s(plan)
 

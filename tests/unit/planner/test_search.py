@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost.tables import PlanTable, plan_row
-from meshwright.planner.legality import legal_mask, setting_for
+from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.screen import CostModel, cost_model, relaxation
 from meshwright.planner.search import Distinct, search
@@ -29,7 +29,7 @@ def exhaustive_s(wanted: PlanRequest, space: Space) -> np.ndarray:
     """Step times of all legal plans that fit, ascending."""
     model = cost_model(wanted)
     plan = enumerate_plans(space)
-    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(wanted))))
+    plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(wanted))))
     plan = plan.take(np.flatnonzero(model.memory_budget.fits(model.memory(plan).reserved_bytes)))
     return np.sort(model.steps(plan).step_s)
 
@@ -84,7 +84,7 @@ def test_the_bound_is_below_every_plan_it_stands_for():
     wanted = request("deepseek-v2-lite", "h100-8x2", "megatron")
     model = cost_model(wanted)
     plan = enumerate_plans(default_space(wanted))
-    plan = plan.take(np.flatnonzero(legal_mask(plan, setting=setting_for(wanted)))[::17])
+    plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(wanted)))[::17])
     ratio = model.bound_s(plan) / model.steps(plan).step_s
     assert ratio.max() <= 1 + 1e-9
     assert np.median(ratio) > 0.5  # and near enough to be of use

@@ -8,7 +8,7 @@ from meshwright.catalog import engine_names
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.tables import PlanTable
 from meshwright.errors import InputError
-from meshwright.planner.legality import legal_mask, setting_for
+from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.space import (
     RecomputeChoice,
@@ -135,7 +135,7 @@ def test_a_layer_split_cannot_be_fixed():
 def test_126_layers_lie_on_16_ranks_with_8_virtual_stages():
     wanted = request("llama3.1-405b", "h100-8x1024", "megatron", seq_len=8192, global_batch=2048)
     table = shapes(default_space(wanted))
-    table = table.take(np.flatnonzero(legal_mask(table, setting=setting_for(wanted))))
+    table = table.take(np.flatnonzero(legal_mask(table, context=legality_context(wanted))))
     assert np.any((table.tensor == 8) & (table.pipeline == 16) & (table.virtual_pipeline == 8))
 
 
@@ -143,7 +143,7 @@ def test_engines_offer_only_what_they_accept():
     for engine in engine_names():
         space = default_space(request("gpt-oss-20b", engine=engine))
         plan = enumerate_plans(replace(space, micro_batch=(1,)))
-        assert legal_mask(plan, setting=setting_for(request("gpt-oss-20b", engine=engine))).any()
+        assert legal_mask(plan, context=legality_context(request("gpt-oss-20b", engine=engine))).any()
     titan = default_space(request(engine="torchtitan"))
     assert Sharding.OPTIMIZER not in titan.sharding
     assert Schedule.ZERO_BUBBLE not in titan.schedule

@@ -61,7 +61,7 @@ class _Case:
     head_bytes: Array
     layer_bytes: Array
     fixed_bytes: Array
-    beside_bytes: Array
+    outside_allocator_bytes: Array
 
 
 def estimate_memory(
@@ -87,7 +87,7 @@ def estimate_memory(
         head_bytes=_head_bytes(model, plan, constants, tokens),
         layer_bytes=_layer_workspace_bytes(model, plan, tokens),
         fixed_bytes=constants.workspace_bytes + _waiting_bytes(model, plan, constants, tokens),
-        beside_bytes=_beside_the_allocator(plan, constants),
+        outside_allocator_bytes=_outside_allocator_bytes(plan, constants),
     )
     layers = split_layers(model, plan, by_cost=constants.splits_by_cost)
     fullest = _rank(case, _first(plan, layers), 0, is_last=0)
@@ -143,7 +143,7 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, is_last: int) -> Memo
         activations_bytes=activations,
         workspace_bytes=workspace,
         allocated_bytes=allocated,
-        reserved_bytes=allocated + fragments + case.beside_bytes,
+        reserved_bytes=allocated + fragments + case.outside_allocator_bytes,
         on_last_stage=is_last,
     )
 
@@ -159,7 +159,7 @@ def _gradients_at_peak(case: _Case, gradients: Array, activations: Array) -> Arr
     return np.where(replaced, np.maximum(gradients - activations, 0), gradients)
 
 
-def _beside_the_allocator(plan: PlanTable, constants: MemoryConstants) -> Array:
+def _outside_allocator_bytes(plan: PlanTable, constants: MemoryConstants) -> Array:
     """Driver context and one communicator for every parallelism in use."""
     widths = (plan.tensor, plan.context, plan.data, plan.pipeline, plan.expert)
     return constants.context_bytes + sum((width > 1) * constants.communicator_bytes for width in widths)

@@ -154,7 +154,7 @@ def _unsharded(precision: PrecisionTable, constants: MemoryConstants, *, sharded
     """Bytes per parameter of a stack on one rank. `sharded`: FSDP's one fp32 copy is both weight and master."""
     narrow = constants.optimizer_in_16_bits > 0
     master = np.where(narrow, 0.0, precision.master_bytes)
-    moments = np.where(narrow, 0.5, 1.0) * precision.moment_bytes
+    optimizer_states = np.where(narrow, 0.5, 1.0) * precision.optimizer_state_bytes
     most = np.where(narrow | (constants.accumulates_in_16_bits > 0), 2.0, np.inf)
     gradients = np.minimum(precision.grad_bytes, most)
     widened = np.where(gradients > 2, 0, constants.step_gradient_bytes)
@@ -165,7 +165,7 @@ def _unsharded(precision: PrecisionTable, constants: MemoryConstants, *, sharded
             precision.weight_bytes + precision.weight_cache_bytes,
         ),
         gradients=gradients,
-        optimizer=np.where(sharded, moments, master + moments) + widened,
+        optimizer=np.where(sharded, optimizer_states, master + optimizer_states) + widened,
     )
 
 

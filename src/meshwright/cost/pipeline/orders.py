@@ -66,7 +66,7 @@ class Slot(NamedTuple):
     stream: int
 
 
-class Phase(NamedTuple):
+class OrderPhase(NamedTuple):
     """`slots`, `repeats` times over. If paired, a fused backward overlaps the forward directly before it."""
 
     slots: tuple[Slot, ...]
@@ -93,7 +93,7 @@ def interleaved_group(num_ranks: int, num_micro_batches: int) -> int:
 def gpipe(shape: PipelineShape, rank: int) -> RankOrder:
     """All forward passes, then all backward passes."""
     m = shape.num_micro_batches
-    phases = (Phase((_forward(0),), m), Phase((_backward(1),), m))
+    phases = (OrderPhase((_forward(0),), m), OrderPhase((_backward(1),), m))
     return unrolled([one_stage(rank, m)] * 2, phases)
 
 
@@ -123,11 +123,11 @@ def zero_bubble(shape: PipelineShape, rank: int) -> RankOrder:
     warm_up, late = p - 1 - rank, rank
     f, b, w = _forward(0), _backward_input(1), _backward_weight(2)
     phases = (
-        Phase((f,), warm_up),
-        Phase((f, b), late),
-        Phase((f, b, w), m - warm_up - late),
-        Phase((b, w), warm_up),
-        Phase((w,), late),
+        OrderPhase((f,), warm_up),
+        OrderPhase((f, b), late),
+        OrderPhase((f, b, w), m - warm_up - late),
+        OrderPhase((b, w), warm_up),
+        OrderPhase((w,), late),
     )
     return _without_surplus(unrolled([one_stage(rank, m)] * 3, phases), shape.num_micro_batches)
 
@@ -140,14 +140,14 @@ def zbv(shape: PipelineShape, rank: int) -> RankOrder:
     f0, b0, w0 = _forward(0), _backward_input(1), _backward_weight(2)
     f1, b1, w1 = _forward(3), _backward_input(4), _backward_weight(5)
     phases = (
-        Phase((f0,), 2 * (p - r) - 1),
-        Phase((f1, f0), r),
-        Phase((f1, b1, w1), p - r),
-        Phase((f0, b0, w0, f1, b1, w1), m - 2 * p + r + 1),
-        Phase((b0, w0, f1, b1, w1), p - 1 - r),
-        Phase((b0, b1), r),
-        Phase((b0, w0), p - r),
-        Phase((w0, w1), r),
+        OrderPhase((f0,), 2 * (p - r) - 1),
+        OrderPhase((f1, f0), r),
+        OrderPhase((f1, b1, w1), p - r),
+        OrderPhase((f0, b0, w0, f1, b1, w1), m - 2 * p + r + 1),
+        OrderPhase((b0, w0, f1, b1, w1), p - 1 - r),
+        OrderPhase((b0, b1), r),
+        OrderPhase((b0, w0), p - r),
+        OrderPhase((w0, w1), r),
     )
     return unrolled([down] * 3 + [up] * 3, phases)
 
@@ -172,16 +172,16 @@ def dualpipe(shape: PipelineShape, rank: int) -> RankOrder:
     # The middle ranks do not overlap their first pair: its forward is ready earlier, and others wait for it.
     unpaired = int(inward == 0)
     phases = (
-        Phase((f_near,), 2 * inward),
-        Phase((f_near, f_far), depth),
-        Phase((b_far, w, f_far), inward),
-        Phase((f_near, bw_far), unpaired),
-        Phase((f_far, bw_near), unpaired, paired=True),
-        Phase((f_near, bw_far, f_far, bw_near), n - p + depth - unpaired, paired=True),
-        Phase((bw_far, f_far, bw_near), inward, paired=True),
-        Phase(tuple(drain), 1),
-        Phase((w, b_near), inward),
-        Phase((w,), depth),
+        OrderPhase((f_near,), 2 * inward),
+        OrderPhase((f_near, f_far), depth),
+        OrderPhase((b_far, w, f_far), inward),
+        OrderPhase((f_near, bw_far), unpaired),
+        OrderPhase((f_far, bw_near), unpaired, paired=True),
+        OrderPhase((f_near, bw_far, f_far, bw_near), n - p + depth - unpaired, paired=True),
+        OrderPhase((bw_far, f_far, bw_near), inward, paired=True),
+        OrderPhase(tuple(drain), 1),
+        OrderPhase((w, b_near), inward),
+        OrderPhase((w,), depth),
     )
     weights = _dualpipe_weight_stream(near, far, depth=depth, inward=inward)
     return unrolled([near, far, near, far, weights], phases)
@@ -223,14 +223,14 @@ def one_stage(stage: int, num_micro_batches: int, *, first: int = 0) -> Stream:
     return Stream(micro_batch, np.full(num_micro_batches, stage, dtype=np.int32))
 
 
-def _alternate(num_each: int, *, warm_up: int) -> tuple[Phase, ...]:
+def _alternate(num_each: int, *, warm_up: int) -> tuple[OrderPhase, ...]:
     """Some forward passes (stream 0), then one forward and one backward (stream 1) in turn, then the rest."""
     warm_up = min(warm_up, num_each)
     f, bw = _forward(0), _backward(1)
-    return Phase((f,), warm_up), Phase((f, bw), num_each - warm_up), Phase((bw,), warm_up)
+    return OrderPhase((f,), warm_up), OrderPhase((f, bw), num_each - warm_up), OrderPhase((bw,), warm_up)
 
 
-def unrolled(streams: Sequence[Stream], phases: Sequence[Phase]) -> RankOrder:
+def unrolled(streams: Sequence[Stream], phases: Sequence[OrderPhase]) -> RankOrder:
     """The order that `phases` spell out."""
     slots = np.concatenate([np.tile(np.array(p.slots, dtype=np.int8), (p.repeats, 1)) for p in phases])
     in_paired_phase = np.concatenate([np.full(len(p.slots) * p.repeats, p.paired) for p in phases])

@@ -7,14 +7,16 @@ import numpy as np
 from meshwright.cost.tables import RECOMPUTES
 from meshwright.engines.maxtext import VERSION
 from meshwright.planner.engines import CHEAP, EngineFacts, Rule, Scope
-from meshwright.planner.rules import divides, has_experts, num_micro_batches
+from meshwright.planner.rules import has_experts, is_divisor, num_micro_batches
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
 RULES = (
     Rule(
         name="expert axis",
         scope=Scope.SHAPE,
-        holds=lambda s, p: divides(p.expert, p.data) & ((p.expert_tensor == p.tensor) | (not has_experts(s))),
+        holds=lambda s, p: (
+            is_divisor(p.expert, p.data) & ((p.expert_tensor == p.tensor) | (not has_experts(s)))
+        ),
         says=lambda s, p: (
             f"MaxText's expert axis is a part of its batch axes and experts are split like other layers: expert "
             f"{p.expert} must divide data {p.data}, expert_tensor {p.expert_tensor} must be tensor {p.tensor}"
@@ -24,7 +26,7 @@ RULES = (
     Rule(
         name="micro-batch rounds",
         scope=Scope.BATCH,
-        holds=lambda s, p: divides(p.pipeline, num_micro_batches(s, p)),
+        holds=lambda s, p: is_divisor(p.pipeline, num_micro_batches(s, p)),
         says=lambda s, p: (
             f"{int(num_micro_batches(s, p))} micro-batches are not a multiple of MaxText's {p.pipeline} stages"
         ),
@@ -34,7 +36,7 @@ RULES = (
         name="fully sharded width",
         scope=Scope.CHOICE,
         holds=lambda s, p: (
-            (p.sharding != Sharding.PARAMETERS) | divides(p.data_shard * p.context, s.model.hidden)
+            (p.sharding != Sharding.PARAMETERS) | is_divisor(p.data_shard * p.context, s.model.hidden)
         ),
         says=lambda s, p: (
             f"data_shard {p.data_shard} x context {p.context} does not divide "

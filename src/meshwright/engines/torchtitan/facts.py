@@ -7,12 +7,12 @@ import numpy as np
 from meshwright.arrays import Mask
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.torchtitan import VERSION
-from meshwright.planner.engines import EngineFacts, Rule, Scope, Setting
+from meshwright.planner.engines import EngineFacts, Rule, Scope, LegalityContext
 from meshwright.planner.rules import has_schedule, num_micro_batches
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
 
-def _rounds(s: Setting, plan: PlanTable) -> Mask:
+def _rounds(s: LegalityContext, plan: PlanTable) -> Mask:
     """torch.distributed.pipelining runs interleaved micro-batches in max(1, m // p) rounds of equal size."""
     m = num_micro_batches(s, plan)
     rounds = np.maximum(m // np.maximum(plan.pipeline, 1), 1)

@@ -16,8 +16,8 @@ from meshwright.planner.scaling.curve import (
 from meshwright.planner.scaling.emulation import EmulatedPoint, Emulation, emulate
 from meshwright.planner.scaling.replicas import Replica, rank_replicas
 from meshwright.planner.scaling.sensitivity import (
+    AssumptionSwing,
     Sensitivity,
-    Swing,
     curve_ends,
     emulation_ends,
     sensitivity,
@@ -36,6 +36,7 @@ from meshwright.planner.scaling.sizes import (
 from meshwright.planner.training import Training
 
 __all__ = [
+    "AssumptionSwing",
     "Costed",
     "EmulatedPoint",
     "Emulation",
@@ -45,7 +46,6 @@ __all__ = [
     "ScalePoint",
     "Sensitivity",
     "Study",
-    "Swing",
     "Training",
     "Unreached",
     "at_size",

@@ -45,7 +45,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swing:
+class AssumptionSwing:
     """The answer under one changed assumption. Numbers are None where the run cannot be made."""
 
     assumption: str
@@ -64,7 +64,7 @@ class Sensitivity:
     efficiency: float
     base_step_s: float
     end_step_s: float
-    swings: tuple[Swing, ...]
+    swings: tuple[AssumptionSwing, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +125,17 @@ def sensitivity(study: Study, compare: Compare) -> Sensitivity | Unreached:
     )
 
 
-def _swing(study: Study, variation: Variation, compare: Compare, now: Pair, plans: dict[int, Plan]) -> Swing:
+def _swing(
+    study: Study, variation: Variation, compare: Compare, now: Pair, plans: dict[int, Plan]
+) -> AssumptionSwing:
     changed = variation.change(study if variation.replans else replace(study, known=plans))
     try:
         pair = compare(changed)
     except MeshwrightError as error:  # a format the accelerator lacks, a plan that does not fit
         pair = Unreached(num_devices=0, global_batch=0, why_not=error.message)
     if isinstance(pair, Unreached):
-        return Swing(assumption=variation.assumption, value=variation.value, why_not=pair.why_not)
-    return Swing(
+        return AssumptionSwing(assumption=variation.assumption, value=variation.value, why_not=pair.why_not)
+    return AssumptionSwing(
         assumption=variation.assumption,
         value=variation.value,
         base_step_s=pair.base.step_s,
@@ -159,7 +161,7 @@ def _variations(study: Study, now: Pair) -> Iterator[Variation]:
             change=lambda s, f=factor: _straggling_times(s, f),
             replans=False,
         )
-    yield _of_request("spine", "oversubscribed 2:1", _half_spine)
+    yield _of_request("spine", "oversubscribed 2:1", _oversubscribed_spine)
     other = PRECISIONS["fp8" if request.precision.matmul == "bf16" else "bf16"]
     yield _of_request("precision", other.name, lambda r: replace(r, precision=other))
     yield _of_request("micro-batch", "2 sequences", lambda r: r.fixing(micro_batch=2))
@@ -201,7 +203,7 @@ def _port_times(request: PlanRequest, factor: float) -> PlanRequest:
     return replace(request, cluster=replace(request.cluster, fabric=fabric))
 
 
-def _half_spine(request: PlanRequest) -> PlanRequest:
+def _oversubscribed_spine(request: PlanRequest) -> PlanRequest:
     fabric = replace(request.cluster.fabric, oversubscription=2.0)
     return replace(request, cluster=replace(request.cluster, fabric=fabric))
 
@@ -220,7 +222,7 @@ def _shifted(calibration: Calibration, name: str, by: float) -> Calibration:
     return replace(calibration, offsets={**calibration.offsets, key: replace(old, value=old.value + by)})
 
 
-def _parameters(study: Study, now: Pair) -> list[Swing]:
+def _parameters(study: Study, now: Pair) -> list[AssumptionSwing]:
     """The calibrated parameters that weigh most, at the ends of their 80 % intervals."""
     deviations = deviations_between(study, now.end, now.base)
     names = [name for name in deviations if name != STRAGGLING]  # has a row of its own
@@ -231,7 +233,7 @@ def _parameters(study: Study, now: Pair) -> list[Swing]:
             # d log efficiency = -d log(T_end / T_base)
             efficiency = now.efficiency * exp(-sign * Z80 * deviations[name])
             swings.append(
-                Swing(
+                AssumptionSwing(
                     assumption=f"calibrated {name}",
                     value=f"{word} of its interval",
                     efficiency=efficiency,
@@ -241,7 +243,7 @@ def _parameters(study: Study, now: Pair) -> list[Swing]:
     return swings
 
 
-def _failures(now: Pair) -> list[Swing]:
+def _failures(now: Pair) -> list[AssumptionSwing]:
     """Failures and checkpoints counted in: efficiency times the ratio of goodputs."""
     first, last = (goodput_at(c.request) for c in (now.base, now.end))
     if now.base.num_devices == now.end.num_devices:
@@ -249,7 +251,7 @@ def _failures(now: Pair) -> list[Swing]:
     rates = {"as planned": (first.value, last.value), "most published": (first.low, last.low)}
     rates["fewest published"] = (first.high, last.high)
     return [
-        Swing(
+        AssumptionSwing(
             assumption="failures counted in",
             value=word,
             efficiency=now.efficiency * b / a,

@@ -21,7 +21,7 @@ from meshwright.errors import InputError
 from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.explain import explain_infeasible
-from meshwright.planner.legality import setting_for, violations
+from meshwright.planner.legality import legality_context, violations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import search
 from meshwright.specs.estimate import Estimate
@@ -185,7 +185,7 @@ def costed(study: Study, request: PlanRequest) -> Costed | Unreached:
 
 def _refusal(request: PlanRequest, plan: Plan) -> str:
     """The first rule of the engine that `plan` breaks; empty when it is legal."""
-    broken = violations(plan, setting=setting_for(request))
+    broken = violations(plan, context=legality_context(request))
     return next((str(v) for v in broken if v.severity is Severity.REFUSED), "")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.units import DAY_S
 
 if TYPE_CHECKING:
-    from meshwright.planner import Comparison, PlanRequest, WhyNot
+    from meshwright.planner import PlanComparison, PlanRequest, WhyNot
     from meshwright.planner.explain import Difference
     from meshwright.planner.training import Training
     from meshwright.report.plan_ranking import PlanRanking
@@ -35,7 +35,7 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
         "explanation": {
             "losers": [comparison_document(c) for c in ranking.losers],
             "why_not": [why_not_document(a) for a in ranking.why_not],
-            "not_tried": search.space.left_out,
+            "not_tried": search.space.untried,
             "engine_refuses": [str(problem) for problem in ranking.engine_refuses],
         },
     }
@@ -125,7 +125,7 @@ def _days(seconds: Estimate) -> dict[str, object]:
     return {**seconds.as_json(), **ends, "unit": "days"}
 
 
-def comparison_document(comparison: Comparison) -> dict[str, Any]:
+def comparison_document(comparison: PlanComparison) -> dict[str, Any]:
     """Two plans against each other; a difference is the loser's number minus the winner's."""
     return {
         "winner": plan_document(comparison.winner.plan),
@@ -152,7 +152,7 @@ def why_not_document(answer: WhyNot) -> dict[str, Any]:
     }
 
 
-def loser_sentence(comparison: Comparison) -> str:
+def loser_sentence(comparison: PlanComparison) -> str:
     """One line: how much slower the second plan is, which component decides, what it does to memory."""
     from meshwright.report.components import label
 
