@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.arrays import Mask
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.torchtitan import VERSION
-from meshwright.planner.engines import EngineFacts, Rule, Scope, LegalityContext
+from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
 from meshwright.planner.rules import has_schedule, num_micro_batches
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
