@@ -82,14 +82,14 @@ def test_a_file_that_is_cut_short_anywhere_is_refused(saved):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: d.update(schema="other 1"), "no file of tuned products.*other 1"),
+        (lambda d: d.update(schema="other 1"), "no file of tuned GEMMs.*other 1"),
         (lambda d: d.pop("conditions"), "'conditions' is missing"),
         (lambda d: d["conditions"].pop("torch"), "torch"),
         (lambda d: d["choices"].update(threads=0), "threads"),
         (lambda d: d["choices"].update(library="mkl"), "library"),
         (lambda d: d["choices"].update(tunable_op=["a\nb"]), "tunable_op"),
         (lambda d: d["choices"].update(routes=[{"m": 1}]), "'n' is missing"),
-        (lambda d: d["choices"]["routes"][0].update(m=-1), "product"),
+        (lambda d: d["choices"]["routes"][0].update(m=-1), "GEMM"),
         (lambda d: d["choices"]["routes"][0].update(route="by magic"), "by magic"),
         (lambda d: d["choices"]["routes"][0].update(kernel="sideways"), "sideways"),
     ],
@@ -109,7 +109,7 @@ def test_files_that_are_no_documents_are_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         load(tmp_path)
     (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(InputError, match="no file of tuned products: got 'list'"):
+    with pytest.raises(InputError, match="no file of tuned GEMMs: got 'list'"):
         load(tmp_path / "list.json")
     (tmp_path / "binary.json").write_bytes(b"\xff\x00\x01")
     with pytest.raises(InputError, match="no JSON"):
@@ -123,17 +123,17 @@ def test_files_that_are_no_documents_are_refused(tmp_path):
 def test_a_file_of_other_conditions_is_refused(key, words):
     found = tuning(threads=1)
     other = replace(found, conditions=replace(found.conditions, **{key: "another"}))
-    require(found, device=CPU, plan=PLAN, products=[FORWARD], name="f")
+    require(found, device=CPU, plan=PLAN, gemms=[FORWARD], name="f")
     with pytest.raises(InputError, match=words):
-        require(other, device=CPU, plan=PLAN, products=[FORWARD], name="f")
+        require(other, device=CPU, plan=PLAN, gemms=[FORWARD], name="f")
 
 
 def test_a_file_that_the_run_cannot_honour_is_refused():
     found = tuning(routes={FORWARD: GemmRoute.ONEDNN})
-    with pytest.raises(InputError, match="no product of this run"):
-        require(found, device=CPU, plan=PLAN, products=[replace(FORWARD, m=64)], name="f")
+    with pytest.raises(InputError, match="no GEMM of this run"):
+        require(found, device=CPU, plan=PLAN, gemms=[replace(FORWARD, m=64)], name="f")
     with pytest.raises(InputError, match="tensor parallelism"):
-        require(found, device=CPU, plan=replace(PLAN, tensor=2), products=[FORWARD], name="f")
+        require(found, device=CPU, plan=replace(PLAN, tensor=2), gemms=[FORWARD], name="f")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -264,9 +264,8 @@ def test_a_training_makes_its_products_as_the_file_says(tiny_run, tmp_path, save
     path = saved(tuning(threads=1, routes=routes))
     tuned = tiny_run(tmp_path / "tuned", gemm_tuning=str(path))
     record = tuned.train()
-    assert (
-        f"matrix products as in {path}: 1 thread, {len(routes)} of {len(routes)} products by another route"
-        in str(record["notes"])
+    assert f"GEMMs as in {path}: 1 thread, {len(routes)} of {len(routes)} GEMMs by another route" in str(
+        record["notes"]
     )
     assert record["device"]["threads"] == 1
     assert tuned.losses() == pytest.approx(usual.losses(), rel=1e-3)

@@ -94,7 +94,7 @@ def test_steps_equal_those_of_adamw(schedule, weight_decay):
     mine = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
     theirs = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
     theirs.load_state_dict(mine.state_dict())
-    optimizer = AdamW(masters_of([mine], compute=torch.float32), settings=settings_, is_alone=True)
+    optimizer = AdamW(masters_of([mine], compute=torch.float32), settings=settings_, is_single_process=True)
     matrices = [p for p in theirs.parameters() if p.ndim > 1]
     vectors = [p for p in theirs.parameters() if p.ndim == 1]
     reference = torch.optim.AdamW(
@@ -120,7 +120,7 @@ def test_gradients_are_scaled_down_to_the_limit(limit):
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 4)
     masters = masters_of([model], compute=torch.bfloat16)
-    optimizer = AdamW(masters, settings=Optimizer(gradient_clip=limit), is_alone=True)
+    optimizer = AdamW(masters, settings=Optimizer(gradient_clip=limit), is_single_process=True)
     model(torch.randn(5, 8, dtype=torch.bfloat16)).sum().backward()
     gradients = [m.local.grad.clone() for m in masters]
     exact = torch.cat([g.flatten() for g in gradients]).norm().item()

@@ -15,7 +15,7 @@ from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.training.gemm_tuning import _by_layer
 from meshwright.training.models import linear as linear_module
-from meshwright.training.models.linear import BY_ROUTE, GemmKind, GemmRoute, using_routes, which
+from meshwright.training.models.linear import BY_ROUTE, GemmKind, GemmRoute, identify_gemm, using_routes
 from meshwright.training.step_gemms import count_gemms
 
 MLA = (
@@ -35,7 +35,7 @@ def made(run, plan: Plan, monkeypatch) -> Counter:
     seen: Counter = Counter()
 
     def spy(x, y):
-        kernel, layer = which(x, y)
+        kernel, layer = identify_gemm(x, y)
         seen[kernel, layer] += 1
         return x @ y.T
 

@@ -331,7 +331,9 @@ def _measure_together(
     if not (work.collectives or work.trainings):
         return
     try:
-        run_ranks(measure_together, work, num_ranks=num_processes, device_type=device.type, apart=True)
+        run_ranks(
+            measure_together, work, num_ranks=num_processes, device_type=device.type, in_new_process=True
+        )
     except WorkerLostError as error:
         if error.was_asked_to_stop:
             raise KeyboardInterrupt from None

@@ -23,6 +23,7 @@ from typing import NoReturn
 import click
 
 from meshwright import __version__
+from meshwright.cli.hints import COMMANDS, usage_hint, usage_message
 from meshwright.cli.output import emit_json
 from meshwright.cli.verbs import LazyGroup, Verb, load
 from meshwright.errors import MeshwrightError
@@ -37,22 +38,22 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 VERBS: dict[str, Verb] = {
     "plan": Verb(
         target="meshwright.cli.commands.plan:command",
-        section="Plan",
+        section="Choose a plan",
         help="Search all legal sharding plans and rank them.",
     ),
     "estimate": Verb(
         target="meshwright.cli.commands.estimate:command",
-        section="Plan",
+        section="Choose a plan",
         help="Estimate step time, memory, timeline and cost of one plan.",
     ),
     "explain": Verb(
         target="meshwright.cli.commands.explain:command",
-        section="Plan",
+        section="Choose a plan",
         help="Compare two plans component by component and name what decides.",
     ),
     "scale": Verb(
         target="meshwright.cli.commands.scale:command",
-        section="Plan",
+        section="Choose a plan",
         help="Scale a run to more devices: efficiency, time, failures, energy, cost.",
     ),
     "train": Verb(
@@ -77,38 +78,38 @@ VERBS: dict[str, Verb] = {
     ),
     "export": Verb(
         target="meshwright.cli.commands.export:command",
-        section="Train",
+        section="Use another engine",
         help="Write a run as the configuration of another engine.",
     ),
     "import": Verb(
         target="meshwright.cli.commands.import_:command",
-        section="Train",
+        section="Use another engine",
         help="Read the configuration of another engine as a run file.",
     ),
     "bench": Verb(
         target="meshwright.cli.commands.bench:command",
-        section="Measure",
+        section="Measure and tune",
         help="Measure a device or training throughput, and keep the records.",
+    ),
+    "tune": Verb(
+        target="meshwright.cli.commands.tune:command",
+        section="Measure and tune",
+        help="Tune this node, or a run on it. Nothing changes without --apply or --write.",
     ),
     "calibrate": Verb(
         target="meshwright.cli.commands.calibrate:command",
-        section="Measure",
+        section="Measure and tune",
         help="Turn measurements of a device into a calibration for the planner.",
     ),
     "accuracy": Verb(
         target="meshwright.cli.commands.accuracy:command",
-        section="Verify",
+        section="Check predictions",
         help="Predict published measured runs and report the errors.",
     ),
     "doctor": Verb(
         target="meshwright.cli.commands.doctor:command",
-        section="Node",
+        section="Check a node",
         help="Check the health and the rates of a node; compare many nodes.",
-    ),
-    "tune": Verb(
-        target="meshwright.cli.commands.tune:command",
-        section="Node",
-        help="Tune this node, or a run on it. Nothing changes without --apply or --write.",
     ),
     "catalog": Verb(
         target="meshwright.cli.commands.catalog:command",
@@ -117,35 +118,11 @@ VERBS: dict[str, Verb] = {
     ),
 }
 
-SYNONYMS = {
-    "benchmark": "bench",
-    "compare": "explain",
-    "convert": "checkpoint",
-    "diagnose": "doctor",
-    "finetune": "train",
-    "fine-tune": "train",
-    "list": "catalog",
-    "measure": "bench",
-    "models": "catalog models",
-    "optimize": "plan",
-    "predict": "estimate",
-    "pretrain": "train",
-    "profile": "train --profile",
-    "run": "train",
-    "search": "plan",
-    "simulate": "estimate",
-    "start": "launch",
-    "submit": "launch",
-    "sweep": "bench train",
-    "test": "rehearse",
-}
-"""Commands by names that other tools give them, for the hint of an unknown command."""
-
 
 @click.group(
     cls=LazyGroup,
     verbs=VERBS,
-    synonyms=SYNONYMS,
+    synonyms=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExamples:\n"
     "  meshwright plan --model llama3.1-8b --cluster mi355x-8x8 --gbs 512 --seq 8192\n"
@@ -178,7 +155,7 @@ def run(args: Sequence[str]) -> int:
     except MeshwrightError as error:
         return _fail(error.message, hint=error.hint, exit_code=error.exit_code, as_json=as_json)
     except click.ClickException as error:
-        return _fail(_sentence(error), hint=_usage_hint(error), exit_code=EXIT_USAGE, as_json=as_json)
+        return _fail(usage_message(error), hint=usage_hint(error), exit_code=EXIT_USAGE, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", hint=None, exit_code=EXIT_INTERRUPTED, as_json=as_json)
     except BrokenPipeError:
@@ -233,20 +210,6 @@ def _fail_unexpected(error: Exception, *, as_json: bool) -> int:
     message = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
     hint = f"this is a bug, please report it with the output under {DEBUG_VARIABLE}=1"
     return _fail(message, hint=hint, exit_code=EXIT_INTERNAL, as_json=as_json)
-
-
-def _sentence(error: click.ClickException) -> str:
-    if isinstance(error, click.NoSuchOption):
-        return f"unknown option: got {error.option_name!r}"
-    text = error.format_message().rstrip(".")
-    return text[:1].lower() + text[1:]
-
-
-def _usage_hint(error: click.ClickException) -> str | None:
-    if isinstance(error, click.NoSuchOption) and error.possibilities:
-        return f"did you mean {error.possibilities[0]!r}?"
-    ctx = error.ctx if isinstance(error, click.UsageError) else None
-    return f"see `{ctx.command_path} --help`" if ctx else None
 
 
 def _silence_stdout() -> None:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from typing import Any
 import click
 
 from meshwright.errors import MissingDependencyError, UnknownNameError
+
+RUN_FILE_HELP = "RUN.yaml is a run file, or the name of one that ships (see `meshwright catalog runs`)."
+"""Last paragraph of the help of every verb that takes a run file."""
 
 
 def load(target: str) -> Any:
@@ -86,7 +90,16 @@ def verb(name: str, *, body: str, examples: Sequence[str]) -> Callable[[Callable
 
     The tests parse every example with the command that it belongs to, so an example cannot go stale.
     """
-    return click.command(name, cls=LazyCommand, body=body, epilog=_epilog(examples))
+
+    def declare(function: Callable[[], None]) -> click.Command:
+        command = click.command(name, cls=LazyCommand, body=body, epilog=_epilog(examples))(function)
+        command.help = inspect.cleandoc(command.help or "")
+        arguments = [p.name for p in command.params if isinstance(p, click.Argument)]
+        if "run_path" in arguments:
+            command.help += f"\n\n{RUN_FILE_HELP}"
+        return command
+
+    return declare
 
 
 def verb_group(name: str, *, about: str, verbs: Mapping[str, Verb], examples: Sequence[str]) -> LazyGroup:

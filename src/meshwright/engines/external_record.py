@@ -33,7 +33,7 @@ from meshwright.training.metrics import (
     WARM_UP_STEPS,
     Yardstick,
     spread_of,
-    target_of,
+    target_reached,
     throughput_of,
     yardstick,
 )
@@ -180,7 +180,7 @@ def _statistics(
         "first_loss": entries[0]["loss"],
         "last_loss": entries[-1]["loss"],
         "validation_loss": validated[-1] if validated else None,
-        "target": target_of(run, steps=entries[-1]["step"], elapsed_s=entries[-1]["elapsed_s"])
+        "target": target_reached(run, steps=entries[-1]["step"], elapsed_s=entries[-1]["elapsed_s"])
         if ending is Ending.REACHED
         else None,
         "elapsed_s": entries[-1]["elapsed_s"],

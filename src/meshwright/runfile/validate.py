@@ -11,33 +11,7 @@ from meshwright.errors import nearest
 from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.problems import KeyPath, RunFileProblem
-
-_ELSEWHERE = {
-    "tp": "parallel.tensor",
-    "sp": "parallel.sequence_parallel",
-    "pp": "parallel.pipeline",
-    "vpp": "parallel.virtual_pipeline",
-    "cp": "parallel.context",
-    "ep": "parallel.expert",
-    "etp": "parallel.expert_tensor",
-    "dp": "parallel.data_shard",
-    "fsdp": "parallel.data_shard",
-    "zero": "parallel.sharding",
-    "gbs": "batch.global_sequences",
-    "global_batch": "batch.global_sequences",
-    "global_batch_size": "batch.global_sequences",
-    "mbs": "batch.micro",
-    "micro_batch": "batch.micro",
-    "micro_batch_size": "batch.micro",
-    "seq": "data.sequence_length",
-    "seq_len": "data.sequence_length",
-    "seq_length": "data.sequence_length",
-    "lr": "optimizer.learning_rate",
-    "max_steps": "train.steps",
-    "dtype": "precision",
-    "framework": "stack.framework",
-}
-"""What the field's other tools call a key: only ever used in hints."""
+from meshwright.runfile.synonyms import key_for
 
 _MISSING = "is missing"
 _TYPES = {
@@ -112,10 +86,12 @@ def _unknown_key(path: KeyPath) -> RunFileProblem:
     known = schema.known_keys(path[:-1])
     near = nearest(key, known)
     elsewhere = [k for k in schema.all_fields() if k.rpartition(".")[2] == key]
-    if near:
+    if synonym := key_for(key):
+        hint = f"the key is `{synonym}`"
+        *parents, name = synonym.split(".")
+        near = name if parents == [str(part) for part in path[:-1]] else None
+    elif near:
         hint = f"did you mean {near!r}?"
-    elif key.lower() in _ELSEWHERE:
-        hint = f"the key is `{_ELSEWHERE[key.lower()]}`"
     elif elsewhere:
         hint = f"the key is `{elsewhere[0]}`"
     else:

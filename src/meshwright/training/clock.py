@@ -1,4 +1,4 @@
-"""Where the wall time of a training goes: every second belongs to exactly one phase, so that phases add up."""
+"""Wall time of a training by phase. Every second belongs to exactly one phase."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from enum import StrEnum
 
 
 class TrainingPhase(StrEnum):
-    """What a training is doing."""
+    """A phase of a training."""
 
-    START_UP = (
-        "start_up"  # from the command to the first step: imports, data, model, checkpoint to resume from
-    )
+    START_UP = "start_up"  # from the command to the first step: imports, data, model, resume
     WARM_UP = "warm_up"  # the first steps, which compile, pick kernels and fill caches
     TRAINING = "training"
     PROFILING = "profiling"  # steps under the profiler, which slows them, and the writing of the trace
     VALIDATION = "validation"
-    CHECKPOINT = "checkpoint"  # what the loop waits for
-    CLOSING = "closing"  # the text sample, and what is left after the last step
+    CHECKPOINT = "checkpoint"  # waits of the loop, not writes in the background
+    CLOSING = "closing"  # the text sample, and other work after the last step
 
 
 class Clock:
@@ -29,19 +27,19 @@ class Clock:
         self.started_s = started_s
         self.phase = TrainingPhase.START_UP
         self._seconds = dict.fromkeys(TrainingPhase, 0.0)
-        # Unix time may be set while a run lasts, so that it only counts up to here.
+        # Unix time may be set during a run, so it counts only up to here.
         self._seconds[TrainingPhase.START_UP] = max(0.0, time.time() - started_s)
         self._since_s = time.perf_counter()
 
     def enter(self, phase: TrainingPhase) -> None:
-        """From now on seconds belong to `phase`."""
+        """Count seconds from now on as `phase`."""
         now_s = time.perf_counter()
         self._seconds[self.phase] += now_s - self._since_s
         self.phase, self._since_s = phase, now_s
 
     @contextmanager
     def during(self, phase: TrainingPhase) -> Iterator[None]:
-        """Seconds belong to `phase` while the context is open, then again to what was before."""
+        """Count seconds as `phase` while the context is open, then as the phase before."""
         before = self.phase
         self.enter(phase)
         try:

@@ -126,7 +126,9 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
     else:
         module = _adapters(run, weights, lora=run.lora)
         origin = None if run.weights is None else find_weights(run.weights)
-    optimizer = AdamW(masters_of([module], compute=torch.float32), settings=run.optimizer, is_alone=True)
+    optimizer = AdamW(
+        masters_of([module], compute=torch.float32), settings=run.optimizer, is_single_process=True
+    )
     state = optimizer.state() | (_buffers(module) if run.lora is None else {})
     about = {"run": run.name, "model": run.model.name, "plan": None, "tokens": 0, "from": str(weights)}
     about |= checkpoint.as_manifest(checkpoint.content(run, weights=origin))

@@ -36,7 +36,7 @@ FP8_DEVICES = f"NVIDIA of compute capability 8.9 and newer, AMD {' and '.join(AM
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What this machine was measured to do with one device."""
+    """Measured rates of one device of this machine."""
 
     matmul_flops_per_s: dict[str, float]  # by number format
     copy_bytes_per_s: float  # bytes read plus bytes written
@@ -55,7 +55,7 @@ def num_devices(device: torch.device) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """What the driver, or the processor, calls itself."""
+    """The name of the device by its driver, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor_name()
@@ -77,14 +77,14 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what is free and count the peak from now on, where that can be done."""
+    """Return cached memory to the device and reset the peak, on a GPU."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def resident_bytes() -> int:
-    """What this process has in memory now; its peak where the system does not tell."""
+    """Resident memory of this process now; its peak where the system does not report it."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -92,15 +92,15 @@ def resident_bytes() -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def disable_malloc_trim(device: torch.device) -> None:
-    """Let the C library keep what is freed for the next step, which needs the same again; GPUs do it anyway.
+    """Make the C library keep freed memory for the next step, as PyTorch does on GPUs.
 
-    Its habit is to give large tensors back to the system at once, which then clears every page anew: a sixth of the
+    By default glibc returns large tensors to the system at once, which then clears every page again: a sixth of the
     processor time of a small model's step.
     """
     if device.type == "cpu" and platform.libc_ver()[0] == "glibc":
@@ -116,7 +116,7 @@ def measure_rates(device: torch.device) -> Rates:
         name: max(_gemm_flops_per_s(size, dtype, device) for size in sizes) for name, dtype in FORMATS.items()
     }
     if multiplies_fp8(device):
-        rates["fp8"] = max(2 * size**3 / _best_s(_fp8_product(size, device), device) for size in sizes)
+        rates["fp8"] = max(2 * size**3 / _best_s(_fp8_gemm(size, device), device) for size in sizes)
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_s = _best_s(lambda: target.copy_(source), device)
@@ -124,7 +124,7 @@ def measure_rates(device: torch.device) -> Rates:
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether `device` has fp8 matrix units that PyTorch uses."""
+    """Return True if `device` has fp8 matrix units that PyTorch uses."""
     if device.type != "cuda":
         return False
     if torch.version.hip:
@@ -137,15 +137,16 @@ def _amd_architecture(device: torch.device) -> str:
 
 
 def fp8_dtype(device: torch.device) -> torch.dtype:
-    """The fp8 format that the matrix units of `device` take."""
+    """The fp8 format of the matrix units of `device`."""
     return AMD_FP8[_amd_architecture(device)] if torch.version.hip else torch.float8_e4m3fn
 
 
-def _fp8_product(size: int, device: torch.device) -> Callable[[], object]:
+def _fp8_gemm(size: int, device: torch.device) -> Callable[[], object]:
     dtype = fp8_dtype(device)
     a, b = (torch.ones(size, size, device=device).to(dtype) for _ in range(2))
     one = torch.ones((), device=device)
-    return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    multiply = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]  # the only fp8 GEMM that torch has
+    return lambda: multiply(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def _gemm_flops_per_s(size: int, dtype: torch.dtype, device: torch.device) -> float:

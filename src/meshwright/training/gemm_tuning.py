@@ -1,11 +1,11 @@
-"""How matrix products are made on one device: what `meshwright tune gemm` found, and a run names as `gemm_tuning`.
+"""Tuned GEMMs of one device: the file that `meshwright tune gemm` writes and that a run names as `gemm_tuning`.
 
-    CPU      threads of a process, and a route for each product (`models.product`)
+    CPU      threads of a process, and a route for each GEMM (`models.linear`)
     NVIDIA   the library that PyTorch prefers, cuBLAS or cuBLASLt; PyTorch's TunableOp has nothing to choose from there
-    AMD      TunableOp: one of all kernels of rocBLAS and hipBLASLt for each product
+    AMD      TunableOp: one of all kernels of rocBLAS and hipBLASLt for each GEMM
 
-None of them changes a format or what is summed: results differ by rounding. The file is of one device and one version
-of PyTorch, and refused on any other.
+No choice changes a number format or a sum: results differ by rounding. The file is of one device and one version of
+PyTorch, and refused on any other.
 
 Sources: documentation of torch.cuda.tunable and torch.backends.cuda.preferred_blas_library, PyTorch 2.13.
 """
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -33,12 +33,12 @@ SCHEMA = "meshwright gemm tuning 1"
 LIBRARIES = {"cublas": "cuBLAS", "cublaslt": "cuBLASLt"}
 MOST_BYTES = 16 * 2**20
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-AGAIN = "`meshwright tune gemm RUN.yaml --out FILE` makes one here"
+RETUNE_HINT = "`meshwright tune gemm RUN.yaml --out FILE` makes one here"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmChoices:
-    """How products are made. What is left out stays as it is."""
+    """Choices for the GEMMs of a run. A field without a value leaves PyTorch's default."""
 
     threads: int | None = None  # of a process, on a CPU
     routes: Mapping[Gemm, GemmRoute] = field(default_factory=dict)  # on a CPU
@@ -47,18 +47,16 @@ class GemmChoices:
 
     @property
     def is_usual(self) -> bool:
-        """Whether nothing was chosen."""
+        """True if nothing was chosen."""
         return self == GemmChoices()
 
-    def describe(self, products: Collection[Gemm]) -> str:
-        """What was chosen, for a run that makes `products`."""
+    def describe(self, gemms: Collection[Gemm]) -> str:
+        """The choices in words, for a run with these `gemms`."""
         parts = []
         if self.threads is not None:
             parts.append("1 thread" if self.threads == 1 else f"{self.threads} threads")
         if self.routes:
-            parts.append(
-                f"{len(set(self.routes) & set(products))} of {len(products)} products by another route"
-            )
+            parts.append(f"{len(set(self.routes) & set(gemms))} of {len(gemms)} GEMMs by another route")
         if self.library is not None:
             parts.append(LIBRARIES[self.library])
         if self.tunable_op:
@@ -69,7 +67,7 @@ class GemmChoices:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningConditions:
-    """Where choices hold."""
+    """Device and software that choices are valid for."""
 
     device: str  # as its driver has it
     torch: str
@@ -86,7 +84,7 @@ class GemmTuning:
 
 
 def conditions(device: torch.device) -> TuningConditions:
-    """Those of this process."""
+    """The conditions of this process."""
     toolkit = None if device.type == "cpu" else torch.version.hip or torch.version.cuda
     return TuningConditions(device=devices.device_name(device), torch=torch.__version__, toolkit=toolkit)
 
@@ -97,7 +95,7 @@ def conditions(device: torch.device) -> TuningConditions:
 def to_text(found: GemmTuning) -> str:
     """The file's text."""
     c = found.choices
-    routes = [{**asdict(product), "route": route} for product, route in c.routes.items()]
+    routes = [{**asdict(gemm), "route": route} for gemm, route in c.routes.items()]
     document = {
         "schema": SCHEMA,
         "conditions": asdict(found.conditions),
@@ -110,26 +108,26 @@ def to_text(found: GemmTuning) -> str:
 
 
 def load(path: str | os.PathLike[str]) -> GemmTuning:
-    """The file at `path`. Raises InputError with what is wrong with it."""
+    """Read the file at `path`. Raises InputError where it is not a valid tuning file."""
     name = os.fspath(path)
     try:
         with Path(path).open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"gemm_tuning {name!r} cannot be read ({reason})", hint=AGAIN) from None
+        raise InputError(f"gemm_tuning {name!r} cannot be read ({reason})", hint=RETUNE_HINT) from None
     try:
         document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise InputError(f"gemm_tuning {name!r} is cut short or no JSON document", hint=AGAIN) from None
+        raise InputError(f"gemm_tuning {name!r} is cut short or no JSON document", hint=RETUNE_HINT) from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         got = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise InputError(f"{name} is no file of tuned products", got=got, allowed=SCHEMA)
+        raise InputError(f"{name} is no file of tuned GEMMs", got=got, allowed=SCHEMA)
     try:
         return _from_document(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-        raise InputError(f"{name} is no file of tuned products: {what}", hint=AGAIN) from None
+        raise InputError(f"{name} is no file of tuned GEMMs: {what}", hint=RETUNE_HINT) from None
 
 
 def _from_document(document: dict[str, Any]) -> GemmTuning:
@@ -146,9 +144,9 @@ def _from_document(document: dict[str, Any]) -> GemmTuning:
             not all(isinstance(size, int) and size > 0 for size in shape.values())
             or row["format"] not in DTYPES
         ):
-            raise ValueError(f"product: {row!r}")
-        product = Gemm(format=row["format"], kernel=GemmKind(row["kernel"]), **shape)
-        routes[product] = GemmRoute(row["route"])
+            raise ValueError(f"GEMM: {row!r}")
+        gemm = Gemm(format=row["format"], kernel=GemmKind(row["kernel"]), **shape)
+        routes[gemm] = GemmRoute(row["route"])
     lines = tuple(given["tunable_op"])
     if not all(isinstance(line, str) and line.isprintable() for line in lines):
         raise ValueError("tunable_op: lines of text")
@@ -161,24 +159,24 @@ def _from_document(document: dict[str, Any]) -> GemmTuning:
 
 
 def require(
-    found: GemmTuning, *, device: torch.device, plan: Plan, products: Collection[Gemm], name: str
+    found: GemmTuning, *, device: torch.device, plan: Plan, gemms: Collection[Gemm], name: str
 ) -> None:
-    """Raise InputError where `found` was not tuned for this device, this PyTorch, or any product of the run."""
+    """Raise InputError where `found` was not tuned for this device, this PyTorch, or any GEMM of the run."""
     here = conditions(device)
     for what, key in (("device", "device"), ("version of PyTorch", "torch"), ("CUDA or HIP", "toolkit")):
         got, allowed = getattr(found.conditions, key), getattr(here, key)
         if got != allowed:
             raise InputError(
-                f"gemm_tuning {name!r} is of another {what}", got=got, allowed=allowed, hint=AGAIN
+                f"gemm_tuning {name!r} is of another {what}", got=got, allowed=allowed, hint=RETUNE_HINT
             )
     routes = found.choices.routes
     if routes and plan.tensor > 1:
         raise InputError(
-            f"gemm_tuning {name!r} has routes, and products that tensor parallelism divides take none",
-            got=f"tensor = {plan.tensor}", allowed="1", hint=AGAIN,
+            f"gemm_tuning {name!r} has routes, and GEMMs that tensor parallelism shards take none",
+            got=f"tensor = {plan.tensor}", allowed="1", hint=RETUNE_HINT,
         )  # fmt: skip
-    if routes and not set(routes) & set(products):
-        raise InputError(f"gemm_tuning {name!r} has no product of this run", hint=AGAIN)
+    if routes and not set(routes) & set(gemms):
+        raise InputError(f"gemm_tuning {name!r} has no GEMM of this run", hint=RETUNE_HINT)
 
 
 # --- in use ---
@@ -186,7 +184,7 @@ def require(
 
 @contextmanager
 def using(choices: GemmChoices | None, device: torch.device) -> Iterator[None]:
-    """Make products so while the context is open."""
+    """Use `choices` for GEMMs while the context is open."""
     with ExitStack() as stack:
         if choices is not None and device.type == "cpu":
             stack.enter_context(using_routes(_by_layer(choices.routes)))
@@ -229,7 +227,7 @@ def _library(name: str) -> Iterator[None]:
 
 @contextmanager
 def _tunable_op(lines: Sequence[str]) -> Iterator[None]:
-    """Kernels as these lines have them; nothing more is tuned, and PyTorch's own file is neither read nor written."""
+    """Use the kernels in these lines. Nothing more is tuned, and PyTorch's own file is neither read nor written."""
     from torch.cuda import tunable
 
     with tempfile.TemporaryDirectory() as folder:
@@ -242,7 +240,7 @@ def _tunable_op(lines: Sequence[str]) -> Iterator[None]:
             if not tunable.read_file(str(path)):
                 raise InputError(
                     "PyTorch refuses the tuned kernels: they are of other versions of its libraries",
-                    hint=AGAIN,
+                    hint=RETUNE_HINT,
                 )
             yield
         finally:
@@ -251,7 +249,7 @@ def _tunable_op(lines: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def tuning_kernels(*, most_ms: int) -> Iterator[None]:
-    """Let TunableOp choose a kernel for each product that is made while the context is open."""
+    """Let TunableOp choose a kernel for each GEMM that runs while the context is open."""
     from torch.cuda import tunable
 
     with tempfile.TemporaryDirectory() as folder:
@@ -267,10 +265,12 @@ def tuning_kernels(*, most_ms: int) -> Iterator[None]:
 
 
 def tuned_kernels() -> tuple[str, ...]:
-    """What TunableOp has chosen so far, as lines of its file; those that stay with the default say nothing."""
+    """TunableOp's choices so far, as lines of its file, without those that stay with the default."""
     from torch.cuda import tunable
 
-    chosen = [result for result in tunable.get_results() if result[2] != "Default"]
+    # torch annotates one result as a tuple; the function returns a tuple of them.
+    results = cast(tuple[tuple[str, str, str, float], ...], tunable.get_results())
+    chosen = [result for result in results if result[2] != "Default"]
     if not chosen:
         return ()
     validators = [f"Validator,{key},{value}" for key, value in tunable.get_validators()]

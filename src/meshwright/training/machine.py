@@ -1,6 +1,6 @@
-"""What another program finds on this machine, asked in a process of its own.
+"""The devices and versions that another program finds on this machine, read in a separate process.
 
-So what is asked is what its workers will find, and the one that asks stays small.
+The separate process sees what that program's workers will see, and this process does not import it.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ def processor_in(cpuinfo: str) -> str | None:
 
 
 def ask(command: Sequence[str], *, program: str, hint: str) -> dict[str, Any]:
-    """The JSON object that is the last line `command` prints.
+    """Run `command` and return the JSON object in its last line of output.
 
     Raises MissingDependencyError when it fails: `program` does not start.
     """
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise MissingDependencyError(f"{program}: {words}", hint=hint)
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise MissingDependencyError(f"{program}: {reason}", hint=hint)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def require_version(package: str, version: str, *, hint: str) -> None:
-    """Raises MissingDependencyError when `package` is absent or of another version."""
+    """Raise MissingDependencyError when `package` is absent or of another version."""
     try:
         found = metadata.version(package)
     except metadata.PackageNotFoundError:
-        words = f"this needs {package} {version}, which is not installed"
-        raise MissingDependencyError(words, hint=hint) from None
+        message = f"this needs {package} {version}, which is not installed"
+        raise MissingDependencyError(message, hint=hint) from None
     if found != version:
         raise MissingDependencyError(
             f"this version of Meshwright works with {package} {version}, and {found} is installed", hint=hint
@@ -71,7 +71,7 @@ def require_version(package: str, version: str, *, hint: str) -> None:
 
 
 def main_or_refuse(main: Callable[[Path], int | None]) -> None:
-    """Run a worker's `main` on the path behind its name; what is refused is one line and its own exit code."""
+    """Run a worker's `main` on the path in its arguments; an error is one line on stderr and its own exit code."""
     try:
         sys.exit(main(Path(sys.argv[1])))
     except MeshwrightError as error:

@@ -1,4 +1,4 @@
-"""What a step measured: one rule for every engine.
+"""Throughput, MFU and statistics of measured steps, the same for every engine.
 
     tokens/s/device   tokens of the global batch / step time / devices
     MFU               `cost.mfu`, of the matmul format's dense peak
@@ -24,13 +24,13 @@ WARM_UP_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Yardstick:
-    """What turns a step time into rates."""
+    """Converts a step time into throughput and MFU."""
 
     tokens_per_step: int
     num_devices: int
     flops_per_token: float
     peak_flops_per_s: float  # one device
-    peak_source: str  # what the MFU is a share of
+    peak_source: str  # the peak that the MFU refers to
 
     def tokens_per_s_per_device(self, step_s: float) -> float:
         """Throughput of a step that took `step_s`."""
@@ -46,7 +46,7 @@ class Yardstick:
 
     @property
     def convention(self) -> str:
-        """What the MFU counts and what it is a share of."""
+        """The FLOPs that the MFU counts, and the peak it refers to."""
         return f"{MFU_CONVENTION}; of {self.peak_source}"
 
 
@@ -74,15 +74,15 @@ def throughput_of(step_s: dict[str, float | int], *, by: Yardstick) -> dict[str,
 
 
 def spread_of(values: list[float]) -> dict[str, float | int]:
-    """Median with n and spread; the first `WARM_UP_STEPS` are left out where enough remain."""
+    """Median with n and spread, without the first `WARM_UP_STEPS` where enough remain."""
     kept = values[WARM_UP_STEPS:] if len(values) > 2 * WARM_UP_STEPS else values
     if not kept:
         return {"n": 0}
     return {"n": len(kept), "median": statistics.median(kept), "low": min(kept), "high": max(kept)}
 
 
-def target_of(run: Run, *, steps: int, elapsed_s: float) -> dict[str, float | int] | None:
-    """What it took to come down to the target loss of `run`; None where it has none."""
+def target_reached(run: Run, *, steps: int, elapsed_s: float) -> dict[str, float | int] | None:
+    """Steps, tokens and seconds to the target loss of `run`; None where it has none."""
     evaluate = run.train.evaluate
     if evaluate is None or evaluate.target_loss is None:
         return None

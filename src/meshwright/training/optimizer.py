@@ -224,7 +224,7 @@ class FusedAdamW:
 
 
 class AdamW:
-    """The optimizer of this process's masters. `is_alone`: no other process holds parts of the model.
+    """The optimizer of this process's masters. `is_single_process`: no other process holds parts of the model.
 
     `follow` is called whenever masters have moved: what computes with a copy of one is made equal to it again.
     """
@@ -234,13 +234,13 @@ class AdamW:
         masters: list[Master],
         *,
         settings: Settings,
-        is_alone: bool,
+        is_single_process: bool,
         seed: int = 0,
         follow: Callable[[], None] | None = None,
     ) -> None:
         self.masters = [m for m in masters if m.local.numel()]  # a small tensor leaves some shards empty
         self.settings = settings
-        self.is_alone = is_alone
+        self.is_single_process = is_single_process
         self.follow = follow
         self.updates = list(_updates(self.masters, settings=settings, seed=seed))
 
@@ -289,7 +289,7 @@ class AdamW:
         if gradients:
             norms = torch.stack(foreach_norm(gradients)).float()
             squares = (norms.square() / torch.tensor(copies, device=device)).sum()
-        if not self.is_alone:
+        if not self.is_single_process:
             dist.all_reduce(squares)
         norm = squares.sqrt().item()
         limit = self.settings.gradient_clip

@@ -1,7 +1,7 @@
 """One process a device: started here, or by torchrun and found in the environment.
 
 `run_ranks(target, payload, num_ranks=N)` calls `target(rank, num_ranks, payload)` in N processes that form one
-process group, and waits. When one is lost the others end too, and the whole set starts again if restarts are left:
+process group, and waits. When one is lost the others end too, and all of them start again if restarts are left:
 the target resumes from its last checkpoint.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]  # not in torch's __all__
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
@@ -27,7 +28,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.training.rendezvous import free_port, under_launcher
 from meshwright.training.signals import stop_on_signals
 
-Target = Callable[[int, int, Any], None]
+RankFunction = Callable[[int, int, Any], None]
 TIMEOUT = timedelta(minutes=10)  # what processes wait for each other, where the caller does not say
 GRACE_S = 20.0  # what the others get to end by themselves after one was lost
 LAST_S = 2.0  # what a process that lost another one waits before it ends
@@ -46,9 +47,9 @@ class WorkerLostError(MeshwrightError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    """What every process is told. Pickles."""
+    """The arguments of every process, pickled."""
 
-    target: Target
+    target: RankFunction
     payload: Any
     num_ranks: int
     device_type: str
@@ -61,29 +62,34 @@ def launched_processes() -> int:
 
 
 def run_ranks(
-    target: Target,
+    target: RankFunction,
     payload: Any,
     *,
     num_ranks: int,
     device_type: str,
     timeout: timedelta = TIMEOUT,
     max_restarts: int = 0,
-    again: Any = None,
-    apart: bool = False,
+    restart_payload: Any = None,
+    in_new_process: bool = False,
 ) -> None:
     """Run `target` on every rank and return when all have ended. `payload` and `target` must pickle.
 
-    A single one runs in this process, unless it is to be `apart`.
-    After a process was lost all start again, with `again` as their payload, here or under the launcher.
+    A single rank runs in this process, unless `in_new_process`.
+    After a process was lost all start again, with `restart_payload`, here or under the launcher.
 
     Raises InputError when torchrun started another number of processes, WorkerLostError when a process was lost
     and no restart is left, and the target's own MeshwrightError when it raised one.
     """
     if under_launcher():
         _run_launched(
-            target, payload, again=again, num_ranks=num_ranks, device_type=device_type, timeout=timeout
+            target,
+            payload,
+            restart_payload=restart_payload,
+            num_ranks=num_ranks,
+            device_type=device_type,
+            timeout=timeout,
         )
-    elif num_ranks == 1 and not apart:
+    elif num_ranks == 1 and not in_new_process:
         target(0, 1, payload)
     else:
         for restarts_left in range(max_restarts, -1, -1):
@@ -96,19 +102,25 @@ def run_ranks(
                 if not restarts_left or error.was_asked_to_stop:
                     raise
                 print(f"{error.message}; starting again", file=sys.stderr, flush=True)
-                payload = again
+                payload = restart_payload
 
 
 def is_restart() -> bool:
-    """Whether torchrun, or the scheduler of a job, says that it started this process after another one was lost.
+    """Return True if torchrun, or the scheduler of a job, started this process after another one was lost.
 
-    torchrun counts for each host apart: a host that only joins the others again counts none.
+    torchrun counts restarts for each host: a host that only rejoins the others counts none.
     """
     return any(int(os.environ.get(name, "0")) > 0 for name in (RESTARTS, JOB_RESTARTS))
 
 
 def _run_launched(
-    target: Target, payload: Any, *, again: Any, num_ranks: int, device_type: str, timeout: timedelta
+    target: RankFunction,
+    payload: Any,
+    *,
+    restart_payload: Any,
+    num_ranks: int,
+    device_type: str,
+    timeout: timedelta,
 ) -> None:
     rank, launched = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if launched != num_ranks:
@@ -119,36 +131,36 @@ def _run_launched(
     _require_common_store()
     try:
         with process_group(rank=rank, num_ranks=num_ranks, device_type=device_type, timeout=timeout):
-            starts_again = again is not None and _is_said_by_any(is_restart())
-            target(rank, num_ranks, again if starts_again else payload)
+            is_any_restart = restart_payload is not None and _is_true_on_any(is_restart())
+            target(rank, num_ranks, restart_payload if is_any_restart else payload)
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and GLOO not in str(error):
             raise
-        time.sleep(LAST_S)  # the process that was lost is to be the first that the launcher sees
+        time.sleep(LAST_S)  # so that the launcher sees the lost process first
         raise WorkerLostError(
-            f"process {rank} of {num_ranks} lost another one: {_first_words(error)}",
+            f"process {rank} of {num_ranks} lost another one: {_reason(error)}",
             hint="torchrun --max-restarts N starts all again, from the newest checkpoint",
         ) from error
 
 
 def _require_common_store() -> None:
-    """Raise InputError where hosts could not tell after a restart which process belongs to it."""
+    """Raise InputError where hosts could not agree after a restart on the processes that belong to it."""
     num_hosts, restarts = (int(os.environ.get(n, "0")) for n in ("GROUP_WORLD_SIZE", MAX_RESTARTS))
     if num_hosts > 1 and restarts > 0 and _keeps_store():
         raise InputError(
-            "torchrun's hosts count their restarts apart, and would not meet again",
+            "torchrun's hosts count their restarts separately, and would not find each other again",
             hint="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun; `meshwright launch` does",
         )
 
 
 def _keeps_store() -> bool:
-    """Whether torchrun keeps one store for all its restarts."""
+    """Return True if torchrun keeps one store for all its restarts."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
-def _is_said_by_any(said: bool) -> bool:
-    """Whether any process of the group says so."""
-    votes = torch.tensor([int(said)])
+def _is_true_on_any(value: bool) -> bool:
+    """Return True if `value` is true on any process of the group."""
+    votes = torch.tensor([int(value)])
     dist.all_reduce(votes)
     return votes.item() > 0
 
@@ -172,7 +184,7 @@ def _run_here(start: _Start) -> None:
             if not failures.empty():
                 raise failures.get() from None
             lost = WorkerLostError(
-                f"process {error.error_index} of {start.num_ranks} was lost: {_first_words(error)}",
+                f"process {error.error_index} of {start.num_ranks} was lost: {_reason(error)}",
                 hint="resume from the last checkpoint with --resume",
             )
             lost.was_asked_to_stop = request.asked
@@ -182,7 +194,8 @@ def _run_here(start: _Start) -> None:
             raise
 
 
-def _first_words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """The last line of an error's message."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__
 
@@ -199,7 +212,7 @@ def _worker(rank: int, start: _Start, port: int, failures: Any) -> None:
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
-    if device_type == "cpu":  # divide the cores, or every process starts as many threads as there are cores
+    if device_type == "cpu":  # split the cores, or every process starts as many threads as there are cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
     try:
         with process_group(rank=rank, num_ranks=num_ranks, device_type=device_type, timeout=start.timeout):
@@ -208,8 +221,8 @@ def _worker(rank: int, start: _Start, port: int, failures: Any) -> None:
         if rank == 0:
             failures.put(error)
         raise
-    # All is written and the group is left. An orderly end would tear down threads of PyTorch in an order that now
-    # and then aborts the process, and a run that is done would count as lost.
+    # All files are written and the group is left. A normal exit tears down PyTorch's threads in an order that
+    # sometimes aborts the process, and a run that is done would count as lost.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -219,15 +232,13 @@ def _worker(rank: int, start: _Start, port: int, failures: Any) -> None:
 def process_group(
     *, rank: int, num_ranks: int, device_type: str, timeout: timedelta = TIMEOUT
 ) -> Iterator[None]:
-    """The default process group of this process, left in order at the end."""
+    """Open the default process group of this process, and leave it at the end."""
     if device_type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     backend = GPU_BACKEND if device_type == "cuda" else CPU_BACKEND
     store, _, _ = next(rendezvous("env://", rank, num_ranks, timeout=timeout))
-    if (
-        _keeps_store()
-    ):  # without a prefix of its own a process that starts again finds addresses of those that ended
-        store = dist.PrefixStore(f"attempt-{os.environ.get(RESTARTS, '0')}", store)
+    if _keeps_store():  # without its own prefix a restarted process finds addresses of processes that ended
+        store = PrefixStore(f"attempt-{os.environ.get(RESTARTS, '0')}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
     try:
         yield

@@ -7,12 +7,12 @@ import socket
 
 
 def under_launcher() -> bool:
-    """Whether a launcher has started this process as one of several."""
+    """Return True if a launcher has started this process as one of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def free_port() -> int:
-    """A TCP port on which nothing listens now."""
+    """Return a TCP port on which nothing listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

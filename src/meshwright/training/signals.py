@@ -3,8 +3,8 @@
     SIGTERM, SIGUSR1   stop after this step, with a checkpoint (schedulers send them before they take a machine away)
     SIGINT (Ctrl-C)    the same; the second one stops at once
 
-The request is a flag: nothing happens inside the signal's handler. Every process learns of it with the numbers of the
-step it is in, so all save the same step and exit.
+The handler only sets a flag. The all-reduce of the step that is under way carries the flag to all processes, so all
+save the same step and exit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ STOPPED_EXIT_CODE = 128 + signal.SIGTERM
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop. `tell`: what to do at the first request, inside the handler."""
+    """`asked` is True once a signal asked this process to stop. The handler calls `on_first` at the first signal."""
 
-    def __init__(self, tell: Callable[[int], None] | None = None) -> None:
+    def __init__(self, on_first: Callable[[int], None] | None = None) -> None:
         self.asked = False
-        self.tell = tell
+        self.on_first = on_first
         self.was_interrupted = False
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -33,14 +33,14 @@ class StopRequest:
             raise KeyboardInterrupt
         self.was_interrupted = self.was_interrupted or signum == signal.SIGINT
         is_first, self.asked = not self.asked, True
-        if is_first and self.tell is not None:
-            self.tell(signum)
+        if is_first and self.on_first is not None:
+            self.on_first(signum)
 
 
 @contextmanager
-def stop_on_signals(tell: Callable[[int], None] | None = None) -> Iterator[StopRequest]:
-    """A StopRequest that signals set while the context is open. Off the main thread nothing is installed."""
-    request = StopRequest(tell)
+def stop_on_signals(on_first: Callable[[int], None] | None = None) -> Iterator[StopRequest]:
+    """A StopRequest that signals set while the context is open. Outside the main thread no handler is installed."""
+    request = StopRequest(on_first)
     before = {}
     with suppress(ValueError):  # signals belong to the main thread
         before = {signum: signal.signal(signum, request._handle) for signum in ASKING}
@@ -52,6 +52,6 @@ def stop_on_signals(tell: Callable[[int], None] | None = None) -> Iterator[StopR
 
 
 def say_stopping(signum: int) -> None:
-    """One line on stderr. Not `print`: a handler may run in the middle of one."""
+    """Write one line to stderr. Not with `print`: a handler may interrupt one."""
     again = "; Ctrl-C again stops at once" if signum == signal.SIGINT else ""
     os.write(2, f"{signal.Signals(signum).name}: stopping after this step{again}\n".encode())

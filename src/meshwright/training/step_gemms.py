@@ -1,7 +1,7 @@
-"""The matrix products of one step on one device: which shapes, and how often.
+"""GEMMs of one step on one device: their shapes and counts.
 
-Those of linear layers and of the head. Products of routed experts are grouped, and their rows change from step to
-step: they are not among them; nor are adapters, which are too narrow to tell apart.
+Linear layers and the head are counted. Grouped GEMMs of routed experts are not, because their rows change from step
+to step; nor are adapters, which are too narrow to matter.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from meshwright.training.models.loss import CHUNK_LOGITS
 
 COLUMNS = ("query", "query_up", "key", "value", "kv_up", "gate", "up")
 ROWS = ("output", "down")
-"""What tensor parallelism divides: outputs, or inputs. `parallel.tensor` has the same names."""
+"""Layers that tensor parallelism shards by outputs, or by inputs. `parallel.tensor` has the same names."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Gemm:
-    """`kernel` of a linear layer of m rows, n outputs and k inputs."""
+    """The GEMM of `kernel` of a linear layer of m rows, n outputs and k inputs."""
 
     format: str
     m: int
@@ -32,7 +32,7 @@ class Gemm:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Rows, columns and depth of the product itself."""
+        """Rows, columns and depth of the GEMM itself."""
         m, n, k = self.m, self.n, self.k
         shapes = {
             GemmKind.FORWARD: (m, n, k),
@@ -48,7 +48,7 @@ class Gemm:
 
 
 def count_gemms(run: Run, plan: Plan) -> dict[Gemm, int]:
-    """How often a device makes each product in a step, on the pipeline stage that has most layers and the head."""
+    """Count each GEMM of a device in one step, on the pipeline stage that has most layers and the head."""
     model = build_model(run.model)
     tokens = run.sequence_length * plan.micro_batch // plan.context
     counts: Counter[Gemm] = Counter()
@@ -57,7 +57,7 @@ def count_gemms(run: Run, plan: Plan) -> dict[Gemm, int]:
     for layer in list(model.layers.values())[:: plan.pipeline]:
         for name, module in layer.named_modules():
             if isinstance(module, Linear):
-                n, k = _divided(name.rpartition(".")[2], module.out_features, module.in_features, plan)
+                n, k = _sharded(name.rpartition(".")[2], module.out_features, module.in_features, plan)
                 _count(counts, run, plan, format=matmul, shape=(tokens, n, k), count=micro_batches)
     vocab = run.model.vocab // plan.tensor
     rows = max(1, min(tokens, CHUNK_LOGITS // vocab))
@@ -67,7 +67,7 @@ def count_gemms(run: Run, plan: Plan) -> dict[Gemm, int]:
     return dict(sorted(counts.items(), key=lambda item: (item[0].flops, item[0])))
 
 
-def _divided(name: str, n: int, k: int, plan: Plan) -> tuple[int, int]:
+def _sharded(name: str, n: int, k: int, plan: Plan) -> tuple[int, int]:
     if name in COLUMNS:
         return n // plan.tensor, k
     return (n, k // plan.tensor) if name in ROWS else (n, k)
@@ -84,9 +84,9 @@ def _count(
     is_head: bool = False,
 ) -> None:
     m, n, k = shape
-    again = plan.recompute is Recompute.FULL and not is_head
+    is_recomputed = plan.recompute is Recompute.FULL and not is_head
     for kernel in GemmKind:
         if kernel is GemmKind.WEIGHT_GRADIENT and run.lora is not None:
             continue  # the base is frozen
-        times = 2 if again and kernel is GemmKind.FORWARD else 1
+        times = 2 if is_recomputed and kernel is GemmKind.FORWARD else 1
         counts[Gemm(format=format, m=m, n=n, k=k, kernel=kernel)] += times * count

@@ -124,7 +124,7 @@ class MLflow:
     """MLflow, through its client: nothing global is set."""
 
     def __init__(self, opening: TrackedRun) -> None:
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]  # optional
 
         folder = opening.folder.resolve()
         own = os.environ.get("MLFLOW_TRACKING_URI")
@@ -143,7 +143,7 @@ class MLflow:
         return run_id
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]  # optional
 
         now_ms = int(time.time() * 1000)
         self.waiting += [Metric(name, value, now_ms, step) for name, value in values.items()]
@@ -160,7 +160,7 @@ class MLflow:
         self.client.log_text(self.identity, words, f"{name}-{step}.txt")
 
     def finish(self, record: Record) -> None:
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]  # optional
 
         self._flush()
         now_ms = int(time.time() * 1000)

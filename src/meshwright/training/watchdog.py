@@ -1,9 +1,9 @@
-"""Processes that hang: where they stand, on request, and an end to it after the timeout.
+"""Watchdog for processes that hang: stack traces on request, and the end of the process after a timeout.
 
-    SIGUSR2    the process writes the stacks of all its threads to FOLDER/stacks/rank-00000.txt and goes on
+    SIGUSR2    the process writes the stacks of all its threads to FOLDER/stacks/rank-00000.txt and continues
     timeout    a step takes longer than `--timeout` seconds: it writes the same and ends with exit code 1
 
-In a step all processes wait for each other, so when one hangs all come to their timeout, and all stacks are written.
+In a step all processes wait for each other, so when one hangs all reach their timeout, and all stacks are written.
 The launcher then sees lost processes and starts again, or gives up.
 """
 
@@ -25,7 +25,7 @@ LOOK_EVERY_S = 1.0
 
 
 class Watchdog:
-    """Watches the steps of one process from a thread of its own, while the context is open."""
+    """Watches the steps of one process from its own thread while the context is open."""
 
     def __init__(self, folder: Path, *, rank: int, timeout_s: float) -> None:
         self.path = folder / STACKS / f"rank-{rank:05d}.txt"
@@ -56,12 +56,12 @@ class Watchdog:
         if self.path.stat().st_size == 0:  # nothing was asked for
             self.path.unlink()
 
-    def alive(self) -> None:
-        """Something begins that must not take longer than the timeout."""
+    def start_timer(self) -> None:
+        """Start the timeout, or start it anew."""
         self._since_s = time.monotonic()
 
-    def rest(self) -> None:
-        """What follows may take any time: reading data for the first time, waiting for a disk."""
+    def stop_timer(self) -> None:
+        """Stop the timeout: opening data or waiting for a disk may take any time."""
         self._since_s = None
 
     def _watch(self, stream: IO[str]) -> None:
@@ -88,7 +88,7 @@ class Watchdog:
 
 
 def stacks(folder: Path) -> Path | None:
-    """The folder of the stacks that were written below `folder`, if any were."""
+    """The folder of stacks below `folder`; None where no stack was written."""
     written = folder / STACKS
     return written if written.is_dir() and any(p.stat().st_size for p in written.iterdir()) else None
 

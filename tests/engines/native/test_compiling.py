@@ -94,7 +94,7 @@ def test_compiled_layers_compose(run, plan, equals_one_process):
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (Plan(recompute=Recompute.SELECTIVE, recompute_modules=("norm",)), "chooses by itself"),
+        (Plan(recompute=Recompute.SELECTIVE, recompute_modules=("norm",)), "the compiler itself decides"),
         (Plan(pipeline=2, schedule=Schedule.ZERO_BUBBLE), "is one piece"),
     ],
 )

@@ -16,7 +16,7 @@ from meshwright import runfile
 from meshwright.calibration.device import Check
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine, layer_timing, slowdown
-from meshwright.engines.native.expectation import _at_speed, _words, measure_expectation
+from meshwright.engines.native.expectation import _at_speed, _speed_notes, measure_expectation
 from meshwright.specs.plan import Plan
 from meshwright.training.processes import run_ranks
 
@@ -113,8 +113,8 @@ def test_a_machine_that_is_slower_now_is_expected_to_be_and_the_interval_holds_b
     faster = _at_speed(PREDICTED, 0.8)
     assert faster["step"] == {"low": pytest.approx(0.72), "value": 0.8, "high": 1.1}
     assert faster["mfu"]["high"] == pytest.approx(0.625)
-    assert _words(1.05) == []
-    assert "25% slower" in _words(1.25)[0]
+    assert _speed_notes(1.05) == []
+    assert "25% slower" in _speed_notes(1.25)[0]
 
 
 def test_steps_of_a_calibration_are_timed_again(monkeypatch):

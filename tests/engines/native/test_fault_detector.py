@@ -17,8 +17,8 @@ from meshwright.engines.native.fault_detector import (
     FaultDetector,
     FaultKind,
     batch_of,
-    passed_over,
     threshold,
+    with_skipped,
 )
 from meshwright.engines.native.step import Accumulation
 from meshwright.errors import InputError
@@ -268,7 +268,7 @@ def test_values_without_spread_say_nothing():
 def test_every_batch_is_trained_or_passed_over():
     skipped = ()
     for first, last in ((5, 5), (6, 9), (20, 22), (2, 3), (1, 30)):
-        skipped = passed_over(skipped, first=first, last=last)
+        skipped = with_skipped(skipped, first=first, last=last)
         gone = {n for a, b in skipped for n in range(a, b + 1)}
         trained = [batch_of(step, skipped=skipped) for step in range(50)]
         assert trained == [n for n in range(100) if n not in gone][:50]

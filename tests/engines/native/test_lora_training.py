@@ -320,7 +320,7 @@ def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base):
     run = lora_run()
     parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(), device=CPU), weights=base)
     load_adapters(parts.modules[0], "a/out/adapter")
-    parts.evaluating()
+    parts.eval_mode()
     expected = parts.modules[0](tokens).detach()
 
     outcome = meshwright("checkpoint", "to-hf", "a/saved", "exported", "--json")

@@ -161,7 +161,7 @@ def test_recomputation_changes_no_bit_and_frees_what_is_claimed(model, names):
     assert before - after <= 2 * claimed + 16 * NUM_TOKENS
 
 
-def test_a_dropped_norm_is_all_that_is_claimed_and_nothing_else():
+def test_a_recomputable_norm_is_all_that_is_claimed_and_nothing_else():
     _, before, _ = one_layer("dense", Plan())
     _, after, _ = one_layer("dense", selective("norm"))
     assert before - after == 2 * NUM_TOKENS * 64 * 4  # two outputs of 64 widths in fp32
@@ -200,11 +200,11 @@ def test_an_output_is_made_again_once_for_all_its_consumers():
     assert torch.equal(weight.grad, torch.full((3, 3), 78.0))
 
 
-def test_outside_of_a_layer_nothing_is_dropped():
+def test_outside_of_a_layer_nothing_is_recomputable():
     x = torch.ones(3, requires_grad=True)
     with output_recomputation.recomputing_outputs():
         y = output_recomputation.recomputed(torch.exp, x)
-    assert not output_recomputation._dropped
+    assert not output_recomputation._recomputable
     (y * y).sum().backward()
     assert torch.allclose(x.grad, 2 * (2 * x).exp())
 
@@ -242,7 +242,7 @@ def test_recomputation_composes(plans, equals_one_process):
     [
         (selective(), "names no modules"),
         (selective("moe"), "tiny has no moe"),
-        (selective("norm", "alternate_matmuls"), "name it alone"),
+        (selective("norm", "alternate_matmuls"), "cannot be combined"),
         (selective("norm", tensor=2), "frees nothing when tensor > 1"),
         (selective("mlp", **ZB), "would compute it twice"),
         (Plan(recompute=Recompute.FULL, **ZB), "would compute it twice"),

@@ -263,26 +263,6 @@ def test_the_help_names_every_precision(meshwright):
     assert [name for name in PRECISIONS if not re.search(rf"\b{name}\b", printed)] == []
 
 
-@pytest.mark.parametrize(
-    ("typed", "hint"),
-    [
-        (["simulate"], "the command is `meshwright estimate`"),
-        (["sweep", "run.yaml"], "the command is `meshwright bench train`"),
-        (["bench", "gpu"], "known: device, train"),
-    ],
-)
-def test_an_unknown_command_by_another_name_leads_to_ours(meshwright, typed, hint):
-    outcome = meshwright(*typed)
-    assert outcome.exit_code == 2
-    assert outcome.stderr.splitlines()[1] == f"hint: {hint}"
-
-
-def test_every_synonym_is_of_a_command_that_exists():
-    for synonym, meant in main.SYNONYMS.items():
-        assert synonym not in main.VERBS
-        assert meant.split()[0] in main.VERBS
-
-
 @pytest.mark.parametrize("name", PRESENT)
 def test_every_verb_has_json(name):
     for command in leaves(name).values():

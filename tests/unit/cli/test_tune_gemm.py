@@ -81,7 +81,7 @@ def test_apply_keeps_the_file_and_names_it_and_a_training_takes_it(meshwright, r
     assert kept["products"] == document["products"]
     outcome = meshwright("train", run_path, "--dry-run")
     assert outcome.exit_code == 0, outcome.stderr
-    assert "matrix products as in" in outcome.stdout + outcome.stderr
+    assert "GEMMs as in" in outcome.stdout + outcome.stderr
     again = meshwright("tune", "gemm", run_path, *QUICK, "--apply")
     assert f"gemm_tuning was: {run.gemm_tuning}" in " ".join(again.stdout.split())
 

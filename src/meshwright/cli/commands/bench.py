@@ -8,7 +8,10 @@ SECTION = "What to measure"
 
 command = verb_group(
     "bench",
-    about="Measure a device or training throughput, and keep the records.",
+    about="""Measure a device or training throughput, and keep the records.
+
+Records say what was measured, on which device and with which software. `meshwright calibrate` turns those of a device
+into a calibration for the planner.""",
     verbs={
         "device": Verb(
             target="meshwright.cli.commands.bench_device:command",

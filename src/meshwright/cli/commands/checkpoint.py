@@ -37,12 +37,14 @@ def command() -> None:
     """List, verify and convert checkpoints; Hugging Face weights in and out.
 
     \b
-    show WHERE              list step, tokens, plan, model, size and date of every checkpoint
-    verify WHERE            read every file again; exits with 1 if one is damaged, and names the last good checkpoint
-    to-hf WHERE DIR         write the weights as safetensors with a config.json; LoRA adapters in the PEFT format,
-                            or with --merge merged into the base weights
-    from-hf RUN.yaml DIR    import the weights (or adapters) of DIR as the checkpoint of step 0, from which
-                            `meshwright train RUN.yaml --resume` starts
+    show WHERE            list step, tokens, plan, model, size and date
+    verify WHERE          read every file again; exits with 1 if one is damaged
+    to-hf WHERE DIR       write the weights to DIR as Hugging Face safetensors
+    from-hf RUN.yaml DIR  import the Hugging Face weights of DIR as step 0
 
     WHERE is a run file, a folder of checkpoints, or one checkpoint.
+
+    verify names the last good checkpoint. to-hf writes a config.json too, and LoRA adapters in the PEFT format, or
+    with --merge merged into the base weights. from-hf also takes adapters; `meshwright train RUN.yaml --resume` starts
+    from step 0.
     """

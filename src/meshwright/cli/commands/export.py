@@ -24,7 +24,7 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @click.option(
     "--out", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="New or empty folder for the files.  [required]",
+    help="New or empty folder for the files.",
 )  # fmt: skip
 @set_option
 @calibration_option

@@ -28,7 +28,7 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @click.option(
     "--cluster", required=True, metavar="CLUSTER",
-    help="Cluster to run on, such as h100-8x64 (64 nodes of 8 devices); configurations do not name one.  [required]",
+    help="Cluster to run on, such as h100-8x64 (64 nodes of 8 devices); configurations do not name one.",
 )  # fmt: skip
 @click.option(
     "--out", "out", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.yaml",
@@ -38,17 +38,16 @@ from meshwright.cli.verbs import verb
 def command() -> None:
     """Read the configuration of another engine as a run file.
 
-    CONFIG is, by engine:
+    CONFIG for torchtitan: MODULE:FUNCTION of a configuration module (`llama3:llama3_8b`, `path/to/module.py:train`),
+    which is evaluated in a process of its own and needs torchtitan; the JSON tree that this process prints; or a TOML
+    file of versions up to 0.2.
 
-    \b
-    torchtitan       MODULE:FUNCTION of a configuration module (`llama3:llama3_8b`, `path/to/module.py:train`), which
-                     is evaluated in a process of its own where torchtitan is installed; the JSON tree that this
-                     process prints; or a TOML file of versions up to 0.2
-    MaxText          a YAML file, with settings behind it in one argument (`"llama3_8b.yml steps=10"`)
-    Megatron-LM      a shell script that calls pretrain_gpt.py, a file of its arguments (NAME.args), or the YAML of
-                     its tests, with options behind it (`"train.sh TP=4 --vocab-size 32000"`)
-    Megatron-Bridge  the YAML of its configurations, as in its checkpoints, with overrides in files and behind it
-                     (`"run_config.yaml more.yaml train.train_iters=100"`)
+    CONFIG for MaxText: a YAML file, with settings behind it in one argument (`"llama3_8b.yml steps=10"`).
+
+    CONFIG for Megatron-LM: a shell script that calls pretrain_gpt.py, a file of its arguments (NAME.args), or the YAML
+    of its tests, with options behind it (`"train.sh TP=4 --vocab-size 32000"`). For Megatron-Bridge: the YAML of its
+    configurations, as in its checkpoints, with overrides in files and behind it
+    (`"run_config.yaml more.yaml train.train_iters=100"`).
 
     Every setting that a run file cannot express is refused or noted. So is what `estimate` and the engine find
     wrong with the run: a batch that is not divisible, a plan that does not fit, flags that contradict each other.

@@ -24,7 +24,7 @@ from meshwright.cli.verbs import verb
 @run_argument()
 @click.option(
     "--on", "place", type=click.Choice(["local", "slurm", "kubernetes"]), required=True,
-    help="Where to start it: torchrun on this host, sbatch, or kubectl.  [required]",
+    help="Where to start it: torchrun on this host, sbatch, or kubectl.",
 )  # fmt: skip
 @set_option
 @click.option("--dry-run", is_flag=True, help="Show every file and command; start nothing.")

@@ -33,7 +33,7 @@ from meshwright.cli.verbs import verb
 @description_options
 @click.option(
     "--top", type=click.IntRange(1, 100), default=10, show_default=True, metavar="N",
-    help="Number of plans to show, 1 to 100.",
+    help="Number of plans to show.",
 )  # fmt: skip
 @click.option(
     "--objective", type=click.Choice(list(OBJECTIVES)),

@@ -35,7 +35,7 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @click.option(
     "--profile", "profile", is_flag=True,
-    help="Profile steps 6 to 8: write a trace, and the time by kind of kernel.",
+    help="Profile three steps after the first five: write a trace, and the time by kind of kernel.",
 )  # fmt: skip
 @click.option(
     "--profile-steps", "profile_steps", metavar="FIRST:LAST",

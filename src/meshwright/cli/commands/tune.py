@@ -8,7 +8,9 @@ SECTION = "What to tune"
 
 command = verb_group(
     "tune",
-    about="Tune this node, or a run on it. Nothing changes without --apply or --write.",
+    about="""Tune this node, or a run on it. Nothing changes without --apply or --write.
+
+Each command measures or checks first, prints what it would change, and changes it only if asked to.""",
     verbs={
         "system": Verb(
             target="meshwright.cli.commands.tune_system:command",

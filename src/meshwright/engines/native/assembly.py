@@ -1,8 +1,8 @@
-"""From a run and a place in its mesh to what a process trains: modules, optimizer, and the passes of a step.
+"""Modules, optimizer and passes of one process, assembled from a run and the process's mesh coordinates.
 
-Order matters: the model is built without memory, its linear layers learn their number format, it is divided over the
-tensor and context axes, wrapped for recomputation, sharded over the data axes, and only then given memory and weights.
-So no process ever holds more than its part.
+The order is fixed: build the model on the meta device, convert its linear layers to the number format, shard it over
+the tensor and context axes, wrap it for recomputation, apply FSDP over the data axes, and only then allocate memory
+and fill in weights. So no process ever holds more than its part.
 """
 
 from __future__ import annotations
@@ -45,40 +45,40 @@ from meshwright.training.optimizer import AdamW, Master, masters_of
 from meshwright.training.weights import load_weights
 
 COMPUTE = dict.fromkeys(("bf16", *fp8.RECIPES), torch.bfloat16) | {"fp32": torch.float32}
-"""What modules compute in, by precision recipe."""
+"""The dtype in which modules compute, by precision recipe."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Assembly:
-    """What one process trains. `modules` are its pipeline stages, one without a pipeline."""
+    """Modules, optimizer and passes of one process. `modules` are its pipeline stages, or the one whole model."""
 
     modules: list[Transformer]
-    masters: list[Master]  # all of them; the optimizer has no use for empty ones
+    masters: list[Master]  # all of them; the optimizer skips empty ones
     optimizer: AdamW
     stepper: Stepper
-    num_parameters: int  # of the whole model, adapters left out
+    num_parameters: int  # of the whole model, without adapters
     num_trained: int  # of them, or of the adapters
-    is_alone: bool
-    bias_rate: float  # what routing biases move by in a step
-    dropout_seed: int | None  # of this process; None: nothing is dropped
+    is_single_process: bool
+    bias_rate: float  # step size of routing biases
+    dropout_seed: int | None  # of this process; None: no dropout
 
     def before_step(self, step: int) -> None:
-        """Begin random numbers anew, so that a resumed run drops what one that was never stopped would have."""
+        """Seed the random numbers of `step`, so that dropout is the same in a resumed run."""
         if self.dropout_seed is not None:
             torch.manual_seed(named_seed(self.dropout_seed, f"step {step}"))
 
     def collect_expert_load(self) -> Tensor | None:
         """Rows of each expert of the whole model since the last call [L, E], of all processes; None without experts.
 
-        Nobody waits for it: its sum over processes is queued behind the passes.
+        The host does not wait: the sum over processes is queued behind the passes.
         """
         load_LE = collect_expert_load(self.modules)
-        if load_LE is not None and not self.is_alone:
+        if load_LE is not None and not self.is_single_process:
             dist.all_reduce(load_LE)
         return load_LE
 
     def after_step(self, load_LE: Tensor | None) -> None:
-        """What changes besides the weights: biases of routers that follow the experts' load."""
+        """Update the routing biases by the load of the experts."""
         if load_LE is not None:
             update_routing_bias(self.modules, load_LE, speed=self.bias_rate)
 
@@ -86,29 +86,29 @@ class Assembly:
         """Every tensor a checkpoint holds; the live ones, to be written or read in place."""
         state = self.optimizer.state()
         for module in self.modules:
-            kept = module.state_dict().keys()  # leaves out buffers that count only within a step
+            kept = module.state_dict().keys()  # without buffers that count only within a step
             state |= {f"buffers.{name}": buffer for name, buffer in module.named_buffers() if name in kept}
         return state
 
     def trained(self) -> dict[str, Tensor]:
-        """What is trained, by name, in fp32; of a divided tensor this process's part, perhaps empty."""
+        """Trained tensors by name, in fp32; of a sharded tensor this process's part, perhaps empty."""
         return {master.name: master.like(master.local) for master in self.masters}
 
-    def training(self) -> None:
+    def train_mode(self) -> None:
         """Set the modules to train."""
         for module in self.modules:
             module.train()
 
-    def evaluating(self) -> None:
+    def eval_mode(self) -> None:
         """Set the modules to evaluate: loads of experts are not counted."""
         for module in self.modules:
             module.eval()
 
 
 def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = None) -> Assembly:
-    """Build the part of `run`'s model that stands at `coordinates`.
+    """Build the part of `run`'s model at `coordinates`.
 
-    Its weights are those of the Hugging Face folder `weights`, or first ones of the run's seed.
+    Weights come from the Hugging Face folder `weights`, or are initialized with the run's seed.
     """
     plan, compute = coordinates.plan, COMPUTE[run.precision.name]
     stages = layers_of_stages(plan, num_layers=run.model.num_layers)
@@ -137,7 +137,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
     optimizer = AdamW(
         masters,
         settings=run.optimizer,
-        is_alone=coordinates.num_ranks == 1,
+        is_single_process=coordinates.num_ranks == 1,
         follow=None if tied is None else tied.copy_weight,
         seed=run.train.seed,
     )
@@ -162,7 +162,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         stepper=stepper,
         num_parameters=num_parameters,
         num_trained=_num_adapted(run) if is_frozen else num_parameters,
-        is_alone=coordinates.num_ranks == 1,
+        is_single_process=coordinates.num_ranks == 1,
         bias_rate=0.0 if is_frozen else run.train.balance_bias_rate,
         dropout_seed=_dropout_seed(run, coordinates),
     )
@@ -177,7 +177,7 @@ def _num_adapted(run: Run) -> int:
 
 
 def _dropout_seed(run: Run, coordinates: MeshCoordinates) -> int | None:
-    """Processes that see other tokens or layers drop others; those that divide matrices drop the same."""
+    """A seed for each part of the tokens and layers. Tensor ranks share theirs: they see the same activations."""
     if run.lora is None or not run.lora.dropout:
         return None
     where = f"{coordinates.pipeline_rank} {coordinates.data_rank} {coordinates.context_rank}"
@@ -194,11 +194,18 @@ def _stage(
     weights: Path | None,
     experts: ExpertMesh | None,
 ) -> Transformer:
-    ends = {"is_first": index == 0, "is_last": index == len(stages) - 1}
+
     options = TransformerOptions(balance_loss=run.train.balance_loss, z_loss=run.train.z_loss)
-    # What is frozen is held as it multiplies; what is trained comes in fp32, from which masters are made.
+    # Frozen weights are held in the compute dtype. Trained ones come in fp32, from which masters are made.
     dtype = torch.float32 if run.lora is None else compute
-    module = build_model(run.model, dtype=dtype, layers=stages[index], options=options, **ends)
+    module = build_model(
+        run.model,
+        dtype=dtype,
+        layers=stages[index],
+        options=options,
+        is_first=index == 0,
+        is_last=index == len(stages) - 1,
+    )
     if run.lora is not None:
         add_adapters(module, run.lora)
     blocks = list(module.layers.values())

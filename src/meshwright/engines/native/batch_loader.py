@@ -1,4 +1,4 @@
-"""The batches of one process: read ahead by threads, moved to its device, as the model takes them."""
+"""Batches of one process: prefetched by threads, moved to its device, cut into the chunks of its context rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT_TOKENS = 8
 
 
 class BatchLoader:
-    """Global batches by their number; this process's part of each."""
+    """This process's part of every global batch, by number."""
 
     def __init__(self, run: Run, *, coordinates: MeshCoordinates, corpus: Corpus) -> None:
         self.coordinates, self.chunks = coordinates, chunks_of(coordinates)
@@ -43,7 +43,7 @@ class BatchLoader:
         )
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        """This process's part of the batch of `step`; steps in order are read ahead."""
+        """This process's part of the batch of `step`; consecutive steps are prefetched."""
         return self._on_device(self._training.at(step))
 
     def validation_batch(self, index: int) -> dict[str, Tensor]:
@@ -51,11 +51,11 @@ class BatchLoader:
         return self._on_device(self._validation.at(index))
 
     def workers(self) -> dict[str, WorkerChoice | None]:
-        """How many threads read, and what was measured; None where too few batches were read to choose."""
+        """Number of reader threads with its measurement; None where too few batches were read to choose."""
         return {"training": self._training.choice, "validation": self._validation.choice}
 
     def prompt(self) -> list[int]:
-        """The first tokens of the validation data, for the model to go on from."""
+        """The first tokens of the validation data, for the model to continue."""
         return (self.validation or self.batches).at(0).tokens_BT[0, :PROMPT_TOKENS].tolist()
 
     def _on_device(self, batch: Batch) -> dict[str, Tensor]:
@@ -68,8 +68,8 @@ class BatchLoader:
         }
         if self.coordinates.plan.context > 1:
             tensors = {name: self.chunks.of(tensor) for name, tensor in tensors.items()}
-        # Without a boundary attention is plainly causal, which has faster kernels than a mask. Documents stay whole:
-        # queries that are here look at keys that are not.
+        # Without a boundary attention is plainly causal, which has faster kernels than a mask. Documents are not cut
+        # into chunks: queries of this rank attend to keys of other ranks.
         return tensors if is_one_document else tensors | {"documents_BT": batch.documents_BT}
 
 

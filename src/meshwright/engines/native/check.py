@@ -1,6 +1,6 @@
-"""What this engine cannot do of a run. Every key that is not honoured is refused here, with the reason.
+"""Check a run against this engine. Every setting that it cannot honour is refused here, with the reason.
 
-Pure: imports no torch, so that a dry run works without it.
+Imports no torch, so that a dry run works without it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from meshwright.specs.run import BIAS_RATE, Run
 
 PRECISIONS = ("fp32", "bf16", "fp8", "fp8_rowwise")
 FP8_UNIT = 16
-"""What every width of a product in fp8 is a multiple of: the matrix units' and torchao's condition."""
+"""Widths of fp8 GEMMs are multiples of this: a condition of the matrix units and of torchao."""
 
 
 def check(run: Run) -> tuple[Unsupported, ...]:
-    """Everything of `run` that this engine cannot do; empty when it does all of it."""
+    """Return every setting of `run` that this engine does not support; empty when it supports all."""
     problems = list(_settings(run))
     if run.plan is not None:
         problems += check_plan(run.plan, run=run)
@@ -59,7 +59,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="train.balance_bias_rate", reason="routing biases are frozen with the base")
     if run.precision.matmul == "fp8":
         yield Unsupported(
-            key="precision", reason="adapters are trained beside bf16 or fp32 weights", hint="precision: bf16"
+            key="precision", reason="adapters need frozen weights in bf16 or fp32", hint="precision: bf16"
         )
     if lora.base_format is BaseFormat.FULL:
         return
@@ -80,7 +80,7 @@ def _model(model: Model) -> Iterator[Unsupported]:
 
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
-    """What this engine cannot do of `plan`."""
+    """Return every setting of `plan` that this engine does not support."""
     return [
         *refusals.offload(plan),
         *_recompute(plan, run),
@@ -103,13 +103,13 @@ def _recompute(plan: Plan, run: Run) -> Iterator[Unsupported]:
             yield Unsupported(key=key, reason=f"{run.model.name} has no {', '.join(absent)}")
         if "alternate_matmuls" in names and len(names) > 1:
             yield Unsupported(
-                key=key, reason="alternate_matmuls says of all modules what is kept: name it alone"
+                key=key, reason="alternate_matmuls decides for all modules: it cannot be combined with others"
             )
         if "mla_up_projection" in names and run.lora is not None and run.lora.dropout:
             yield Unsupported(key=key, reason="mla_up_projection would draw another dropout: must be 0")
-        # Divided experts are gathered inside of their layer, which a recomputed layer does not do twice.
-        is_divided = plan.expert * plan.expert_tensor * plan.tensor > 1
-        if "alternate_matmuls" in names and run.model.experts is not None and is_divided:
+        # Sharded experts are gathered inside their layer, which a recomputed layer does not do twice.
+        is_sharded = plan.expert * plan.expert_tensor * plan.tensor > 1
+        if "alternate_matmuls" in names and run.model.experts is not None and is_sharded:
             yield Unsupported(
                 key=key,
                 reason="alternate_matmuls needs whole experts: expert, expert_tensor and tensor must be 1",
@@ -133,7 +133,7 @@ def _compiled(plan: Plan, run: Run) -> Iterator[Unsupported]:
     if plan.recompute is Recompute.SELECTIVE:
         yield Unsupported(
             key="train.compile",
-            reason="a compiled layer chooses by itself what of norms and activations is computed again",
+            reason="the compiler itself decides which norms and activations of a layer are recomputed",
             hint="set parallel.recompute to none or full",
         )
     if plan.pipeline > 1 and SCHEDULE_RECORDS[plan.schedule].splits_backward:
@@ -145,7 +145,7 @@ def _compiled(plan: Plan, run: Run) -> Iterator[Unsupported]:
 
 
 def _modules(model: Model) -> set[str]:
-    """Modules of a model that can be named."""
+    """Modules of a model that `recompute` can name."""
     x = model.experts
     absent = {
         "mlp": x is not None and not model.num_dense_layers,
@@ -157,7 +157,7 @@ def _modules(model: Model) -> set[str]:
 
 
 def _context(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """Two chunks a rank, each divided over tensor ranks: what the planner asks too."""
+    """Two chunks a rank, each split over tensor ranks: the planner has the same condition."""
     width = 2 * plan.context
     unit = width * (plan.tensor if plan.sequence_parallel else 1)
     if plan.context > 1 and run.sequence_length % unit:
@@ -211,7 +211,7 @@ def _experts(plan: Plan, run: Run) -> Iterator[Unsupported]:
 
 
 def _frozen(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """A stage needs adapters to train. A quantised matrix cannot be cut: every process holds its layers whole."""
+    """A stage needs adapters to train. A quantised matrix cannot be sharded: every process holds its layers whole."""
     if run.lora is None:
         return
     if 0 in (plan.layers_per_stage or ()):
@@ -219,17 +219,16 @@ def _frozen(plan: Plan, run: Run) -> Iterator[Unsupported]:
             key="parallel.layers_per_stage", reason="a stage without layers has no adapters to train"
         )
     if plan.tensor > 1 and run.lora.dropout and run.model.attention.kind is AttentionKind.MLA:
-        yield Unsupported(
-            key="lora.dropout", reason="latents are not dropped alike by tensor ranks: must be 0"
-        )
+        yield Unsupported(key="lora.dropout", reason="tensor ranks would drop different latents: must be 0")
     if run.lora.dropout and "mla_up_projection" in plan.recompute_modules:
         yield Unsupported(
-            key="lora.dropout", reason="mla_up_projection would drop others when it runs again: must be 0"
+            key="lora.dropout",
+            reason="mla_up_projection would draw another dropout when recomputed: must be 0",
         )
     if run.lora.base_format is BaseFormat.FULL:
         return
     if plan.tensor > 1:
-        yield Unsupported(key="parallel.tensor", reason="a quantised base is not divided: must be 1")
+        yield Unsupported(key="parallel.tensor", reason="a quantised base is not sharded: must be 1")
     if plan.sharding is Sharding.PARAMETERS and plan.data_shard > 1:
         yield Unsupported(
             key="parallel.sharding",
@@ -260,12 +259,12 @@ def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:
 
 
 def _fp8(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """Widths of the products of one rank. What cannot be fp8 is refused: nothing is left in bf16 without a word."""
+    """Widths of the GEMMs of one rank. A width that fp8 does not allow is refused: no layer silently stays in bf16."""
     if run.precision.matmul != "fp8":
         return
     model, width = run.model, plan.tensor
     a, experts = model.attention, model.experts
-    products = {
+    widths = {
         "tokens of a micro-batch and rank": plan.micro_batch * run.sequence_length // plan.context,
         "hidden widths": model.hidden,
         "query widths": a.num_heads * a.head_dim // width,
@@ -273,16 +272,16 @@ def _fp8(plan: Plan, run: Run) -> Iterator[Unsupported]:
     }
     if a.kind is AttentionKind.MLA:
         latent = {"query latents": a.query_lora_rank, "key and value latents": a.kv_lora_rank}
-        products |= latent | {"latents with the rotary key": a.kv_lora_rank + a.rope_head_dim}
-        products["key and value widths"] = a.num_heads * (a.head_dim - a.rope_head_dim + a.v_dim)
+        widths |= latent | {"latents with the rotary key": a.kv_lora_rank + a.rope_head_dim}
+        widths["key and value widths"] = a.num_heads * (a.head_dim - a.rope_head_dim + a.v_dim)
     else:
-        products["key widths"] = a.num_kv_heads * a.head_dim // width
-        products["value widths of a group"] = a.num_kv_heads * a.v_dim // width
+        widths["key widths"] = a.num_kv_heads * a.head_dim // width
+        widths["value widths of a group"] = a.num_kv_heads * a.v_dim // width
     if experts is None or experts.num_dense_layers:
-        products["feed-forward columns"] = model.ffn_hidden // width
+        widths["feed-forward columns"] = model.ffn_hidden // width
     if experts is not None:
-        products["columns of shared experts"] = experts.shared_hidden // width
-    for what, count in products.items():
+        widths["columns of shared experts"] = experts.shared_hidden // width
+    for what, count in widths.items():
         if count % FP8_UNIT:
             yield Unsupported(
                 key="precision",

@@ -2,10 +2,10 @@
 
 The layer's forward method is compiled, inside of its full recomputation and of FSDP's hooks, outside of everything in
 it: norms, projections, attention and feed-forward become one graph. Embedding, head and loss stay eager: the loss is
-chunked to keep memory, which a compiler would undo. A layer with experts or context parallelism counts, sorts and
-exchanges by data: it compiles in pieces.
+chunked to save memory, which a compiler would undo. A layer with experts or context parallelism counts, sorts and
+communicates by data: it compiles into several graphs.
 
-The first step compiles; step statistics leave it out.
+The first step compiles and is not in the step statistics.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def compile_layers(layers: Sequence[nn.Module], *, plan: Plan) -> None:
 
 
 def _on_plain_input(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Under tensor parallelism the first layer's input is a sum that is under way, to which a compiled function hands
-    no gradient: it is waited for here."""
+    """Wait for an asynchronous input before `forward`. Under tensor parallelism the first layer's input is a collective
+    under way, to which a compiled function passes no gradient."""
 
     def run(x_BTD: Tensor, *others: Any) -> Tensor:
         return forward(x_BTD if type(x_BTD) is Tensor else x_BTD.clone(), *others)
@@ -44,7 +44,7 @@ def _on_plain_input(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def require(device: torch.device) -> None:
-    """Raises MissingDependencyError where what PyTorch compiles with is absent: C++ on a CPU, Triton on a GPU."""
+    """Raise MissingDependencyError where PyTorch's compiler backend is absent: C++ on a CPU, Triton on a GPU."""
     if device.type == "cpu":
         compiler = os.environ.get("CXX", "g++")
         if shutil.which(compiler) is None:

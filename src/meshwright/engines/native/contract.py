@@ -12,7 +12,7 @@ from meshwright.records.training import Record, read_record
 from meshwright.specs.run import Run
 
 if TYPE_CHECKING:
-    from meshwright.engines.native.trainer import PreparedRun
+    from meshwright.engines.native.prepared import PreparedRun
 
 __all__ = ["check", "expected", "launch", "lower", "prepare", "read"]
 
@@ -42,7 +42,7 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
 
 
 def expected(start: PreparedRun) -> StartPrediction:
-    """What the planner expects, from a quick measurement of this machine."""
+    """Predict from a quick measurement of this machine."""
     from meshwright.engines.native import engine
 
     found = engine.expected(start)

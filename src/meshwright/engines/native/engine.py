@@ -1,7 +1,4 @@
-"""From a run to a record: the device, the plan, what to expect, the processes.
-
-`contract` is what the command line sees of it.
-"""
+"""Prepare and launch a training: device, plan, expected times, processes. `contract` exposes it to the commands."""
 
 from __future__ import annotations
 
@@ -18,7 +15,8 @@ from meshwright.engines.choice import planned
 from meshwright.engines.native import compiling, fp8
 from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.expectation import Expectation, measure_expectation
-from meshwright.engines.native.trainer import PreparedRun, train_rank
+from meshwright.engines.native.prepared import PreparedRun
+from meshwright.engines.native.trainer import train_rank
 from meshwright.errors import InputError
 from meshwright.records.training import Record, read_record
 from meshwright.specs.hardware import HERE
@@ -34,46 +32,46 @@ from meshwright.training.step_gemms import count_gemms
 from meshwright.training.weights import differences, find_weights
 
 TIMEOUT = timedelta(days=1)
-"""What processes wait for each other: while the main one tokenises, hours. A step that hangs ends by `--timeout`."""
+"""Timeout of collectives. The main process may tokenise for hours; a step that hangs ends by `--timeout`."""
 
 __all__ = ["check", "expected", "expected_of", "launch", "plan_here", "prepare", "read_record", "train"]
 
 
 def train(run: Run, *, options: TrainOptions) -> Record:
-    """Train as `run` says and return the record, which is also in `options.folder`. See `prepare` and `launch`."""
+    """Train `run` and return the record, which is also in `options.folder`. See `prepare` and `launch`."""
     launch(prepare(run, options=options))
     return read_record(options.folder)
 
 
-def launch(job: PreparedRun) -> None:
+def launch(prepared: PreparedRun) -> None:
     """Train until all steps are taken; the record is then in the folder of the results.
 
     Raises InputError where checkpoints are in the way, WorkerLostError when a process was lost.
     """
     if not under_launcher():
-        _open_folder(job)
-    options = job.options
+        _open_folder(prepared)
+    options = prepared.options
     try:
         run_ranks(
             _train_launched if under_launcher() else train_rank,
-            job,
-            num_ranks=job.plan.num_devices,
+            prepared,
+            num_ranks=prepared.plan.num_devices,
             device_type=devices.find_device().type,
             timeout=TIMEOUT,
             max_restarts=options.max_restarts,
-            again=replace(job, is_restart=True),
+            restart_payload=replace(prepared, is_restart=True),
         )
     except WorkerLostError as error:
         if stacks := watchdog.stacks(options.folder):
-            error.hint = f"where the processes stood is in {stacks}; {error.hint}"
+            error.hint = f"the stacks of the processes are in {stacks}; {error.hint}"
         raise
     watchdog.clear(options.folder)
 
 
-def _train_launched(rank: int, num_ranks: int, job: PreparedRun) -> None:
-    """Under a launcher the processes know only together whether they start again."""
-    _open_folder(job)
-    train_rank(rank, num_ranks, job)
+def _train_launched(rank: int, num_ranks: int, prepared: PreparedRun) -> None:
+    """Train as a process of a launcher: only together do processes know whether this is a restart."""
+    _open_folder(prepared)
+    train_rank(rank, num_ranks, prepared)
 
 
 def _newest_step(folder: Path) -> int | None:
@@ -81,16 +79,16 @@ def _newest_step(folder: Path) -> int | None:
     return found[-1].step if found else None
 
 
-def _open_folder(job: PreparedRun) -> None:
-    """Raise InputError where checkpoints are in the way; else note in the folder what is trained."""
-    if not job.is_restart:
-        external_workers.refuse_checkpoints(job.run, job.options, newest_step=_newest_step)
-    job.options.folder.mkdir(parents=True, exist_ok=True)
-    telemetry.save_run(job.options.folder, run=job.run, plan=job.plan)
+def _open_folder(prepared: PreparedRun) -> None:
+    """Raise InputError where checkpoints are in the way; else write the resolved run to the folder."""
+    if not prepared.is_restart:
+        external_workers.refuse_checkpoints(prepared.run, prepared.options, newest_step=_newest_step)
+    prepared.options.folder.mkdir(parents=True, exist_ok=True)
+    telemetry.save_run(prepared.options.folder, run=prepared.run, plan=prepared.plan)
 
 
 def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
-    """Everything that is decided before the first process starts; writes nothing."""
+    """Decide everything that precedes the first process; writes nothing."""
     refuse("native", check(run))
     trackers.require(run.train.trackers)
     _check_profile(run, options)
@@ -109,36 +107,38 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
         notes.append("adapters are trained on random weights: name those to start from with `weights:`")
     notes += fp8.notes(run)
     notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=run.cluster)
-    products, words = _products(run, plan, device=device)
+    choices, choice_notes = _gemm_choices(run, plan, device=device)
     return PreparedRun(
         run=run,
         plan=plan,
         options=options,
         device_name=devices.device_name(device),
-        accelerator=_catalogued(run, device),
-        notes=(*notes, *words),
+        accelerator=_catalog_name(run, device),
+        notes=(*notes, *choice_notes),
         weights=weights,
-        products=products,
+        gemm_choices=choices,
     )
 
 
-def _products(run: Run, plan: Plan, *, device: torch.device) -> tuple[GemmChoices | None, tuple[str, ...]]:
-    """How the run's matrix products are made, and a note of it."""
+def _gemm_choices(
+    run: Run, plan: Plan, *, device: torch.device
+) -> tuple[GemmChoices | None, tuple[str, ...]]:
+    """The tuned threads and kernels of the run's GEMMs, and a note of them."""
     if run.gemm_tuning is None:
         return None, ()
     found, own = gemm_tuning.load(run.gemm_tuning), count_gemms(run, plan)
-    gemm_tuning.require(found, device=device, plan=plan, products=own, name=run.gemm_tuning)
-    return found.choices, (f"matrix products as in {run.gemm_tuning}: {found.choices.describe(own)}",)
+    gemm_tuning.require(found, device=device, plan=plan, gemms=own, name=run.gemm_tuning)
+    return found.choices, (f"GEMMs as in {run.gemm_tuning}: {found.choices.describe(own)}",)
 
 
-def expected(job: PreparedRun) -> Expectation:
-    """What to expect of `job`, measured in this process alone."""
-    with gemm_tuning.using(job.products, devices.find_device()):
-        return expected_of(job.run, plan=job.plan)
+def expected(prepared: PreparedRun) -> Expectation:
+    """Step time and memory to expect of `prepared`, measured in this process only."""
+    with gemm_tuning.using(prepared.gemm_choices, devices.find_device()):
+        return expected_of(prepared.run, plan=prepared.plan)
 
 
 def expected_of(run: Run, *, plan: Plan) -> Expectation:
-    """What `plan` will give, measured in this process alone; a CPU is divided as it will be."""
+    """Step time and memory to expect of `plan`, measured in this process with its part of a CPU's threads."""
     device = devices.find_device()
     threads = torch.get_num_threads()
     if device.type == "cpu":
@@ -149,8 +149,8 @@ def expected_of(run: Run, *, plan: Plan) -> Expectation:
         torch.set_num_threads(threads)
 
 
-def _catalogued(run: Run, device: torch.device) -> str | None:
-    """What the catalogue calls the devices of this run."""
+def _catalog_name(run: Run, device: torch.device) -> str | None:
+    """The catalogue's name of the devices of this run; None where it has none."""
     if run.cluster is None:
         return devices.catalog_name(device)
     name = run.cluster.accelerator.name

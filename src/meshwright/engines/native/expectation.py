@@ -1,4 +1,4 @@
-"""What the planner expects of a run here, from a quick measurement by the processes that will train it.
+"""Prediction of a run on this machine, from a quick measurement by the processes that will train it.
 
     cluster: here     device rates, one layer of the model and, with several processes, one exchange are measured
                       (`device`, `probe`); they take the place of what calibration believes of an unknown machine.
@@ -7,7 +7,7 @@
                       machine as it is now, and the interval holds the machine as it was too
     a named cluster   the catalogue's device under the shipped calibration: nothing is measured
 
-All processes call `measure_expectation` together and get the same answer.
+All processes call `measure_expectation` together and get the same result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from meshwright.calibration.device import DeviceCalibration, installed_path, load
 from meshwright.engines.base import predicted as predicted_of
-from meshwright.engines.native.layer_timing import measure_collective, measure_kernels, slowest
+from meshwright.engines.native.layer_timing import max_over_ranks, measure_collective, measure_kernels
 from meshwright.engines.native.slowdown import measure_slowdown
 from meshwright.errors import MeshwrightError
 from meshwright.fitting.kernel_times import calibration_here
@@ -36,20 +36,20 @@ from meshwright.training.device import Rates
 from meshwright.training.metrics import Yardstick, yardstick
 
 NOTABLY = 1.1
-"""By how much a machine may be slower or faster before it is said: less is between any two minutes."""
+"""Smallest ratio of speeds that is reported: speeds of any two minutes differ by less."""
 MEASURED_HERE = "one layer of the model was timed on this machine just before the run"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What to hold measurements against."""
+    """The prediction of a run, and the yardstick that converts its step times."""
 
     yardstick: Yardstick
     predicted: dict[str, Any] | None  # None: the planner has no model of this device
     notes: tuple[str, ...] = ()
 
-    def words(self) -> list[str]:
-        """What to expect, for people."""
+    def lines(self) -> list[str]:
+        """Lines for the reader of the progress."""
         convention = f"MFU: {self.yardstick.convention}"
         if self.predicted is None:
             return [convention]
@@ -58,7 +58,7 @@ class Expectation:
 
 
 def measure_expectation(run: Run, *, plan: Plan, device: torch.device) -> Expectation:
-    """What `plan` will give. Raises nothing that has to do with the prediction: without one a note says why."""
+    """Predict `plan`. Raises no error of the prediction: without one a note says why."""
     cluster = run.cluster or _measured_cluster(plan, device)
     held = yardstick(run, accelerator=cluster.accelerator, plan=plan)
     if plan.num_devices > cluster.num_devices:
@@ -72,13 +72,13 @@ def measure_expectation(run: Run, *, plan: Plan, device: torch.device) -> Expect
                 request = _calibrated(request, run, plan, device)
                 notes.append(f"prediction: {MEASURED_HERE}")
             except torch.OutOfMemoryError:
-                notes.append("prediction: there was no room to time a layer, so that of published runs")
+                notes.append("prediction: from published runs, as there was no memory to time a layer")
             devices.release_memory(device)
         predicted = _predicted(request, plan, device)
         slower = _slowness(run, plan, device)
         if slower is not None:
             predicted = _at_speed(predicted, slower)
-            notes += _words(slower)
+            notes += _speed_notes(slower)
     except MeshwrightError as error:
         predicted = None
         notes.append(f"nothing was predicted: {error}")
@@ -105,10 +105,10 @@ def _calibrated(request: PlanRequest, run: Run, plan: Plan, device: torch.device
     times = measure_kernels(run, micro_batch=plan.micro_batch, device=device)
     collective = None
     if _is_several():
-        times = slowest(times)
+        times = max_over_ranks(times)
         installed = _installed(device)
         if installed is None:
-            collective = slowest(measure_collective(device))
+            collective = max_over_ranks(measure_collective(device))
         else:
             request = replace(request, calibration=installed.calibration(num_devices=plan.num_devices))
     return replace(
@@ -117,7 +117,7 @@ def _calibrated(request: PlanRequest, run: Run, plan: Plan, device: torch.device
 
 
 def _installed(device: torch.device) -> DeviceCalibration | None:
-    """The calibration that this user has installed, if it is of this CPU: it knows its exchanges."""
+    """The user's installed calibration, if it is of this CPU: it includes collectives."""
     path = installed_path()
     if device.type != "cpu" or not path.is_file():
         return None
@@ -132,16 +132,16 @@ def _predicted(request: PlanRequest, plan: Plan, device: torch.device) -> dict[s
 
 
 def _memory_bytes(memory: MemoryEstimate, device: torch.device) -> float:
-    """What the run will hold at its peak: reserved on a GPU; on a CPU beside what the process holds already, for there
-    the workspaces, contexts and communicators of GPUs do not exist."""
+    """Peak memory of the run: reserved memory on a GPU. On a CPU the process's present memory plus allocations,
+    without the workspaces, contexts and communicators of a GPU."""
     if device.type == "cuda":
         return memory.reserved_bytes
     return devices.resident_bytes() + memory.allocated_bytes - memory.workspace_bytes
 
 
 def _slowness(run: Run, plan: Plan, device: torch.device) -> float | None:
-    """How many times longer the steps of the run's calibration take now; None without one of this CPU, or where not
-    all processes of the plan are there to take them."""
+    """Ratio of the step time now to that of the run's calibration; None without one of this CPU, or where not all
+    processes of the plan are here to take the steps."""
     if run.calibration is None or run.cluster_name != HERE or device.type != "cpu":
         return None
     if plan.num_devices != (dist.get_world_size() if dist.is_initialized() else 1):
@@ -152,8 +152,8 @@ def _slowness(run: Run, plan: Plan, device: torch.device) -> float | None:
 
 
 def _at_speed(predicted: dict[str, Any], slower: float) -> dict[str, Any]:
-    """`predicted` for a machine that is `slower` times as slow now. For how long it stays so nobody knows: intervals
-    hold what the calibration says too."""
+    """`predicted` for a machine that is `slower` times as slow now. The machine may recover at any time, so intervals
+    include the speed of the calibration."""
     of_rates = {name: _scaled(predicted[name], 1 / slower) for name in ("tokens_per_s_per_device", "mfu")}
     components_s = {name: seconds * slower for name, seconds in predicted["components_s"].items()}
     return {
@@ -174,7 +174,7 @@ def _scaled(estimate: dict[str, Any], factor: float) -> dict[str, Any]:
     }
 
 
-def _words(slower: float) -> list[str]:
+def _speed_notes(slower: float) -> list[str]:
     if 1 / NOTABLY < slower < NOTABLY:
         return []
     word = "slower" if slower > 1 else "faster"

@@ -1,4 +1,4 @@
-"""What the planner knows of Meshwright's own engine."""
+"""Facts about Meshwright's own engine for the planner: its schedules, recomputation and rules."""
 
 from __future__ import annotations
 

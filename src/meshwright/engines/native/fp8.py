@@ -3,12 +3,12 @@
     fp8           one scale a tensor; values e4m3, gradients e5m2
     fp8_rowwise   one scale a row, a power of two; e4m3 throughout
 
-Scales are taken of the tensor at hand (dynamic). Every linear layer of a block is converted: attention, dense and
-shared feed-forward; embedding, router, head and routed experts stay as they are. Weights, masters and what travels
-between processes are what they are with bf16: fp8 is made before each product, and products are summed in fp32.
+Scaling is dynamic: scales follow from the tensor that is cast. Every linear layer of a block is converted: attention,
+dense and shared feed-forward; embedding, router, head and routed experts stay as they are. Weights, masters and
+communication are those of bf16: operands are cast to fp8 before each GEMM, which accumulates in fp32.
 
-On a CPU torchao emulates: operands are rounded to fp8 and multiplied in fp32. That is for tests of wiring and
-numerics; `require` refuses to train so. Source: Micikevicius et al. 2022, "FP8 formats for deep learning".
+On a CPU torchao emulates: operands are rounded to fp8 and multiplied in fp32. That is for tests of numerics;
+`require` refuses to train that way. Source: Micikevicius et al. 2022, "FP8 formats for deep learning".
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def require(precision: Precision, *, device: torch.device) -> None:
 
 
 def convert(blocks: list[nn.Module], *, precision: Precision, device: torch.device) -> None:
-    """Make all linear layers of `blocks` multiply as `precision` says, in place.
+    """Convert all linear layers of `blocks` to `precision`, in place.
 
-    Before the layers are divided, wrapped or sharded: the hooks of those hang on the layers that compute.
+    Call before the layers are sharded or wrapped, whose hooks are attached to the layers that compute.
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -60,7 +60,7 @@ def convert(blocks: list[nn.Module], *, precision: Precision, device: torch.devi
 
 
 def notes(run: Run) -> list[str]:
-    """What a reader of the record should know."""
+    """Notes for the record."""
     if run.precision.name not in RECIPES or run.model.experts is None:
         return []
     return [

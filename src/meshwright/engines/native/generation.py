@@ -1,6 +1,6 @@
-"""Text that a model writes: one token after the other, each drawn from the model's distribution.
+"""Text generation for the sample in a record: one token after the other, drawn from the model's distribution.
 
-S tokens of the sequence, T those of them that are on this process, V vocabulary.
+S tokens of the sequence, T tokens of it on this process, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def generate_sample(
     context: int,
     seed: int,
 ) -> list[int]:
-    """`prompt` and `num_tokens` tokens after it; `logits_of` tokens [1, T], the last `context` of them, is [1, T, V].
+    """Return `prompt` and `num_tokens` tokens after it. `logits_of` maps the last `context` tokens [1, T] to [1, T, V].
 
-    All processes of a model take part, those that share its tokens with one `prompt`. Nothing is cached between
-    tokens: a sample is short, and every process draws the same one.
+    All processes of a model take part, with the same `prompt`. Keys and values are not cached: a sample is short.
+    Every process draws the same tokens.
     """
     chunks = chunks_of(coordinates)
     generator = torch.Generator().manual_seed(seed)
@@ -39,11 +39,11 @@ def generate_sample(
     tokens = list(prompt)
     for _ in range(num_tokens):
         seen = tokens[-context:]
-        padding = [0] * (-len(seen) % unit)  # to whole chunks; it comes after all that is looked at
+        padding = [0] * (-len(seen) % unit)  # to whole chunks; causal attention never reaches it
         tokens_1S = torch.tensor([seen + padding], device=coordinates.device)
         order_T = chunks.order(tokens_1S.shape[1] // chunks.width, device=coordinates.device)
         logits_TV = logits_of(tokens_1S[:, order_T])[0].float()
-        logits_V = logits_TV[order_T == len(seen) - 1].sum(dim=0)  # 0 where the last token is not
+        logits_V = logits_TV[order_T == len(seen) - 1].sum(dim=0)  # 0 on ranks without the last token
         if coordinates.context_mesh is not None:
             dist.all_reduce(logits_V, group=coordinates.context_mesh.get_group())
         probabilities_V = (logits_V.cpu() / TEMPERATURE).softmax(dim=-1)

@@ -4,8 +4,8 @@
     rest     one layer less `layer`: embedding, head and loss
     update   the optimizer's step of the deeper model
 
-Beside them the layer's matrix products and its attention alone, so that the cost model knows what the rest is. Takes
-a second or two on a model that fits the machine. Every process of a run measures at the same time, as they will train.
+The layer's GEMMs and its attention are also timed separately, so that the cost model knows the rest. Takes a second
+or two on a model that fits the machine. Every process of a run measures at the same time, as they will train.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ QUARTILES_SD = 1.349
 Times = TypeVar("Times", KernelTimes, CollectiveTime)
 COLLECTIVE_BYTES = 2**24
 LEAST_SD = 0.02
-"""What repetitions of one process cannot see: memory placement, the clock, neighbours that come and go."""
+"""Variation that repetitions in one process miss: memory placement, clock frequency, other processes."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What is timed, and what runs before it without being timed."""
+    """A timed function, and one that runs before it untimed."""
 
     run: Callable[[], object]
     before: Callable[[], object] = field(kw_only=True)
 
 
 def _again(run: Callable[[], object]) -> _Task:
-    """A task that follows its like, as it does in training: the caches hold what it needs."""
+    """A task that follows itself, as in training: the caches hold its data."""
     return _Task(run, before=run)
 
 
@@ -75,7 +75,7 @@ class _Samples:
 
 def measure_kernels(run: Run, *, micro_batch: int, device: torch.device) -> KernelTimes:
     """Time one layer of `run`'s model and what surrounds the layers, on this process's device."""
-    with torch.random.fork_rng():  # what the run draws does not depend on whether it was measured before
+    with torch.random.fork_rng():  # random numbers of the run do not depend on this measurement
         return _measure(run, micro_batch=micro_batch, device=device)
 
 
@@ -124,7 +124,7 @@ def measure_collective(device: torch.device) -> CollectiveTime:
     )
 
 
-def slowest(times: Times) -> Times:
+def max_over_ranks(times: Times) -> Times:
     """The largest time of each kind, and the largest spread, over all processes: a step waits for the last."""
     names = [name for name, value in vars(times).items() if isinstance(value, float)]
     values = torch.tensor([getattr(times, name) for name in names], dtype=torch.float64)
@@ -150,12 +150,12 @@ def _passes(assembly: Assembly, batch: dict[str, Tensor]) -> Callable[[], object
 
 
 def _update(assembly: Assembly) -> Callable[[], object]:
-    """The optimizer's step on the gradients that the passes before left; it drops them."""
+    """The optimizer's step on the gradients of the passes before it; it frees them."""
     return lambda: assembly.optimizer.step(learning_rate=0.0)
 
 
 def _plain_linears(module: Transformer) -> list[nn.Linear]:
-    """Matrix products of the first layer, without those inside a mixture of experts."""
+    """Linear layers of the first layer, without those inside a mixture of experts."""
     layer = next(iter(module.layers.values()))
     within = "attention" if module.model.experts is not None else ""
     return [m for m in layer.get_submodule(within).modules() if isinstance(m, nn.Linear)]
@@ -209,7 +209,7 @@ def _experts(module: Transformer, run: Run, num_tokens: int) -> Callable[[], obj
 
 
 def _timed(tasks: dict[str, _Task], device: torch.device) -> _Samples:
-    """Every task in turn, round after round, so that a disturbance meets all of them.
+    """Time every task in turn, round after round, so that a disturbance affects all of them.
 
     The first round is not kept.
     """

@@ -1,14 +1,14 @@
-"""Outputs that are dropped and made again when the backward pass asks for them.
+"""Output recomputation: outputs of cheap functions are not saved but recomputed in the backward pass.
 
 A cheap function between two expensive ones (a norm before projections, the activation before the last matrix, the
-up-projection of MLA before attention) has an output that only its consumers keep. `checkpoint` around the function
-would not free it: it frees what is inside. So here the consumers' saved tensors are looked at: those that are the
-output are replaced by a note of how to make it again, once for all consumers.
+up-projection of MLA before attention) has an output that only its consumers save. `checkpoint` around the function
+would not free it: it frees the tensors inside. So here hooks inspect the tensors that consumers save: those that are
+the output are replaced by a reference to its function and inputs, from which it is recomputed once for all consumers.
 
     y = drop(f, x)        inside `recomputing_outputs(...)`
-    z = g(y)              g would keep y for its backward pass; it keeps (f, x) instead
+    z = g(y)              g would save y for its backward pass; it saves (f, x) instead
 
-The function itself is differentiated as always; what it keeps are its inputs, which somebody keeps anyway. Nothing is
+The function itself is differentiated as usual; it saves its inputs, which are saved elsewhere anyway. Nothing is
 computed twice when the backward pass is split into gradients of inputs and of weights.
 
 The idea is Megatron-Core's "output-discarding checkpointing"; PyTorch's saved-tensor hooks make it four functions.
@@ -28,8 +28,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
 
-class _Again:
-    """One call of a function: its outputs are made again when the first of their consumers asks."""
+class _Call:
+    """One call of a function: its outputs are recomputed when the first consumer needs one."""
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
         self.function = function
@@ -38,7 +38,7 @@ class _Again:
         self.num_kept = self.num_left = 0
 
     def output(self, index: int) -> Tensor:
-        """Output `index`; the last consumer's question lets the outputs go."""
+        """Return output `index`. The last consumer frees the outputs."""
         if self.outputs is None:
             with torch.no_grad():
                 self.outputs = _as_tuple(self.function(*self.inputs))
@@ -51,10 +51,10 @@ class _Again:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Note:
-    """What a consumer keeps in place of an output, or of a view of it."""
+class _Reference:
+    """Saved by a consumer in place of an output, or of a view of it."""
 
-    again: _Again
+    call: _Call
     index: int
     size: torch.Size
     stride: tuple[int, ...]
@@ -62,57 +62,57 @@ class _Note:
     wrapped: DTensor | None  # a distributed tensor around it, on the meta device
 
 
-_dropped: dict[int, tuple[Any, _Again, int]] = {}
-"""Outputs by address while they exist: a weak reference, how to make them again, and which one they are."""
+_recomputable: dict[int, tuple[Any, _Call, int]] = {}
+"""Outputs by address while they exist: a weak reference, the call that made them, and their index among its outputs."""
 
 
 def recomputed(function: Callable[..., Any], *inputs: Any) -> Any:
     """`function(*inputs)`, a tensor or a tuple of them, which consumers inside `recomputing_outputs` will not keep."""
     outputs = function(*inputs)
     if torch.is_grad_enabled():
-        again = _Again(function, inputs)
+        call = _Call(function, inputs)
         for index, output in enumerate(_as_tuple(outputs)):
             if address := _address(output):
-                _dropped[address] = (ref(output), again, index)
+                _recomputable[address] = (ref(output), call, index)
     return outputs
 
 
 @contextmanager
 def recomputing_outputs() -> Iterator[None]:
     """While this is open, saved tensors that `recomputed` made are replaced by notes."""
-    before = dict(_dropped)
+    before = dict(_recomputable)
     try:
         with saved_tensors_hooks(_pack, _unpack):
             yield
     finally:
-        _dropped.clear()
-        _dropped.update(before)
+        _recomputable.clear()
+        _recomputable.update(before)
 
 
-def _pack(kept: Tensor) -> Tensor | _Note:
-    local = kept.to_local() if isinstance(kept, DTensor) else kept
-    alive, again, index = _dropped.get(_address(local), (None, None, 0))
-    if alive is None or again is None or alive() is None:
-        return kept
-    again.num_kept += 1
-    return _Note(
-        again=again,
+def _pack(saved: Tensor) -> Tensor | _Reference:
+    local = saved.to_local() if isinstance(saved, DTensor) else saved
+    alive, call, index = _recomputable.get(_address(local), (None, None, 0))
+    if alive is None or call is None or alive() is None:
+        return saved
+    call.num_kept += 1
+    return _Reference(
+        call=call,
         index=index,
         size=local.size(),
         stride=local.stride(),
-        offset=local.storage_offset(),
-        wrapped=_shell(kept) if isinstance(kept, DTensor) else None,
+        offset=int(local.storage_offset()),
+        wrapped=_shell(saved) if isinstance(saved, DTensor) else None,
     )
 
 
-def _unpack(kept: Tensor | _Note) -> Tensor:
-    if isinstance(kept, Tensor):
-        return kept
-    output = kept.again.output(kept.index).detach()
-    local = output.as_strided(kept.size, kept.stride, kept.offset)
-    if kept.wrapped is None:
+def _unpack(saved: Tensor | _Reference) -> Tensor:
+    if isinstance(saved, Tensor):
+        return saved
+    output = saved.call.output(saved.index).detach()
+    local = output.as_strided(saved.size, saved.stride, saved.offset)
+    if saved.wrapped is None:
         return local
-    shell = kept.wrapped
+    shell = saved.wrapped
     return DTensor.from_local(
         local, shell.device_mesh, shell.placements, run_check=False, shape=shell.shape, stride=shell.stride()
     )
@@ -126,7 +126,7 @@ def _shell(kept: DTensor) -> DTensor:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where its elements are; 0 where it has none, or stands for another (a collective that is under way)."""
+    """Address of its storage; 0 for a tensor without one, such as the result of an asynchronous collective."""
     return tensor.untyped_storage().data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0
 
 

@@ -1,7 +1,7 @@
-"""Progress on stderr: a live line on a terminal, plain lines elsewhere. Nothing that lasts is silent.
+"""Progress on stderr: a live line on a terminal, plain lines elsewhere.
 
-say(words)            a line that stays
-phase(words)          something that may take long: named when it takes longer than `SILENT_S`
+say(line)             a line that stays
+phase(name)           something that may take long: named when it takes longer than `SILENT_S`
 step(entry, left_s)   one step; plain lines come every `PLAIN_EVERY_S`
 """
 
@@ -24,7 +24,7 @@ WIDE_COLUMNS = 110
 
 
 class ProgressDisplay:
-    """Shows what a training does. Nothing is drawn when `quiet`."""
+    """Shows the progress of a training. Nothing is drawn when `quiet`."""
 
     def __init__(self, *, quiet: bool, num_steps: int | None = None) -> None:
         self.quiet = quiet
@@ -40,33 +40,33 @@ class ProgressDisplay:
         """Show one step of the log and the time that is left."""
         if self.quiet:
             return
-        words = describe(entry, num_steps=self.num_steps or 0, left_s=left_s)
+        text = describe(entry, num_steps=self.num_steps or 0, left_s=left_s)
         if self.bar is not None:
-            self.bar.update(self.task, total=self.num_steps, completed=entry["step"], description=words)
+            self.bar.update(self.task, total=self.num_steps, completed=entry["step"], description=text)
         elif entry["step"] in (1, self.num_steps) or self._is_time():
-            self._print(words)
+            self._print(text)
 
-    def say(self, words: str) -> None:
+    def say(self, text: str) -> None:
         """Print a line that stays."""
         if not self.quiet:
-            self._print(words)
+            self._print(text)
 
-    def doing(self, words: str) -> None:
-        """Say how far a long phase is: on the live line, or now and then on one of its own."""
+    def doing(self, text: str) -> None:
+        """Show how far a long phase is: on the live line, or now and then on a plain one."""
         if self.quiet:
             return
         if self.bar is not None:
-            self.bar.update(self.task, description=words)
+            self.bar.update(self.task, description=text)
         elif self._is_time():
-            self._print(words)
+            self._print(text)
 
     @contextmanager
-    def phase(self, words: str) -> Iterator[None]:
-        """While the context is open `words` is being done; said when that takes longer than `SILENT_S`."""
+    def phase(self, text: str) -> Iterator[None]:
+        """Name the phase `text` when the context stays open for longer than `SILENT_S`."""
         if self.quiet:
             yield
             return
-        timer = threading.Timer(SILENT_S, self._name_phase, (words,))
+        timer = threading.Timer(SILENT_S, self._name_phase, (text,))
         timer.daemon = True
         timer.start()
         try:
@@ -75,30 +75,30 @@ class ProgressDisplay:
             timer.cancel()
 
     def close(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         if self.bar is not None:
             self.bar.stop()
 
-    def _name_phase(self, words: str) -> None:
+    def _name_phase(self, text: str) -> None:
         if self.bar is not None:
-            self.bar.update(self.task, description=f"{words} ...")
+            self.bar.update(self.task, description=f"{text} ...")
         else:
-            self._print(f"{words} ...")
+            self._print(f"{text} ...")
 
     def _is_time(self) -> bool:
-        """Whether the last plain line is long enough ago."""
+        """True if the next plain line is due."""
         return time.monotonic() - self.last_s >= PLAIN_EVERY_S
 
-    def _print(self, words: str) -> None:
+    def _print(self, text: str) -> None:
         self.last_s = time.monotonic()
         if self.bar is not None:
-            self.bar.console.print(words, markup=False, highlight=False)
+            self.bar.console.print(text, markup=False, highlight=False)
         else:
-            print(words, file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
 
 def reading(progress: ProgressDisplay) -> Report:
-    """A report of tokenisation that `progress` shows."""
+    """A callback that shows the progress of tokenisation."""
 
     def report(done: Tokenised) -> None:
         share = f" ({done.done_bytes / done.total_bytes:.0%})" if done.total_bytes else ""
@@ -111,7 +111,7 @@ def reading(progress: ProgressDisplay) -> Report:
 
 
 def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
-    """One step in words.
+    """One step as a line of text.
 
     >>> describe({"step": 5, "loss": 2.5, "tokens_per_s_per_device": 1234.5, "mfu": 0.41,
     ...           "memory_bytes": 2**30}, num_steps=10, left_s=65)
@@ -129,12 +129,12 @@ def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
 
 
 def _bar() -> Any:
-    """A live line that leaves nothing behind; on a narrow terminal the words come first."""
+    """A live line that leaves nothing behind; a narrow terminal shows the text only."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as RichProgress
 
     console = Console(stderr=True, highlight=False)
-    words = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(bar_width=24), words) if console.width >= WIDE_COLUMNS else (words,)
+    text = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(bar_width=24), text) if console.width >= WIDE_COLUMNS else (text,)
     return RichProgress(*columns, console=console, transient=True)

@@ -1,18 +1,18 @@
-"""Activation recomputation: what a layer computes again in the backward pass instead of keeping it.
+"""Activation recomputation: activations of a layer that the backward pass recomputes instead of saving them.
 
     full                whole layers; only their inputs are kept                              Chen et al. 2016
     core_attention      attention without its projections: scores, where a kernel writes them
     norm                outputs of both norms, which projections keep as inputs
-    activation          the product inside a feed-forward, which its last matrix keeps; of experts too
+    activation          silu(gate) * up of a feed-forward, which its last matrix keeps; of experts too
     mla_up_projection   queries, keys and values that MLA's latents grow into
     mlp, moe            whole feed-forward blocks of dense layers, of expert layers
     shared_experts      the block that every token goes through
-    alternate_matmuls   all but attention and every second matrix product
+    alternate_matmuls   all but attention and every second GEMM
 
 Three ways: `checkpoint` around a module frees what is inside it; `recomputing_outputs` frees an output that others
 keep; PyTorch's
-selective checkpoint of a layer decides by operation. What each one frees is what `cost.memory.activations` says, as
-far as tests measure it.
+selective checkpoint of a layer decides by operation. Tests measure that each frees the bytes that
+`cost.memory.activations` counts.
 
 Methods are replaced, not modules: names stay, and hooks of FSDP stay around them, so that a layer's weights are
 gathered once for its recomputation and its backward pass.
@@ -38,15 +38,20 @@ from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.models.linear import ONEDNN_GEMMS
 
 
-def recompute(layers: Sequence[nn.Module], *, plan: Plan, num_before: int = 0) -> None:
-    """Make the `layers` of a stage compute again what `plan` names.
+def _replace(owner: nn.Module, name: str, method: Callable[..., Any]) -> None:
+    """Put `method` in the place of a method or function of a module."""
+    setattr(owner, name, method)
 
-    `num_before` is how many layers the rank has in earlier stages.
+
+def recompute(layers: Sequence[nn.Module], *, plan: Plan, num_before: int = 0) -> None:
+    """Make the `layers` of a stage recompute the activations that `plan` names.
+
+    `num_before`: layers of the rank in earlier stages.
     """
     if plan.recompute is Recompute.FULL:
         count = len(layers) if plan.recompute_layers is None else max(0, plan.recompute_layers - num_before)
         for layer in layers[:count]:
-            layer.forward = _again(layer.forward, of=layer)
+            layer.forward = _checkpointed(layer.forward, of=layer)
     elif plan.recompute is Recompute.SELECTIVE:
         for layer in layers:
             assert isinstance(layer, Block)
@@ -59,39 +64,39 @@ def recompute(layers: Sequence[nn.Module], *, plan: Plan, num_before: int = 0) -
 def _selective(layer: Block, names: frozenset[str]) -> None:
     attention, block = layer.attention, "moe" if isinstance(layer.ffn, MixtureOfExperts) else "mlp"
     if "core_attention" in names:
-        attention.core.forward = _again(attention.core.forward, of=layer)
+        attention.core.forward = _checkpointed(attention.core.forward, of=layer)
     if "mla_up_projection" in names and isinstance(attention, LatentAttention):
-        attention.expand = partial(recomputed, attention.expand)
+        _replace(attention, "expand", partial(recomputed, attention.expand))
     if "norm" in names:
-        layer.attention_norm.forward = partial(recomputed, layer.attention_norm.forward)
+        _replace(layer.attention_norm, "forward", partial(recomputed, layer.attention_norm.forward))
         if block not in names:
-            layer.ffn_norm.forward = partial(recomputed, layer.ffn_norm.forward)
+            _replace(layer.ffn_norm, "forward", partial(recomputed, layer.ffn_norm.forward))
     if block in names:
-        _again_block(layer, with_norm="norm" in names)
+        _checkpoint_block(layer, with_norm="norm" in names)
     elif isinstance(layer.ffn, MixtureOfExperts):
         if "shared_experts" in names and layer.ffn.shared is not None:
-            layer.ffn.shared.forward = _again(layer.ffn.shared.forward, of=layer)
+            layer.ffn.shared.forward = _checkpointed(layer.ffn.shared.forward, of=layer)
         elif "activation" in names and layer.ffn.shared is not None:
-            layer.ffn.shared.activation = partial(recomputed, swiglu)
+            _replace(layer.ffn.shared, "activation", partial(recomputed, swiglu))
         if "activation" in names:
-            layer.ffn.experts.activation = partial(recomputed, swiglu)
+            _replace(layer.ffn.experts, "activation", partial(recomputed, swiglu))
     elif "activation" in names:
-        layer.ffn.activation = partial(recomputed, swiglu)
+        _replace(layer.ffn, "activation", partial(recomputed, swiglu))
     if names & {"norm", "activation", "mla_up_projection"}:
-        layer.forward = _inside_dropping(layer.forward)
+        layer.forward = _recomputing_outputs(layer.forward)
 
 
-def _again_block(layer: Block, *, with_norm: bool) -> None:
-    """The feed-forward block again; with its norm, whose output would otherwise be what is kept."""
+def _checkpoint_block(layer: Block, *, with_norm: bool) -> None:
+    """Recompute the feed-forward block; with its norm, whose output would otherwise be saved."""
     ffn, norm = layer.ffn.forward, layer.ffn_norm.forward
     if with_norm:
-        layer.ffn_norm.forward = lambda x_BTD: x_BTD
-        layer.ffn.forward = _again(lambda x_BTD: ffn(norm(x_BTD)), of=layer)
+        _replace(layer.ffn_norm, "forward", lambda x_BTD: x_BTD)
+        layer.ffn.forward = _checkpointed(lambda x_BTD: ffn(norm(x_BTD)), of=layer)
     else:
-        layer.ffn.forward = _again(ffn, of=layer)
+        layer.ffn.forward = _checkpointed(ffn, of=layer)
 
 
-def _inside_dropping(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _recomputing_outputs(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(*inputs: Any) -> Tensor:
         with recomputing_outputs():
             return forward(*inputs)
@@ -99,8 +104,8 @@ def _inside_dropping(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def _again(forward: Callable[..., Tensor], *, of: nn.Module) -> Callable[..., Tensor]:
-    """`forward`, which keeps its inputs alone."""
+def _checkpointed(forward: Callable[..., Tensor], *, of: nn.Module) -> Callable[..., Tensor]:
+    """`forward` under a checkpoint: it saves its inputs only."""
     return partial(
         checkpoint, forward, use_reentrant=False, context_fn=lambda: (nullcontext(), _counted_once(of))
     )
@@ -108,7 +113,7 @@ def _again(forward: Callable[..., Tensor], *, of: nn.Module) -> Callable[..., Te
 
 @contextmanager
 def _counted_once(layer: nn.Module) -> Iterator[None]:
-    """Take back what routers count of experts' load while a layer runs again."""
+    """Undo what routers add to the load of experts while a layer is recomputed."""
     loads = [(buffer, buffer.clone()) for name, buffer in layer.named_buffers() if name.endswith("load_E")]
     try:
         yield
@@ -117,11 +122,11 @@ def _counted_once(layer: nn.Module) -> Iterator[None]:
             buffer.copy_(before)
 
 
-# --- the activation, keeping its inputs alone ---
+# --- the activation, saving its inputs only ---
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up; PyTorch's own product keeps silu(gate) besides."""
+    """silu(gate) * up, saving gate and up; PyTorch's own multiplication also saves silu(gate)."""
     return _SwiGLU.apply(gate, up)
 
 
@@ -137,9 +142,9 @@ class _SwiGLU(torch.autograd.Function):
         return torch.ops.aten.silu_backward(grads[0] * up, gate), grads[0] * functional.silu(gate)
 
 
-# --- every second matrix product ---
+# --- every second GEMM ---
 
-PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default} | ONEDNN_GEMMS
+GEMMS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default} | ONEDNN_GEMMS
 ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -149,19 +154,19 @@ ATTENTION = {
 
 
 class _EverySecond:
-    """Saves attention and the first, third, ... product of a layer; products of experts are not counted, nor saved."""
+    """Saves attention and the first, third, ... GEMM of a layer. GEMMs of experts are neither counted nor saved."""
 
     def __init__(self) -> None:
-        self.num_products = {False: 0, True: 0}  # in the forward pass, and when it is run again
+        self.num_gemms = {False: 0, True: 0}  # in the forward pass, and in its recomputation
         self.in_experts = False
 
     def __call__(self, ctx: Any, operation: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
         if operation in ATTENTION:
             return CheckpointPolicy.MUST_SAVE
-        if operation not in PRODUCTS or self.in_experts:
+        if operation not in GEMMS or self.in_experts:
             return CheckpointPolicy.PREFER_RECOMPUTE
-        self.num_products[ctx.is_recompute] += 1
-        is_odd = self.num_products[ctx.is_recompute] % 2 == 1
+        self.num_gemms[ctx.is_recompute] += 1
+        is_odd = self.num_gemms[ctx.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if is_odd else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -361,13 +361,13 @@ class _Rehearsed:
     def step(self, index: int) -> float:
         """One optimizer step; the mean loss of the global batch."""
         batch = self.loader.batch(index)
-        is_alone = self.coordinates.num_ranks == 1
+        is_single_process = self.coordinates.num_ranks == 1
         count = count_labels(batch)
-        if not is_alone:
+        if not is_single_process:
             dist.all_reduce(count)
         loss = self.parts.stepper.forward_backward(batch, scale=self.coordinates.num_copies / count.item())
         loss = loss / self.coordinates.plan.tensor
-        if not is_alone:
+        if not is_single_process:
             dist.all_reduce(loss)
         if index == 0:
             self.first_gradients = self._gradients()

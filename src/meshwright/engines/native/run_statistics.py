@@ -1,4 +1,4 @@
-"""What the training loop of one process gathers, and what the record says of it (docs/reference/record.md)."""
+"""Measurements of a training loop, and the `ranks` and `statistics` of its record (docs/reference/record.md)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from meshwright.records.training import Ending
 from meshwright.specs.run import Run
 from meshwright.training import device
 from meshwright.training.checkpoints import CheckpointSaver
-from meshwright.training.metrics import Yardstick, spread_of, target_of, throughput_of
+from meshwright.training.metrics import Yardstick, spread_of, target_reached, throughput_of
 from meshwright.training.telemetry import gather_scalars
 
 
 @dataclass(kw_only=True)
 class RunMeasurements:
-    """What the loop gathers for the record."""
+    """Numbers that the loop gathers for the record."""
 
     step_s: list[float] = field(default_factory=list)  # without steps under the profiler
     first_loss: float | None = None
     last_loss: float | None = None
     validation_loss: float | None = None
     num_steps: int = 0  # of the whole run, those before a resume included
-    elapsed_s: float = 0.0  # since the first step, with all that lay between; that before a resume too
+    elapsed_s: float = 0.0  # since the first step, with everything in between and before a resume
 
 
 def gather_rank_statistics(measured: RunMeasurements, *, coordinates: MeshCoordinates) -> dict[str, Any]:
-    """What differs from process to process. All processes call it."""
+    """`ranks` of the record: numbers that differ between processes. All processes call it."""
     mine = {
         "step_s": float(spread_of(measured.step_s).get("median", math.nan)),
         "peak_memory_bytes": float(device.peak_memory_bytes(coordinates.device)),
@@ -49,7 +49,7 @@ def run_statistics(
     *,
     run: Run,
     yardstick: Yardstick,
-    parts: Assembly,
+    assembly: Assembly,
     loader: BatchLoader,
     saver: CheckpointSaver | None,
     ranks: dict[str, Any],
@@ -64,7 +64,7 @@ def run_statistics(
         "first_loss": measured.first_loss,
         "last_loss": measured.last_loss,
         "validation_loss": measured.validation_loss,
-        "target": target_of(run, steps=measured.num_steps, elapsed_s=measured.elapsed_s)
+        "target": target_reached(run, steps=measured.num_steps, elapsed_s=measured.elapsed_s)
         if ending is Ending.REACHED
         else None,
         "elapsed_s": measured.elapsed_s,
@@ -77,8 +77,8 @@ def run_statistics(
         "peak_flops_per_s": yardstick.peak_flops_per_s,
         "peak_memory_bytes": max(ranks["peak_memory_bytes"]),
         "num_devices": yardstick.num_devices,
-        "parameters": parts.num_parameters,
-        "trained_parameters": parts.num_trained,
+        "parameters": assembly.num_parameters,
+        "trained_parameters": assembly.num_trained,
         "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
         "data_workers": {what: choice and asdict(choice) for what, choice in loader.workers().items()},
         "num_checkpoints": 0 if saver is None else saver.num_saved,

@@ -1,7 +1,7 @@
-"""Whether this machine is as fast now as when it was measured: a few steps of the calibration, timed again.
+"""Slowdown of this machine since its calibration: a few steps of the calibration, timed again.
 
 A calibration keeps small steps that were timed with it, by numbers of processes. The processes of a training take
-them at the same time, each by itself, as they were taken then; that is about a second.
+them at the same time, each by itself, as in the calibration. That takes about a second.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FEWEST = 3  # repetitions
 
 
 def measure_slowdown(checks: tuple[Check, ...], *, num_processes: int, device: torch.device) -> float | None:
-    """How many times longer steps take now; None where none was kept for so many processes.
+    """Ratio of step times now to those of the calibration; None where it has no step of so many processes.
 
-    All processes call it and get the same answer, that of the slowest of them.
+    All processes call it and get the same result, that of the slowest of them.
     """
     logs = [
         math.log(_seconds(check, device) / check.seconds)

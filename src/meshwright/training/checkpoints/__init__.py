@@ -1,4 +1,4 @@
-"""Training states on disk: whole or absent, checked before they are read, and free of the plan that wrote them.
+"""Training states on disk: complete or absent, verified before they are read, and independent of the plan.
 
     FOLDER/step-00000100/            renamed into place when everything is on the disk
         __0_0.distcp, .metadata      PyTorch's distributed checkpoint: every tensor by name, in shards
@@ -6,13 +6,13 @@
     FOLDER/.partial-step-00000120/   being written, or left by a killed process: never read, removed by the next save
     FOLDER/.removed-step-00000080/   being removed
 
-content   which model a checkpoint is of
-files     which checkpoints there are, and whether their files are what their manifests say
-peers     the processes that save together: what one meets, all hear of
+content   the model in a checkpoint
+files     checkpoints in a folder, their manifests, `verify`
+peers     the processes that save together
 writing   `save`
 reading   `load`
-saver     saving in the background of a training
-stalls    how long its steps stood still for that
+saver     asynchronous saving
+stalls    time that steps waited for it
 """
 
 from meshwright.training.checkpoints.content import Content, as_manifest, content, content_of, refuse_mismatch

@@ -1,4 +1,4 @@
-"""What a checkpoint is of: its manifest says enough to use it without the run file that made it."""
+"""The model in a checkpoint: its manifest describes it, so that it can be used without the run file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Content:
     shapes: Model
     lora: Lora | None
     precision: str
-    weights: str | None  # what training started from, and adapters belong to; None: random ones
+    weights: str | None  # the weights that training started from; None: random ones
     weights_fingerprint: str | None
 
 
 def content(run: Run, *, weights: Origin | None) -> Content:
-    """What checkpoints of `run` hold."""
+    """The content of checkpoints of `run`."""
     return Content(
         shapes=run.model,
         lora=run.lora,
@@ -37,12 +37,12 @@ def content(run: Run, *, weights: Origin | None) -> Content:
 
 
 def as_manifest(held: Content) -> dict[str, Any]:
-    """The keys of a manifest that say it."""
+    """The content as keys of a manifest."""
     return asdict(held)
 
 
 def content_of(manifest: Mapping[str, Any]) -> Content | None:
-    """What a manifest says; None when it was written before manifests said so. Raises InputError for nonsense."""
+    """The content by a manifest; None for an old one without these keys. Raises InputError for invalid values."""
     if not isinstance(manifest, Mapping) or "shapes" not in manifest:
         return None
     keys = Content.__dataclass_fields__
@@ -57,7 +57,7 @@ def content_of(manifest: Mapping[str, Any]) -> Content | None:
 
 
 def refuse_mismatch(manifest: Mapping[str, Any], run: Run, *, weights: Origin | None) -> None:
-    """Raise InputError when the checkpoint's adapters are others than those of `run`, or belong to another base."""
+    """Raise InputError when the checkpoint's adapters differ from those of `run`, or belong to another base."""
     held = content_of(manifest)
     if held is None or (held.lora is None and run.lora is None):
         return

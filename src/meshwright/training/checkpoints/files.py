@@ -1,4 +1,4 @@
-"""Which checkpoints there are, and whether their files are what their manifests say."""
+"""Checkpoints in a folder: find them, read their manifests, verify their files, remove old ones."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ def checkpoints(folder: Path) -> list[SavedCheckpoint]:
 
 
 def newest(folder: Path) -> SavedCheckpoint:
-    """The newest checkpoint, checked. Every process calls it.
+    """The newest checkpoint, verified. Every process calls it.
 
-    Raises InputError when there is none, or when its files are not what its manifest says; the message then names
-    the newest one that is.
+    Raises InputError when there is none, or when its files do not match its manifest; the message then names the
+    newest one that is good.
     """
     found = checkpoints(folder)
     if not found:
         raise InputError("there is no checkpoint to resume from", got=str(folder))
-    damage = verify(found[-1].path)
-    if not damage:
+    fault = verify(found[-1].path)
+    if not fault:
         return found[-1]
     good = newest_good(folder)
     if good is None:
         hint = "no older checkpoint is whole"
     else:
         hint = f"the last good one is {good.path}: remove {found[-1].path} to resume from step {good.step}"
-    raise InputError(f"checkpoint {found[-1].path} is damaged: {damage}", hint=hint)
+    raise InputError(f"checkpoint {found[-1].path} is damaged: {fault}", hint=hint)
 
 
 def newest_good(folder: Path) -> SavedCheckpoint | None:
-    """The newest checkpoint whose files are what its manifest says. Every process calls it."""
+    """The newest checkpoint whose files match its manifest. Every process calls it."""
     return next((saved for saved in reversed(checkpoints(folder)) if not verify(saved.path)), None)
 
 
@@ -76,27 +76,30 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, or None. Processes divide the files; all get one answer."""
+    """Compare the files of a checkpoint with its manifest; the first difference found, or None.
+
+    Every process calls it, reads a part of the files, and gets the same result.
+    """
     peers = Peers()
     try:
         manifest = read_manifest(path)
         if sealed(manifest) != manifest:
             return "its manifest was altered (its checksum differs)"
         files = manifest["files"]
-        damages = (_damage(path / name, files[name]) for name in peers.share(files))
-        damage = next((d for d in damages if d), None)
+        faults = (_verify_file(path / name, files[name]) for name in peers.share(files))
+        fault = next((f for f in faults if f), None)
     except (InputError, KeyError, TypeError, AttributeError):
-        damage = "its manifest cannot be read"
-    return next((d for d in peers.gathered(damage) if d), None)
+        fault = "its manifest cannot be read"
+    return next((f for f in peers.gathered(fault) if f), None)
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """`manifest` with the SHA-256 of all else that it says."""
+    """`manifest` with the SHA-256 of its other keys."""
     said = {key: value for key, value in manifest.items() if key != SEAL}
     return said | {SEAL: hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()}
 
 
-def _damage(file: Path, expected: Mapping[str, Any]) -> str | None:
+def _verify_file(file: Path, expected: Mapping[str, Any]) -> str | None:
     if not file.is_file():
         return f"{file.name} is missing"
     size = file.stat().st_size
@@ -106,7 +109,7 @@ def _damage(file: Path, expected: Mapping[str, Any]) -> str | None:
 
 
 def names(folder: Path) -> list[str]:
-    """Of the files there, in no order."""
+    """Names of the files in `folder`, in no order."""
     return [path.name for path in folder.iterdir()]
 
 
@@ -124,14 +127,14 @@ def _sha256(file: Path) -> str:
 
 
 def clear(folder: Path) -> None:
-    """Remove what killed processes left of checkpoints that they wrote or removed."""
+    """Remove partial checkpoints that killed processes left."""
     for prefix in (PARTIAL, REMOVED):
         for left in folder.glob(f"{prefix}step-*"):
             shutil.rmtree(left)
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint. It loses its name first: a process killed meanwhile leaves no half of it."""
+    """Remove a checkpoint. It is renamed first: a killed process leaves no incomplete one under its name."""
     doomed = path.with_name(REMOVED + path.name)
     path.rename(doomed)
     shutil.rmtree(doomed)

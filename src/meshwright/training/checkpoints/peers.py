@@ -1,4 +1,4 @@
-"""The processes that save and read together: what goes wrong in one is raised in all, so that none waits for ever."""
+"""The processes that save and read together. An error in one is raised in all, so that none waits for ever."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Peers:
-    """All processes of the run. `group`: what they talk through; None: the default group, where there is one."""
+    """All processes of the run. `group`: their process group; None: the default group, where there is one."""
 
     group: dist.ProcessGroup | None = None
 
     @property
     def rank(self) -> int:
-        """Which of them this process is."""
+        """Rank of this process among them."""
         return dist.get_rank(self.group) if dist.is_initialized() else 0
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """Number of processes."""
         return dist.get_world_size(self.group) if dist.is_initialized() else 1
 
     def share(self, names: list[str]) -> list[str]:
-        """This process's part of work that is divided by name."""
+        """This process's part of `names`."""
         return sorted(names)[self.rank :: self.count]
 
     def gathered(self, value: T) -> list[T]:

@@ -1,5 +1,5 @@
-"""From a checkpoint to tensors. A tensor is stored under the name of its parameter, whatever pipeline stage or shard
-it came from, so a checkpoint loads under another plan and on another number of processes."""
+"""Load checkpoints. A tensor is stored under the name of its parameter, whatever pipeline stage or shard it came from,
+so a checkpoint loads under another plan and on another number of processes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Saving in the background of a training.
+"""Asynchronous checkpoints of a training.
 
-The loop copies the states to host memory and goes on; a thread writes the copy. So a save costs the loop the time of
-the copy, and the memory of one more set of states on the host. At most one checkpoint is on its way to the disk: the
-next save waits for it, and so does the end of the run.
+The loop copies the states to host memory and continues; a thread writes the copy. So a save costs the loop the time
+of the copy, and the memory of one more set of states on the host. At most one save is under way: the next save waits
+for it, and so does the end of the run.
 
-The threads of all processes talk through a group of their own: their messages never mix with those of the steps.
+The threads of all processes have their own process group, so their collectives never mix with those of the steps.
 Source: CheckFreq (Mohan et al. 2021), section 4, which calls the two phases snapshot and persist.
 """
 
@@ -26,7 +26,7 @@ from meshwright.training.checkpoints.peers import Peers
 from meshwright.training.checkpoints.stalls import Stalls
 from meshwright.training.checkpoints.writing import save
 
-TIMEOUT = timedelta(hours=1)  # processes wait so long for the slowest disk among them
+TIMEOUT = timedelta(hours=1)  # of collectives that wait for the slowest disk
 
 
 class CheckpointSaver:
@@ -35,8 +35,9 @@ class CheckpointSaver:
     def __init__(self, settings: Checkpoint, *, num_ranks: int) -> None:
         self.settings = settings
         group = dist.new_group(backend="gloo", timeout=TIMEOUT) if num_ranks > 1 else None
+        assert group is None or isinstance(group, dist.ProcessGroup)  # every process is a member
         self.peers = Peers(group=group)
-        self.newest: Path | None = None  # the last one that is whole
+        self.newest: Path | None = None  # the last complete one
         self.num_saved = 0
         self.stalls = Stalls()
         self._copies: dict[str, Tensor] = {}
@@ -56,13 +57,13 @@ class CheckpointSaver:
                 self._raise()
 
     def wait(self) -> None:
-        """Return when no checkpoint is on its way. Raises the InputError of the one that was."""
+        """Return when no save is under way. Raises the InputError of one that failed."""
         with self.stalls.during():
             self._join()
 
     @property
     def has_failed(self) -> bool:
-        """Whether the checkpoint that was on its way could not be written; `wait` says why."""
+        """True if the last checkpoint could not be written; `wait` raises the reason."""
         return self._error is not None
 
     def _write(self, state: dict[str, Tensor], step: int, about: Mapping[str, Any]) -> None:
@@ -86,7 +87,7 @@ class CheckpointSaver:
 
 
 def staged(state: Mapping[str, Tensor], *, copies: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`state` in host memory. `copies` holds the memory from one save to the next, pinned beside a GPU."""
+    """Copy `state` to host memory. `copies` keeps the memory from one save to the next, pinned where there is a GPU."""
     on_host, is_gpu = {}, False
     for name, tensor in state.items():
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor

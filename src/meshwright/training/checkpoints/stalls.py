@@ -1,4 +1,4 @@
-"""How long the steps of a training stood still for its checkpoints."""
+"""Time for which the steps of a training waited for its checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Stalls:
 
     @contextmanager
     def during(self) -> Iterator[None]:
-        """What the context takes, also where it raises."""
+        """Count the time of the context, also where it raises."""
         start_s = time.perf_counter()
         try:
             yield
@@ -24,6 +24,6 @@ class Stalls:
             self.seconds.append(time.perf_counter() - start_s)
 
     def new_s(self) -> float:
-        """Since this was asked last."""
+        """Seconds since the last call."""
         new, self._reported = self.seconds[self._reported :], len(self.seconds)
         return sum(new)

@@ -1,4 +1,4 @@
-"""From tensors to a checkpoint: written aside, synced, checksummed, and only then given its name."""
+"""Write checkpoints: into a partial folder that is synced, checksummed, and only then renamed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def save(
     with disk_errors(folder):
         partial = begin(folder, step=step, peers=peers)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # DCP says that it assumes one process where there is one
+            warnings.simplefilter("ignore")  # DCP warns that it assumes one process where there is one
             write_state(state, storage_writer=_Writer(partial, sync_files=True), process_group=peers.group)
         names = peers.share(files.names(partial))
         digests = peers.together(lambda: files.digests(partial, names))
@@ -50,7 +50,7 @@ def save(
 
 
 def begin(folder: Path, *, step: int, peers: Peers) -> Path:
-    """An empty folder for the files of the checkpoint after `step`, which nobody takes for one. Raises OSError."""
+    """Create an empty partial folder for the checkpoint after `step`. Raises OSError."""
     partial = folder / f"{files.PARTIAL}step-{step:08d}"
     peers.on_first(lambda: _begin(folder, partial))
     return partial
@@ -65,7 +65,7 @@ def end(
     keep: int | None,
     peers: Peers,
 ) -> Path:
-    """Make a checkpoint of `partial`, now that all its files are on the disk; the ones not kept go. Raises OSError.
+    """Rename `partial` to a checkpoint, now that all its files are on the disk, and prune old ones. Raises OSError.
 
     `digests`: those of its files, by process.
     """
@@ -76,7 +76,7 @@ def end(
 
 
 class _Writer(FileSystemWriter):
-    """Raises what the operating system said, which `torch.save` buries below an error of its own."""
+    """Raises the operating system's error, which `torch.save` wraps in another one."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this process's tensors."""
@@ -84,7 +84,7 @@ class _Writer(FileSystemWriter):
             return super().write_data(plan, planner)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write which tensor is where."""
+        """Write the metadata: the file of each tensor."""
         with _unburied():
             super().finish(metadata, results)
 
@@ -120,7 +120,7 @@ def _end(partial: Path, final: Path, manifest: Mapping[str, Any], keep: int | No
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn what the operating system says of a full or unwritable disk into an InputError."""
+    """Convert the operating system's errors of a full or unwritable disk to InputError."""
     try:
         yield
     except (OSError, CheckpointException) as error:
@@ -130,5 +130,5 @@ def disk_errors(folder: Path) -> Iterator[None]:
         if not isinstance(cause, OSError):
             raise
         hint = "older checkpoints are untouched: free space, or set train.checkpoint.keep, and --resume"
-        words = f"cannot write a checkpoint below {folder}: {cause.strerror or cause}"
-        raise InputError(words, hint=hint) from error
+        message = f"cannot write a checkpoint below {folder}: {cause.strerror or cause}"
+        raise InputError(message, hint=hint) from error

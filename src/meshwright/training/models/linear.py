@@ -1,18 +1,18 @@
-"""Matrix products on a CPU by the route that is fastest there: chosen by tuning, else by the processor.
+"""Linear layers with a choice of GEMM routes on a CPU: by tuning, else by the processor.
 
 PyTorch multiplies fp32 matrices with MKL, which leaves AVX-512 unused on processors of other makers; oneDNN, which
 comes with PyTorch too, uses it: on one core of an AMD EPYC (Zen 5) 200 against 95 GFLOP/s, in fp32 like the other
 (errors of 2.5 to 5.5e-7 against fp64, MKL's 2.5e-7). In bf16 PyTorch calls oneDNN by itself.
 
-A linear layer of M rows, N outputs and K inputs makes three products, told apart by how their factors lie in memory:
+A linear layer of M rows, N outputs and K inputs has three GEMMs. The memory layout of their factors tells which it is:
 
     forward           x [M, K]     by w [N, K]      both in rows
     input_gradient    y [M, N]     by w' [K, N]     the second is a transposed view
     weight_gradient   y' [N, M]    by x' [K, M]     both are
 
-`meshwright tune gemm` measures routes for each of them; `using_routes` has them taken.
+`meshwright tune gemm` measures routes for each of them; `using_routes` applies them.
 
-M rows, K columns that are summed over, N columns of the product.
+M rows, K columns that are summed over, N columns of the result.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def _is_better_with_onednn() -> bool:
 IS_BETTER_WITH_ONEDNN = _is_better_with_onednn()
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 ONEDNN_GEMMS = {torch.ops.mkldnn._linear_pointwise.default} if HAS_ONEDNN else set()
-"""The operations that `matmul_nt` calls beside PyTorch's usual ones."""
+"""The operations that `matmul_nt` calls in addition to PyTorch's usual ones."""
 
 
 class GemmKind(StrEnum):
-    """Which of a linear layer's products."""
+    """One of the three GEMMs of a linear layer."""
 
     FORWARD = "forward"
     INPUT_GRADIENT = "input_gradient"
@@ -53,7 +53,7 @@ class GemmKind(StrEnum):
 
 
 class GemmRoute(StrEnum):
-    """How a product is made. In rows: a factor that is a transposed view is copied first."""
+    """Implementation of a GEMM. With rows: a factor that is a transposed view is copied first."""
 
     TORCH = "torch"  # PyTorch's own choice: MKL in fp32, oneDNN in bf16
     ONEDNN = "onednn"
@@ -69,7 +69,7 @@ _routes: Mapping[LinearShape, Mapping[GemmKind, GemmRoute]] = {}
 
 @contextmanager
 def using_routes(routes: Mapping[LinearShape, Mapping[GemmKind, GemmRoute]]) -> Iterator[None]:
-    """Products of these layers are made so while the context is open, and all others as usual."""
+    """Use these routes for the GEMMs of these layers while the context is open, and the defaults for others."""
     global _routes
     before, _routes = _routes, routes
     try:
@@ -79,12 +79,12 @@ def using_routes(routes: Mapping[LinearShape, Mapping[GemmKind, GemmRoute]]) -> 
 
 
 def default_route(dtype: torch.dtype) -> GemmRoute:
-    """How a product is made that nobody tuned."""
+    """The route of a GEMM that was not tuned."""
     return GemmRoute.ONEDNN if IS_BETTER_WITH_ONEDNN and dtype == torch.float32 else GemmRoute.TORCH
 
 
 def has_own_route(*matrices: Tensor) -> bool:
-    """Whether these are plain tensors of a CPU, in a format of which some are not multiplied as PyTorch would."""
+    """Return True if these are plain CPU tensors of a format that has routes other than PyTorch's own."""
     return all(
         type(m) in (Tensor, nn.Parameter)
         and m.device.type == "cpu"
@@ -102,13 +102,13 @@ def matmul_nt(x_MK: Tensor, y_NK: Tensor) -> Tensor:
 
 
 def _by_route(x_MK: Tensor, y_NK: Tensor) -> Tensor:
-    kernel, layer = which(x_MK, y_NK)
+    kernel, layer = identify_gemm(x_MK, y_NK)
     route = _routes.get(layer, {}).get(kernel)
     return BY_ROUTE[route or default_route(x_MK.dtype)](x_MK, y_NK)
 
 
-def which(x_MK: Tensor, y_NK: Tensor) -> tuple[GemmKind, LinearShape]:
-    """Which product of which linear layer x yᵀ is, by how x and y lie in memory."""
+def identify_gemm(x_MK: Tensor, y_NK: Tensor) -> tuple[GemmKind, LinearShape]:
+    """The kind of the GEMM x yᵀ and the shape of its linear layer, from the memory layout of x and y."""
     (rows, depth), columns = x_MK.shape, y_NK.shape[0]
     if not x_MK.is_contiguous():
         return GemmKind.WEIGHT_GRADIENT, (x_MK.dtype, depth, rows, columns)
@@ -132,8 +132,8 @@ BY_ROUTE: Mapping[GemmRoute, Callable[[Tensor, Tensor], Tensor]] = {
     GemmRoute.ONEDNN_ROWS: lambda x_MK, y_NK: _by_onednn(x_MK.contiguous(), y_NK.contiguous()),
 }
 
-# For a compiled layer: PyTorch's compiler takes oneDNN's operation apart, and fails where the weight is no constant.
-_opaque = torch.library.custom_op("meshwright::product", _by_route, mutates_args=())
+# For a compiled layer: PyTorch's compiler decomposes oneDNN's operation, and fails where the weight is no constant.
+_opaque = torch.library.custom_op("meshwright::gemm", _by_route, mutates_args=())
 
 
 @_opaque.register_fake
@@ -150,13 +150,13 @@ def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor
 
 
 def _is_routed(x: Tensor, weight_NK: Tensor) -> bool:
-    """Whether any product of this layer is not made as PyTorch would."""
+    """Return True if any GEMM of this layer has a route other than PyTorch's own."""
     n, k = weight_NK.shape
     return default_route(x.dtype) is not GemmRoute.TORCH or (x.dtype, x.numel() // k, n, k) in _routes
 
 
 class Linear(nn.Linear):
-    """nn.Linear, by `linear`."""
+    """nn.Linear with the routes of `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., N]."""

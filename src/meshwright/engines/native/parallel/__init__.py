@@ -1,1 +1,1 @@
-"""How one training step is divided over processes: one technique a file, none of which knows the others."""
+"""Parallelism of one training step over processes: one technique a file."""

@@ -1,10 +1,10 @@
-"""Adapted matrices under tensor parallelism: W and its adapter A, B are divided on the same side.
+"""LoRA under tensor parallelism: W and its adapter A, B are sharded on the same side.
 
     by columns   W [out/t, in]   A [r, in] whole    B [out/t, r]    y_local = x W^T + s x A^T B^T
     by rows      W [out, in/t]   A [r, in/t]        B [out, r] whole    y = sum over ranks of the same, local x
 
-By rows the product of the adapter is a partial sum like the matrix's own, so that both take one reduction. What is
-whole gets its gradient in parts: a rank sees its own columns, or rows, only.
+By rows the output of the adapter is a partial sum like the matrix's own, so that both take one reduction. Replicated
+matrices have partial gradients: a rank sees its own columns, or rows, only.
 
 Source: Hu et al. 2021 (LoRA), section 4.1; Shoeybi et al. 2019 (Megatron-LM), section 3.
 """
@@ -25,17 +25,17 @@ OUT, IN = Shard(0), Shard(1)  # sides of a matrix [out, in]
 
 
 class _Adapted(ParallelStyle):
-    """An adapted layer whose work is done on local tensors."""
+    """A LoRA layer that computes on local tensors."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, LoraLinear)
         for part, side in self.sides(module):
             whole = part.weight
-            divided = distribute_tensor(whole.detach(), device_mesh, [side], src_data_rank=None)
-            part.weight = nn.Parameter(divided, requires_grad=whole.requires_grad)
+            sharded = distribute_tensor(whole.detach(), device_mesh, [side], src_data_rank=None)
+            part.weight = nn.Parameter(sharded, requires_grad=whole.requires_grad)
         if module.bias is not None:
-            divided = distribute_tensor(module.bias.detach(), device_mesh, [self.bias], src_data_rank=None)
-            module.bias = nn.Parameter(divided, requires_grad=False)
+            sharded = distribute_tensor(module.bias.detach(), device_mesh, [self.bias], src_data_rank=None)
+            module.bias = nn.Parameter(sharded, requires_grad=False)
         module.forward = lambda input: self.forward(module, input, device_mesh)
         return module
 
@@ -43,14 +43,14 @@ class _Adapted(ParallelStyle):
 
     @abstractmethod
     def sides(self, layer: LoraLinear) -> list[tuple[nn.Linear, Placement]]:
-        """How the three matrices are divided."""
+        """The three matrices with their placements."""
 
     @abstractmethod
     def forward(self, layer: LoraLinear, input: Tensor, mesh: DeviceMesh) -> Tensor:
-        """The product of this rank."""
+        """The output of this rank."""
 
 
-class AdaptedColumns(_Adapted):
+class LoraColwiseParallel(_Adapted):
     """Takes an input that is whole, or gathers it, and gives this rank's columns."""
 
     bias = OUT
@@ -65,12 +65,12 @@ class AdaptedColumns(_Adapted):
         x_BTD = _local(input, gradient=Partial())
         a, b = _local(layer.lora_a.weight, gradient=Partial()), _local(layer.lora_b.weight)
         bias = None if layer.bias is None else _local(layer.bias)
-        product = functional.linear(x_BTD, _local(layer.weight), bias)
-        return product + _adapted(layer.dropout(x_BTD), a, b, scale=layer.scale)
+        out = functional.linear(x_BTD, _local(layer.weight), bias)
+        return out + _adapted(layer.dropout(x_BTD), a, b, scale=layer.scale)
 
 
-class AdaptedRows(_Adapted):
-    """Takes this rank's columns of the input and gives the sum over ranks, laid out as `output` says."""
+class LoraRowwiseParallel(_Adapted):
+    """Takes this rank's columns of the input and gives the sum over ranks, with the placement `output`."""
 
     bias = Replicate()
 
@@ -84,9 +84,9 @@ class AdaptedRows(_Adapted):
     def forward(self, layer: LoraLinear, input: Tensor, mesh: DeviceMesh) -> Tensor:
         x_BTD = _local(input)
         a, b = _local(layer.lora_a.weight), _local(layer.lora_b.weight, gradient=Partial())
-        product = functional.linear(x_BTD, _local(layer.weight))
-        product = product + _adapted(_dropped(layer, x_BTD, mesh), a, b, scale=layer.scale)
-        whole = DTensor.from_local(product, mesh, [Partial()], run_check=False)
+        partial = functional.linear(x_BTD, _local(layer.weight))
+        partial = partial + _adapted(_dropout(layer, x_BTD, mesh), a, b, scale=layer.scale)
+        whole = DTensor.from_local(partial, mesh, [Partial()], run_check=False)
         whole = whole.redistribute(mesh, [self.output]).to_local()
         return whole if layer.bias is None else whole + _local(layer.bias)
 
@@ -95,8 +95,8 @@ def _adapted(x_BTD: Tensor, a: Tensor, b: Tensor, *, scale: float) -> Tensor:
     return functional.linear(functional.linear(x_BTD.to(a.dtype), a), b).mul(scale).to(x_BTD.dtype)
 
 
-def _dropped(layer: LoraLinear, x_BTD: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Dropout of this rank's columns. All ranks draw the same numbers, so each draws for all and takes its own."""
+def _dropout(layer: LoraLinear, x_BTD: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Dropout of this rank's columns. All ranks draw the same numbers, so each draws for all and keeps its own."""
     if not layer.training or not layer.dropout.p:
         return x_BTD
     *others, width = x_BTD.shape

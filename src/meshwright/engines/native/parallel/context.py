@@ -1,9 +1,9 @@
-"""Context parallelism: every sequence is divided over ranks, all layers but attention see only their own tokens.
+"""Context parallelism: every sequence is sharded over ranks, and all layers but attention see only their own tokens.
 
     chunks    a sequence is cut into 2 C equal ones; rank c has chunks c and 2 C - 1 - c, so that all ranks have the
               same number of (query, key) pairs under a causal mask
     forward   K and V of all ranks are gathered; chunk j attends to keys 0 .. (j + 1) L of the whole sequence
-    backward  each rank has gradients of all keys and values from its own queries: they are added up and scattered
+    backward  each rank has gradients of all keys and values from its own queries: a reduce-scatter sums them
 
 One collective a layer and pass, whose size does not depend on the mask: documents and windows only change which keys
 are read. Each rank receives (C - 1) / C of B S G (K + V) elements in either direction, few with grouped heads. The
@@ -29,12 +29,12 @@ from meshwright.training.models.token_layout import Chunks, TokenLayout
 
 
 def chunks_of(coordinates: MeshCoordinates) -> Chunks:
-    """The tokens of every sequence that the process at `coordinates` has."""
+    """The chunks of every sequence that the process at `coordinates` holds."""
     return Chunks(rank=coordinates.context_rank, width=coordinates.plan.context)
 
 
 def shard_sequences(model: Transformer, *, chunks: Chunks, mesh: DeviceMesh) -> None:
-    """Let `model` (or a stage of one) work on `chunks` of every sequence, in place; `mesh` is the context axis."""
+    """Make `model` (or a stage of one) compute on `chunks` of every sequence, in place; `mesh` is the context axis."""
     model.chunks = chunks
     for layer in model.layers.values():
         attention = layer.get_submodule("attention")
@@ -68,7 +68,7 @@ class ContextAttention(CoreAttention):
 
 
 def _gathered(x_BTGX: Tensor, *, mesh: DeviceMesh) -> Tensor:
-    """Whole sequences [B, S, G, X] of every rank's two chunks. Their gradients are added up over ranks."""
+    """Gather every rank's two chunks into whole sequences [B, S, G, X]. Their gradients are summed over ranks."""
     mine = DTensor.from_local(x_BTGX.unsqueeze(0), mesh, [Shard(0)], run_check=False)
     parts_CBTGX = mine.redistribute(mesh, [Replicate()]).to_local(grad_placements=[Partial()])
     early, late = parts_CBTGX.transpose(0, 1).unflatten(2, (2, -1)).unbind(2)

@@ -1,23 +1,24 @@
 """Expert parallelism: each rank of a group holds some experts, and tokens travel to the experts they chose.
 
-The ranks of a pipeline stage are looked at a second time. Dense layers see data x context x tensor; experts see
+The ranks of a pipeline stage form a second mesh. Dense layers use data x context x tensor; experts use
 
     rank of the stage = ((expert_replicate * S + expert_shard) * E + expert) * F + expert_tensor
 
-so `expert * expert_tensor` neighbours make a group that shares out the experts, and the ranks at the same place of
-different groups hold copies or shards of the same ones. `expert_tensor` cuts the width F of each expert.
+so `expert * expert_tensor` neighbours are a group over which the experts are sharded, and ranks with the same
+coordinates in different groups hold copies or shards of the same experts. `expert_tensor` shards the width F of each
+expert.
 
     rows sorted by expert  --all-to-all-->  rows of all ranks  --one permutation-->  each expert's rows together
                                                                                            |  experts
     rows sorted by expert  <--all-to-all--  rows of all ranks  <--the same, back---  rows ----+
 
-Nothing is dropped and nothing padded: counts are exchanged first, and rows in uneven portions. A layer waits for the
-device once, for the number of rows from and to each rank (2 numbers a rank). The way back is the transpose of the way
-there, so each is the other's backward pass. With `expert_tensor` a row goes to every rank that holds a part of its
-expert, and the partial sums that come back are added.
+Tokens are neither dropped nor padded: a first all-to-all sends counts, a second one rows in uneven splits. A layer
+waits for the device once, for the number of rows from and to each rank (2 numbers a rank). Combine is the transpose
+of dispatch, so each is the other's backward pass. With `expert_tensor` a row goes to every rank that holds a part of
+its expert, and the partial sums that return are added.
 
 Every rank of a stage must hold different tokens (with tensor parallelism: sequence parallelism). Gradients of experts
-are then sums over all tokens of a group already, and are only added over groups.
+are then already sums over all tokens of a group, and are only reduced over groups.
 
 Source: GShard (Lepikhin et al. 2020), section 3.2; Megatron-Core (Liu et al. 2025, "MoE parallel folding"), section 3.
 
@@ -43,34 +44,34 @@ from meshwright.training.models.experts import RoutedExperts, run_experts, unsor
 
 REPLICATE, SHARD, EXPERT, TENSOR = "expert_replicate", "expert_shard", "expert", "expert_tensor"
 WIDTH = {"gate": Shard(1), "up": Shard(1), "down": Shard(2)}
-"""Where a stack [E, out, in] has its F."""
+"""Placement that shards dimension F of a stack [E, out, in]."""
 
-Way = Callable[[Tensor], Tensor]
+MoveRows = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExpertMesh:
-    """The ranks as experts see them: their mesh, and the group that shares out the experts of this process."""
+    """The mesh of expert parallelism, and the group over which the experts of this process are sharded."""
 
     mesh: DeviceMesh
     group: dist.ProcessGroup | None  # None: every rank has all experts
     num_copies: int  # ranks that hold a part of the same expert: expert_tensor
 
     def state_mesh(self) -> DeviceMesh:
-        """The part of the mesh over which states of the same experts are copied and sharded."""
+        """The part of the mesh over which states of the same experts are replicated and sharded."""
         return self.mesh[REPLICATE, SHARD] if self.mesh[REPLICATE].size() > 1 else self.mesh[SHARD]
 
     def shard_dim(self, stack: nn.Parameter) -> Shard | None:
-        """Along which dimension FSDP divides a stack; None: as it likes.
+        """The dimension along which FSDP shards a stack; None: FSDP's default.
 
-        One that no other axis divides, so that what a rank holds is one slice of the stack; and one that divides
+        Prefer one that no other axis shards, so that a rank holds one slice of the stack, and one that divides
         evenly, so that no rank is without a part.
         """
-        divided = (
+        sharded = (
             [p.dim for p in stack.placements if isinstance(p, Shard)] if isinstance(stack, DTensor) else []
         )
         shape, num_shards = _local(stack).shape, self.mesh[SHARD].size()
-        dims = sorted(range(len(shape)), key=divided.count)
+        dims = sorted(range(len(shape)), key=sharded.count)
         return next((Shard(dim) for dim in dims if shape[dim] % num_shards == 0), None)
 
 
@@ -88,7 +89,7 @@ def expert_axes(plan: Plan) -> tuple[int, int]:
 
 
 def expert_mesh(coordinates: MeshCoordinates) -> ExpertMesh | None:
-    """How experts see the ranks; None where they are divided like all other layers. All processes call it."""
+    """The mesh of experts; None where they are sharded like all other layers. All processes call it."""
     plan = coordinates.plan
     if coordinates.mesh is None or plan.expert * plan.expert_tensor * plan.tensor == 1:
         return None
@@ -101,15 +102,15 @@ def expert_mesh(coordinates: MeshCoordinates) -> ExpertMesh | None:
 
 
 def shard_experts(model: nn.Module, *, experts: ExpertMesh) -> None:
-    """Leave this rank its experts of every layer of `model`, in place, and send rows to where their experts are."""
+    """Keep this rank's experts of every layer of `model`, in place, and dispatch rows to the ranks of their experts."""
     if experts.group is None:
         return
     mesh = experts.mesh[EXPERT, TENSOR] if experts.num_copies > 1 else experts.mesh[EXPERT]
     for module in experts_of(model):
         for name, stack in list(module.named_parameters()):
             placements = [Shard(0), WIDTH[name]][: mesh.ndim]
-            divided = distribute_tensor(stack.detach(), mesh, placements, src_data_rank=None)
-            setattr(module, name, nn.Parameter(divided, requires_grad=stack.requires_grad))
+            sharded = distribute_tensor(stack.detach(), mesh, placements, src_data_rank=None)
+            setattr(module, name, nn.Parameter(sharded, requires_grad=stack.requires_grad))
         module.forward = partial(_forward, module, group=experts.group, num_copies=experts.num_copies)
 
 
@@ -121,12 +122,12 @@ def experts_of(module: nn.Module) -> Iterator[RoutedExperts]:
 def _forward(
     module: RoutedExperts, rows_MD: Tensor, counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int
 ) -> Tensor:
-    """What `RoutedExperts.forward` gives, with the experts of all ranks of the group."""
-    route, counts_L = plan_dispatch(counts_E, group=group, num_copies=num_copies)
-    rows_RD = _Travel.apply(rows_MD, route.there, route.back)
+    """`RoutedExperts.forward` with the experts of all ranks of the group."""
+    dispatch, counts_L = plan_dispatch(counts_E, group=group, num_copies=num_copies)
+    rows_RD = _Move.apply(rows_MD, dispatch.dispatch, dispatch.combine)
     stacks = {name: _local(stack) for name, stack in module.named_parameters()}
     rows_RD = run_experts(rows_RD, counts_L, **stacks, activation=module.activation)
-    return _Travel.apply(rows_RD, route.back, route.there)
+    return _Move.apply(rows_RD, dispatch.combine, dispatch.dispatch)
 
 
 def _local(stack: Tensor) -> Tensor:
@@ -135,24 +136,24 @@ def _local(stack: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenDispatch:
-    """Which rows go where."""
+    """The all-to-all of one layer: rows to and from each rank, and the order of received rows."""
 
     group: dist.ProcessGroup
     num_copies: int  # ranks that every row goes to
     sent: list[int]  # rows for each rank
     received: list[int]  # rows from each rank
-    order_R: Tensor  # brings received rows together by expert
+    order_R: Tensor  # sorts received rows by expert
 
-    def there(self, rows_MD: Tensor) -> Tensor:
+    def dispatch(self, rows_MD: Tensor) -> Tensor:
         """[R, D]: rows for the experts of this rank, sorted by expert."""
         if self.num_copies > 1:
             blocks = rows_MD.split(self.sent[:: self.num_copies])
             rows_MD = torch.cat([block for block in blocks for _ in range(self.num_copies)])
-        return self._exchange(rows_MD, self.sent, self.received)[self.order_R]
+        return self._all_to_all(rows_MD, self.sent, self.received)[self.order_R]
 
-    def back(self, rows_RD: Tensor) -> Tensor:
-        """[M, D]: each row where it came from; the sum of its copies."""
-        rows_MD = self._exchange(unsort(rows_RD, self.order_R), self.received, self.sent)
+    def combine(self, rows_RD: Tensor) -> Tensor:
+        """[M, D]: each row back on its rank, as the sum of its copies."""
+        rows_MD = self._all_to_all(unsort(rows_RD, self.order_R), self.received, self.sent)
         if self.num_copies > 1:
             blocks, num = rows_MD.split(self.sent), self.num_copies
             rows_MD = torch.cat(
@@ -160,7 +161,7 @@ class TokenDispatch:
             )
         return rows_MD
 
-    def _exchange(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+    def _all_to_all(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         out = rows.new_empty(sum(received), rows.shape[1])
         dist.all_to_all_single(out, rows.contiguous(), received, sent, group=self.group)
         return out
@@ -170,7 +171,7 @@ class TokenDispatch:
 def plan_dispatch(
     counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int
 ) -> tuple[TokenDispatch, Tensor]:
-    """The route of rows sorted by expert, `counts_E[e]` of them for expert e; and the rows of each local expert [L]."""
+    """Plan the dispatch of rows sorted by expert, `counts_E[e]` for expert e. Returns rows of local experts [L] too."""
     num_ranks = group.size()
     sent_GL = counts_E.view(num_ranks // num_copies, -1).repeat_interleave(num_copies, dim=0)
     received_GL = torch.empty_like(sent_GL)
@@ -182,24 +183,24 @@ def plan_dispatch(
     experts_R = experts_L.repeat(num_ranks).repeat_interleave(
         received_GL.flatten(), output_size=sum(received)
     )
-    route = TokenDispatch(
+    dispatch = TokenDispatch(
         group=group,
         num_copies=num_copies,
         sent=sent,
         received=received,
         order_R=experts_R.argsort(stable=True),
     )
-    return route, received_GL.sum(dim=0)
+    return dispatch, received_GL.sum(dim=0)
 
 
-class _Travel(torch.autograd.Function):
-    """Rows go one `way`, and their gradients the `opposite` one."""
+class _Move(torch.autograd.Function):
+    """Applies `move` to rows, and its transpose to their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, way: Way, opposite: Way) -> Tensor:
-        ctx.opposite = opposite
-        return way(rows)
+    def forward(ctx: Any, rows: Tensor, move: MoveRows, transpose: MoveRows) -> Tensor:
+        ctx.transpose = transpose
+        return move(rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.opposite(grads[0]), None, None
+        return ctx.transpose(grads[0]), None, None

@@ -1,6 +1,6 @@
-"""Data parallelism: states and gradients shared out over processes with FSDP2 (`fully_shard`).
+"""Data parallelism: states and gradients sharded over processes with FSDP2 (`fully_shard`).
 
-Context ranks share the states like data ranks: what is called data here is both.
+Context ranks shard the states like data ranks: "data ranks" here are both.
 
     sharding     mesh                               kept between forward and backward
     none         all data ranks replicate           whole parameters (DDP)
@@ -10,14 +10,14 @@ Context ranks share the states like data ranks: what is called data here is both
     parameters   replicate x shard                  shards: each layer is gathered twice (ZeRO-3; HSDP when
                                                     replicate > 1)
 
-Where one process holds all states of what it computes a dense model is not wrapped: FSDP's hooks would cost time for
+A dense model is not wrapped where one process holds all states of its part: FSDP's hooks would cost time for
 nothing.
 
-Experts have a mesh of their own where they are divided otherwise than dense layers (`expert`): ranks that hold the
-same ones share their states, in groups of FSDP within those of the layers.
+Experts have their own mesh where they are sharded differently from dense layers (`expert`): ranks with the same
+experts shard their states, in FSDP groups within those of the layers.
 
 Gradients are summed, never averaged: the loss of a micro-batch is already divided by the tokens of the global batch,
-which differ between ranks when answers are masked. Sum also is what gloo has.
+which differ between ranks when answers are masked. Gloo also has sums only.
 
 Source: Rajbhandari et al. 2020 (ZeRO), section 5; Zhao et al. 2023 (FSDP).
 """
@@ -37,7 +37,7 @@ from meshwright.specs.plan import Plan, Sharding
 
 
 def needs_fsdp(plan: Plan) -> bool:
-    """Whether several processes hold the same parameters of layers, or shards of them.
+    """Return True if several processes hold the same parameters of layers, or shards of them.
 
     >>> [needs_fsdp(plan) for plan in (Plan(tensor=2, pipeline=2), Plan(tensor=2, context=2))]
     [False, True]
@@ -53,9 +53,9 @@ def apply_fsdp(
     compute: torch.dtype,
     experts: ExpertMesh | None = None,
 ) -> nn.Module:
-    """Divide `module` in place, layer by layer so that one layer's exchange hides behind another's work.
+    """Shard `module` in place, layer by layer, so that the collectives of one layer overlap the compute of another.
 
-    The shards are fp32 (the optimizer's masters), what computes is `compute`, gradients are reduced in fp32.
+    The shards are fp32 (the optimizer's masters), layers compute in `compute`, gradients are reduced in fp32.
     """
     replicas, _ = state_axes(coordinates.plan)
     mesh = coordinates.axes(REPLICATE, SHARD) if replicas > 1 else coordinates.axes(SHARD)
@@ -80,6 +80,6 @@ def apply_fsdp(
 
 
 def set_gradient_sync(module: nn.Module, *, is_last: bool, sharding: Sharding) -> None:
-    """Before a micro-batch: whether its gradients are exchanged. Up to ZeRO-1 only those of the last one are."""
+    """Set if the next micro-batch reduces gradients over processes. Up to ZeRO-1 only the last one does."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(is_last or sharding > Sharding.OPTIMIZER)

@@ -1,12 +1,12 @@
-"""The device mesh of a plan: which axis a process stands on, and where.
+"""The device mesh of a plan, and the coordinates of a process in it.
 
-Axes from the outside in: pipeline, data_replicate, data_shard, context, tensor. Neighbours in the last axis talk most,
-so they get neighbouring ranks (the same node under every launcher).
+Axes from the outside in: pipeline, data_replicate, data_shard, context, tensor. Ranks along the last axis communicate
+most, so they are neighbours (on the same node under every launcher).
 
     rank = (((pipeline * R + data_replicate) * S + data_shard) * C + context) * T + tensor
 
-Context ranks hold the same parameters and different tokens, as data ranks do. So states are divided over data_shard x
-context together, and the mesh has one axis for both; `data_rank` and `context_rank` say where on it a process is.
+Context ranks hold the same parameters and different tokens, as data ranks do. So states are sharded over data_shard x
+context together, and the mesh has one axis for both; `data_rank` and `context_rank` are the coordinates along it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PIPELINE, REPLICATE, SHARD, TENSOR = "pipeline", "replicate", "shard", "tensor"
 
 @dataclass(frozen=True, kw_only=True)
 class MeshCoordinates:
-    """Where this process stands. `mesh` is None when it is alone: then nothing is wrapped and nothing is sent."""
+    """Coordinates of this process in the mesh. `mesh` is None for a single process: nothing is wrapped or sent then."""
 
     plan: Plan
     device: torch.device
@@ -34,23 +34,23 @@ class MeshCoordinates:
     num_ranks: int = 1
     mesh: DeviceMesh | None = None
     pipeline_rank: int = 0
-    data_rank: int = 0  # which part of the global batch it reads
-    context_rank: int = 0  # which part of every sequence
+    data_rank: int = 0  # index of its part of the global batch
+    context_rank: int = 0  # index of its part of every sequence
     tensor_rank: int = 0
 
     @property
     def is_main(self) -> bool:
-        """Whether this process reports."""
+        """True for the process that writes logs and records."""
         return self.rank == 0
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether this process holds the beginning of the model, where the tokens come in."""
+        """True if this process holds the first stage, with the embedding."""
         return self.pipeline_rank == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this process holds the end of the model, where the loss is."""
+        """True if this process holds the last stage, with the loss."""
         return self.pipeline_rank == last_pipeline_rank(self.plan)
 
     @property
@@ -62,32 +62,33 @@ class MeshCoordinates:
     def context_mesh(self) -> DeviceMesh | None:
         """The processes that hold the other parts of this one's sequences; None when it holds them whole.
 
-        Made when first asked for, by all processes together.
+        Created at the first access, which is collective.
         """
         if self.plan.context == 1:
             return None
         group = self._group(self._ranks().transpose(3, 4).flatten(0, 3))
+        assert group is not None  # a plan with context ranks has a mesh
         return DeviceMesh.from_group(group, self.device.type)
 
     def sequence_group(self) -> dist.ProcessGroup | None:
-        """The processes that share out the tokens of the same sequences: context and tensor ranks."""
+        """The processes that hold parts of the same sequences: context and tensor ranks."""
         width = self.plan.context * self.plan.tensor
         return None if width == 1 else self._group(torch.arange(self.num_ranks).view(-1, width))
 
     def expert_group(self) -> dist.ProcessGroup | None:
-        """The neighbours that share out the experts of a layer; None when every rank has all of them."""
+        """The neighbours that shard the experts of a layer; None when every rank has all of them."""
         width = self.plan.expert * self.plan.expert_tensor
         return None if width == 1 else self._group(torch.arange(self.num_ranks).view(-1, width))
 
     def _ranks(self) -> torch.Tensor:
-        """Every process's rank by pipeline, data_replicate, data_shard, context, tensor."""
+        """Ranks of all processes by pipeline, data_replicate, data_shard, context, tensor."""
         p = self.plan
         return torch.arange(self.num_ranks).view(
             p.pipeline, p.data_replicate, p.data_shard, p.context, p.tensor
         )
 
     def _group(self, members_GN: torch.Tensor) -> dist.ProcessGroup | None:
-        """The group this process is in, of G groups of N; all processes make all of them."""
+        """The group of this process among G groups of N; all processes create all of them."""
         if self.mesh is None:
             return None
         group, _ = dist.new_subgroups_by_enumeration(members_GN.tolist())
@@ -101,7 +102,7 @@ class MeshCoordinates:
 
 
 def last_pipeline_rank(plan: Plan) -> int:
-    """Return the pipeline rank with the last stage. A V comes back to where it began."""
+    """Return the pipeline rank with the last stage: the first rank in a V schedule."""
     return 0 if SCHEDULE_RECORDS[plan.schedule].placement is Placement.V else plan.pipeline - 1
 
 
@@ -116,7 +117,7 @@ def state_axes(plan: Plan) -> tuple[int, int]:
 
 
 def mesh_coordinates(*, plan: Plan, device: torch.device, rank: int, num_ranks: int) -> MeshCoordinates:
-    """Where process `rank` of `num_ranks` stands. The process group exists when there is more than one."""
+    """Coordinates of process `rank` of `num_ranks`. With more than one, the process group must exist."""
     assert num_ranks == plan.num_devices, f"{num_ranks} processes for a plan of {plan.num_devices}"
     if num_ranks == 1:
         return MeshCoordinates(plan=plan, device=device)

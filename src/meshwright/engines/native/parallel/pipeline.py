@@ -1,10 +1,9 @@
-"""Pipeline parallelism: a rank holds some stages of the model and passes micro-batches on.
+"""Pipeline parallelism: a rank holds some stages of the model and sends activations of micro-batches to the next.
 
-Layers are dealt to `pipeline x virtual_pipeline` stages in the order of the model. Which stages a rank holds, and in
-which order it runs their passes, says the planner's own table (`schedule`).
+Layers are assigned to `pipeline x virtual_pipeline` stages in the order of the model. The planner's table of the
+schedule says which stages a rank holds, and in which order it runs their passes (`pipeline_runtime`).
 
-Every stage receives positions, documents and labels of its micro-batches beside the activations: each rank
-reads the same batch, so they need not be sent.
+Every rank reads the same batch, so positions, documents and labels of micro-batches are not sent between stages.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from meshwright.training.models import Transformer
 
 
 def layers_of_stages(plan: Plan, *, num_layers: int) -> list[range]:
-    """The layers of every stage, in the order of the model; unless the plan says how many, as they are costed.
+    """The layers of every stage, in the order of the model: as many as the plan says, else as the cost model assumes.
 
     >>> layers_of_stages(Plan(pipeline=2, virtual_pipeline=2), num_layers=6)
     [range(0, 1), range(1, 3), range(3, 5), range(5, 6)]
@@ -69,7 +68,7 @@ class Pipeline:
         )
         loss = torch.empty((), device="meta", requires_grad=True)
         last = plan.pipeline * plan.virtual_pipeline - 1
-        # Shapes are given, or each stage would run once more to learn them and count its experts' load twice.
+        # With given shapes no stage runs an extra time to infer them, which would count its experts' load twice.
         stages = [
             PipelineStage(
                 module,
@@ -104,7 +103,7 @@ class Pipeline:
 
     @torch.no_grad()
     def logits(self, tokens_BT: Tensor) -> Tensor:
-        """Logits [B, T, V] of the whole model for any B and T, on every rank: stage after stage, nothing overlaps."""
+        """Logits [B, T, V] of the whole model for any B and T, on every rank. Stages run one after the other."""
         plan, x = self.coordinates.plan, tokens_BT
         ranks = {index: rank for rank in range(plan.pipeline) for index in stages_of_rank(plan, rank)}
         batch, num_tokens = tokens_BT.shape
@@ -136,5 +135,5 @@ class Pipeline:
         return torch.stack(losses).sum().detach() if is_last else torch.zeros((), device=tokens_BT.device)
 
     def _scaled(self, loss: Tensor, target: Tensor) -> Tensor:
-        """The last stage returns its loss itself: the head's weight is only whole inside its forward pass."""
+        """Scale the output of the last stage, which is the loss: the head's weight is gathered only in its forward."""
         return loss.sum() * self.scale

@@ -1,15 +1,15 @@
-"""The order of a pipeline's passes: the table that the planner simulates, run by PyTorch.
+"""Passes of a pipeline in the order of the planner's table, run by PyTorch.
 
-`cost.pipeline.schedules` says for every rank which pass comes next. Here that table is handed to the runtime behind
-PyTorch's own schedules, which adds what moves: sends, receives, FSDP's gathers and its one reduction a stage. So the
-schedule that is simulated is the one that runs, and the two cannot drift apart.
+`cost.pipeline.schedules` has the order of passes of every rank. PyTorch's pipeline runtime receives that table and
+adds communication: sends, receives, FSDP's gathers and its one reduction a stage. So the simulated schedule is the
+one that runs, and the two cannot drift apart.
 
     F  forward    B  backward    I  gradient of the input    W  gradient of the weights
 
-Where B is split, I of the first stage does nothing (nobody waits for it) and its W is the whole backward pass.
+Where B is split, I of the first stage does nothing (its result is unused) and its W is the whole backward pass.
 
-PyTorch 2.13 names that runtime as internal and says that it may be given a table directly; `_runtime` fails in words
-where a release has moved it.
+PyTorch 2.13 calls that runtime internal and documents that it accepts a table; `_runtime` raises a clear error where
+a release has moved it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PipelineRuntime:
         loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
         module = _runtime()
-        # The scale of the loss knows the tokens of the whole step: PyTorch's own division is off.
+        # The scale of the loss includes the tokens of the whole step, so PyTorch's own division is off.
         self.runtime = module._PipelineScheduleRuntime(
             list(stages), shape.num_micro_batches, loss_fn=loss, scale_grads=False
         )
@@ -63,18 +63,18 @@ class PipelineRuntime:
         }
 
     def forward_backward(self, *inputs: Tensor, **given: Any) -> None:
-        """All passes; gradients are added up."""
+        """Run all passes and accumulate gradients."""
         self.runtime.pipeline_order_with_comms = self.both
         self.runtime.step(*inputs, return_outputs=False, **given)
 
     def forward_only(self, *inputs: Tensor, **given: Any) -> None:
-        """The forward passes, in the same order."""
+        """Run the forward passes, in the same order."""
         self.runtime.pipeline_order_with_comms = self.forward
         self.runtime.eval(*inputs, return_outputs=False, **given)
 
 
 def action_names(order: RankOrder) -> list[str]:
-    """A rank's passes as PyTorch writes them: stage, pass, micro-batch.
+    """A rank's passes in PyTorch's notation: stage, pass, micro-batch.
 
     >>> from meshwright.specs.plan import Schedule
     >>> shape = PipelineShape(schedule=Schedule.ZERO_BUBBLE, num_ranks=2, num_micro_batches=2)

@@ -1,9 +1,9 @@
-"""Tensor parallelism, with sequence parallelism: each layer's matrices are divided over ranks.
+"""Tensor parallelism, with sequence parallelism: each layer's matrices are sharded over ranks.
 
     query key value gate up   by columns: each rank has some heads, some feed-forward widths
-    output down               by rows: partial sums are added up
-    router                    not divided: each rank scores its own tokens, and experts are `expert`'s business
-    an adapter's matrices     the wide side like the matrix it belongs to, the narrow one whole (`adapters`)
+    output down               by rows: a collective sums the partial outputs
+    router                    replicated: each rank scores its own tokens; `expert` shards the experts
+    an adapter's matrices     the wide side like the matrix it belongs to, the narrow one replicated (`adapters`)
     embedding head            by rows of the vocabulary; the loss is taken without gathering logits (`vocabulary`);
                               tied ones are one matrix here too
     latent attention          matrices that grow heads out of latents by columns; those that make latents are whole,
@@ -14,8 +14,7 @@ scattered after the rows, which moves what an all-reduce moves and keeps a fract
 
     B T/t D  --norm-->  B T/t D  --gather-->  B T D  --columns, rows-->  B T D partial  --scatter-->  B T/t D
 
-Norms are whole on every rank, and are distributed tensors all the same: their gradients are then added over ranks
-that saw different tokens or heads.
+Norms are replicated distributed tensors: so their gradients are summed over ranks that saw different tokens or heads.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022, section 4.2.2.
 """
@@ -45,7 +44,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from meshwright.engines.native.parallel.adapters import AdaptedColumns, AdaptedRows
+from meshwright.engines.native.parallel.adapters import LoraColwiseParallel, LoraRowwiseParallel
 from meshwright.engines.native.parallel.vocabulary import shard_vocabulary
 from meshwright.training.models import Block, LoraLinear, Transformer
 from meshwright.training.models.attention import LatentAttention
@@ -57,7 +56,7 @@ HEADS = 2  # dimension H of B T H K
 
 
 def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    """Divide the matrices of `model` (or a stage of one) over `mesh`, in place, all but those of routed experts."""
+    """Shard the matrices of `model` (or a stage of one) over `mesh`, in place, all but those of routed experts."""
     residual = TOKENS if sequence_parallel else Replicate()
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for layer in model.layers.values():
@@ -78,7 +77,7 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
     if model.head is not None:
         shard_vocabulary(model.head, mesh=mesh, residual=residual)
     model.tie()
-    for name, parameter in model.named_parameters():  # PyTorch's styles take some for trained
+    for name, parameter in model.named_parameters():  # PyTorch's styles make some frozen ones trainable
         parameter.requires_grad_(name in trained)
 
 
@@ -110,11 +109,11 @@ def _latent_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str,
         "attention": PrepareModuleInput(
             input_layouts=layouts, desired_input_layouts=layouts, use_local_output=False
         ),
-        "attention.rotary_key": _Shared(),
+        "attention.rotary_key": _SharedByHeads(),
     }
     for name, module in attention.named_children():
         if name in ("query_down", "query_norm", "kv_down", "kv_norm"):
-            plan[f"attention.{name}"] = _Whole()
+            plan[f"attention.{name}"] = _Replicated()
         elif name in ("query", "query_up", "kv_up"):
             plan[f"attention.{name}"] = _columns(module, input_layouts=residual)
     return plan
@@ -122,24 +121,24 @@ def _latent_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str,
 
 def _feed_forward_plan(layer: nn.Module, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
     return {
-        "gate": _columns(layer.gate),
-        "up": _columns(layer.up),
-        "down": _rows(layer.down, residual),
+        "gate": _columns(layer.get_submodule("gate")),
+        "up": _columns(layer.get_submodule("up")),
+        "down": _rows(layer.get_submodule("down"), residual),
     }
 
 
 def _columns(linear: nn.Module, *, input_layouts: Shard | Replicate | None = None) -> ParallelStyle:
-    """`input_layouts`: of an input that must be gathered."""
+    """Column-wise style. `input_layouts`: placement of an input that must be gathered."""
     adapted = isinstance(linear, LoraLinear)
-    return AdaptedColumns() if adapted else _Columns(input_layouts=input_layouts)
+    return LoraColwiseParallel() if adapted else _Columns(input_layouts=input_layouts)
 
 
 def _rows(linear: nn.Module, residual: Shard | Replicate) -> ParallelStyle:
-    return AdaptedRows(residual) if isinstance(linear, LoraLinear) else _Rows(output_layouts=residual)
+    return LoraRowwiseParallel(residual) if isinstance(linear, LoraLinear) else _Rows(output_layouts=residual)
 
 
 def _gathered(residual: Shard | Replicate, *, num_inputs: int) -> ParallelStyle:
-    """All tokens of the first input on every rank. It stays distributed, so that query, key and value (gate and up)
+    """Gather all tokens of the first input. It stays a distributed tensor, so that query, key and value (gate and up)
     share one reduction in the backward pass."""
     others = (None,) * (num_inputs - 1)
     return PrepareModuleInput(
@@ -154,49 +153,49 @@ def _norm(residual: Shard | Replicate) -> ParallelStyle:
 
 
 class _Columns(ColwiseParallel):
-    """Columns of a matrix, multiplied as they are where one process would (`models.product`)."""
+    """Columns of a matrix, with the GEMM routes of `models.linear`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module = super()._apply(module, device_mesh)
-        return _multiplied_here(module, x=Replicate(), out=Shard(-1))
+        return _with_local_gemm(module, x=Replicate(), out=Shard(-1))
 
 
 class _Rows(RowwiseParallel):
-    """Rows of a matrix, likewise."""
+    """Rows of a matrix, with the GEMM routes of `models.linear`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module = super()._apply(module, device_mesh)
-        return _multiplied_here(module, x=Shard(-1), out=Partial())
+        return _with_local_gemm(module, x=Shard(-1), out=Partial())
 
 
-def _multiplied_here(module: nn.Module, *, x: Shard | Replicate, out: Shard | Partial) -> nn.Module:
-    """Let `module` multiply this rank's parts of an input laid out as `x`: `out` of the whole product.
+def _with_local_gemm(module: nn.Module, *, x: Shard | Replicate, out: Shard | Partial) -> nn.Module:
+    """Make `module` multiply local tensors: an input of placement `x`, an output of placement `out`.
 
-    PyTorch's own product of distributed tensors never comes to the kernels that `linear` chooses.
+    PyTorch's own GEMM of distributed tensors does not use the kernels that `linear` chooses.
     """
     if type(module) is not Linear or (module.bias is not None and isinstance(out, Partial)):
         return module
-    of_x = [Partial()] if isinstance(x, Replicate) else None
+    grad_placements = [Partial()] if isinstance(x, Replicate) else None
 
     def forward(input: DTensor) -> DTensor:
         bias = None if module.bias is None else _local(module.bias, None)
-        here = linear(_local(input, of_x), _local(module.weight, None), bias)
-        return DTensor.from_local(here, input.device_mesh, [out], run_check=False)
+        local = linear(_local(input, grad_placements), _local(module.weight, None), bias)
+        return DTensor.from_local(local, input.device_mesh, [out], run_check=False)
 
-    module.forward = forward
+    module.forward = forward  # pyright: ignore[reportAttributeAccessIssue]  # torch's hooks pass a DTensor
     return module
 
 
 def _local(tensor: Any, grad_placements: list[Partial] | None) -> Tensor:
-    """This rank's part, arrived."""
-    here = tensor.to_local(grad_placements=grad_placements)
-    return _Arrived.apply(here) if isinstance(here, AsyncCollectiveTensor) else here
+    """This rank's part, after its collective has completed."""
+    local = tensor.to_local(grad_placements=grad_placements)
+    return _Wait.apply(local) if isinstance(local, AsyncCollectiveTensor) else local
 
 
-class _Arrived(Function):
-    """A part on its way, once it is here. Its own `wait` gives a tensor that autograd does not know.
+class _Wait(Function):
+    """Waits for an asynchronous collective. Its own `wait` gives a tensor that autograd does not know.
 
-    Parts arrive so where the tokens of one sequence are gathered; those of more are put in order, which waits.
+    Gathers of one sequence are asynchronous; those of several are put in order, which waits.
     """
 
     @staticmethod
@@ -209,7 +208,7 @@ class _Arrived(Function):
 
 
 class _OnOwnTokens(ParallelStyle):
-    """A router that is whole on every rank and scores the rank's own tokens: its gradient is a sum over ranks."""
+    """A replicated router that scores the rank's own tokens: its gradient is a sum over ranks."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, TopKRouter)
@@ -224,14 +223,14 @@ class _OnOwnTokens(ParallelStyle):
         return module
 
 
-class _Whole(ParallelStyle):
-    """A module whose weights every rank has; it takes and gives distributed tensors as they come."""
+class _Replicated(ParallelStyle):
+    """A module with replicated weights; inputs and outputs are distributed tensors of any placement."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(module, device_mesh)
 
 
-class _Everywhere(_Whole):
+class _Everywhere(_Replicated):
     """A module that every rank runs on the same input."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -244,8 +243,8 @@ class _Everywhere(_Whole):
         return module
 
 
-class _Shared(ParallelStyle):
-    """What all heads read: whole on every rank; its gradient is the sum over the ranks' heads."""
+class _SharedByHeads(ParallelStyle):
+    """An activation that all heads read: gathered on every rank; its gradient is the sum over the ranks' heads."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def local(module: nn.Module, inputs: Any, output: DTensor) -> Tensor:

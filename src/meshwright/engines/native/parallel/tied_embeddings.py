@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates, last_pipeline_rank
 from meshwright.training.models import Transformer
@@ -21,15 +21,15 @@ from meshwright.training.optimizer import Master, local_part
 
 
 class TiedHead:
-    """The two ends of a model with tied embeddings, as far as they are on this rank."""
+    """Embedding and head of a model with tied embeddings, as far as they are on this rank."""
 
     def __init__(
         self, modules: Sequence[Transformer], *, masters: Sequence[Master], coordinates: MeshCoordinates
     ) -> None:
         embeddings = [m.embedding.weight for m in modules if m.embedding is not None]
         heads = [m.head.weight for m in modules if m.head is not None]
-        self.embedding: nn.Parameter | None = embeddings[0] if embeddings else None
-        self.head: nn.Parameter | None = heads[0] if heads else None
+        self.embedding: Tensor | None = embeddings[0] if embeddings else None
+        self.head: Tensor | None = heads[0] if heads else None
         self.trained = {id(m.parameter): m for m in masters}
         self.group = coordinates.axes(PIPELINE).get_group()
         self.last = last_pipeline_rank(coordinates.plan)
@@ -58,8 +58,8 @@ class TiedHead:
         elif self.head is not None:
             dist.recv(local_part(self.head).detach(), group=self.group, group_src=0)
 
-    def _gradient(self, weight: nn.Parameter | None) -> Tensor | None:
-        """This rank's part of the sum so far."""
+    def _gradient(self, weight: Tensor | None) -> Tensor | None:
+        """This rank's part of the accumulated gradient."""
         master = self.trained.get(id(weight))
         gradient = None if master is None else master.gradient
         return None if gradient is None else local_part(gradient)
@@ -68,7 +68,7 @@ class TiedHead:
 def tie(
     modules: Sequence[Transformer], *, masters: Sequence[Master], coordinates: MeshCoordinates
 ) -> TiedHead | None:
-    """What keeps the two ends equal; None where there is one tensor, or two that differ."""
+    """The `TiedHead` of these stages; None without a pipeline or without tied embeddings."""
     if coordinates.plan.pipeline == 1 or not modules[0].model.tied_embeddings:
         return None
     return TiedHead(modules, masters=masters, coordinates=coordinates)

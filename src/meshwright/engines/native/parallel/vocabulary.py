@@ -1,4 +1,4 @@
-"""The head and its loss when the vocabulary is divided over the tensor axis.
+"""Vocabulary parallelism: the head and its loss with the vocabulary sharded over the tensor axis.
 
     logits_local = h W_local^T           each rank has V / tensor rows of W
     lse   = log Σ_ranks Σ_v exp          largest logit and sum of exponentials are reduced, not logits
@@ -27,7 +27,7 @@ from meshwright.training.models.transformer import Head
 
 
 def shard_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicate) -> None:
-    """Divide `head` by rows of its weight, in place; its input arrives as `residual` says."""
+    """Shard `head` by rows of its weight, in place; `residual` is the placement of its input."""
     weight = distribute_tensor(head.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
     head.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
 
@@ -67,10 +67,10 @@ def vocab_parallel_cross_entropy(
     The gradient of `h_ND` is this rank's part of it.
     """
     num_rows = max(1, min(len(h_ND), chunk_logits // weight_VD.shape[0]))
-    return _DividedCrossEntropy.apply(h_ND, weight_VD, labels_N, weights_N, group, z_loss, num_rows)
+    return _VocabParallelCrossEntropy.apply(h_ND, weight_VD, labels_N, weights_N, group, z_loss, num_rows)
 
 
-class _DividedCrossEntropy(torch.autograd.Function):
+class _VocabParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -129,7 +129,7 @@ def _chunk(
     local_C1 = labels_C.unsqueeze(1) - first_row
     is_here_C1 = (local_C1 >= 0) & (local_C1 < logits_CV.shape[1])  # IGNORED_LABEL is nowhere
     local_C1 = local_C1.clamp(0, logits_CV.shape[1] - 1)
-    # One exchange for both sums: exponentials, and the label's logit, which one rank has.
+    # One all-reduce for both sums: exponentials, and the label's logit, which one rank has.
     sums_2C1 = torch.stack(
         [
             (logits_CV - largest_C1).exp().sum(dim=1, keepdim=True),

@@ -1,0 +1,116 @@
+"""Checkpoints of a training loop: resume, save, and go back after a fault.
+
+A checkpoint holds the tensors of the assembly (weights, optimizer states, routing biases). Its manifest holds the
+state of the fault detector under the key `guard`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from meshwright.engines.native.assembly import Assembly
+from meshwright.engines.native.fault_detector import FaultDetector
+from meshwright.engines.native.prepared import PreparedRun
+from meshwright.engines.native.progress import ProgressDisplay
+from meshwright.training import checkpoints
+from meshwright.training.clock import Clock, TrainingPhase
+
+
+class LoopCheckpoints:
+    """Saves and restores the states of one training. Every process makes one and calls the same methods."""
+
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        *,
+        num_ranks: int,
+        assembly: Assembly,
+        detector: FaultDetector,
+        clock: Clock,
+        progress: ProgressDisplay,
+    ) -> None:
+        self.prepared, self.assembly, self.detector = prepared, assembly, detector
+        self.clock, self.progress = clock, progress
+        settings = prepared.run.train.checkpoint
+        self.saver = checkpoints.CheckpointSaver(settings, num_ranks=num_ranks) if settings else None
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the last save could not be written; `wait` raises the reason."""
+        return self.saver is not None and self.saver.has_failed
+
+    def wait(self) -> None:
+        """Wait until no save is under way. Raises the InputError of one that failed."""
+        if self.saver is not None:
+            self.saver.wait()
+
+    def finish(self) -> None:
+        """Wait for the last save at the end of a training."""
+        if self.saver is not None:
+            with self.clock.during(TrainingPhase.CHECKPOINT), self.progress.phase("finishing the checkpoint"):
+                self.saver.wait()
+
+    def abandon(self) -> None:
+        """Wait for the last save after an error, and hide errors of its own."""
+        with suppress(Exception):  # the first error is the one to report
+            self.wait()
+
+    def start(self) -> int:
+        """Resume where the options or a restart ask for it; the number of steps behind the training."""
+        if self.prepared.options.resume or self._can_restart():
+            return self._resume()
+        return 0
+
+    def _can_restart(self) -> bool:
+        """True if this is a restart after a lost process and there is a checkpoint to continue from."""
+        settings = self.prepared.run.train.checkpoint
+        return (
+            self.prepared.is_restart
+            and settings is not None
+            and bool(checkpoints.checkpoints(Path(settings.folder)))
+        )
+
+    def _resume(self) -> int:
+        settings = self.prepared.run.train.checkpoint
+        assert settings is not None  # the engine refuses to resume without
+        saved = checkpoints.newest(Path(settings.folder))
+        manifest = checkpoints.read_manifest(saved.path)
+        checkpoints.refuse_mismatch(manifest, self.prepared.run, weights=self.prepared.weights)
+        with self.progress.phase(f"reading {saved.path}"):
+            self.detector.load(self._load(saved))
+        self.progress.say(f"resumed from {saved.path} after step {saved.step}")
+        return saved.step
+
+    def roll_back(self) -> int | None:
+        """Load the newest good checkpoint; the steps taken there, None where no checkpoint is whole."""
+        assert self.saver is not None  # a run that rolls back saves
+        self.saver.wait()
+        saved = checkpoints.newest_good(Path(self.saver.settings.folder))
+        if saved is None:
+            return None
+        self.detector.rewind(self._load(saved))
+        return saved.step
+
+    def save(self, num_steps: int, *, now: bool) -> None:
+        """Save after `num_steps` steps if the settings ask for it there, or `now` does."""
+        if self.saver is None or not (now or num_steps % self.saver.settings.every_steps == 0):
+            return
+        run, plan = self.prepared.run, self.prepared.plan
+        about = {
+            "run": run.name,
+            "model": run.model.name,
+            "plan": plan.describe(),
+            "guard": self.detector.state(),
+            **checkpoints.as_manifest(checkpoints.content(run, weights=self.prepared.weights)),
+        }
+        with self.clock.during(TrainingPhase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
+            self.saver.save(self.assembly.state(), step=num_steps, about=about)
+
+    def _load(self, saved: checkpoints.SavedCheckpoint) -> dict[str, Any]:
+        """Load the states of `saved` and return the state of the fault detector in its manifest."""
+        state = self.assembly.state()
+        manifest = checkpoints.load(saved, into=state)
+        self.assembly.optimizer.restore(state, step=saved.step)
+        return manifest.get("guard", {})

@@ -1,0 +1,48 @@
+"""Keys of other tools lead to the run file's."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright import runfile
+from meshwright.errors import RunFileError
+from meshwright.runfile import schema
+from meshwright.runfile.synonyms import SYNONYMS
+
+TEXT = """
+model: llama3.1-8b
+data: {sequence_length: 8192}
+batch: {global_sequences: 64}
+cluster: h100-8x8
+"""
+
+
+def test_every_synonym_is_of_a_key_that_exists():
+    assert set(SYNONYMS.values()) - set(schema.all_fields()) == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("microbatch: 2", "batch.micro"),
+        ("gradient_checkpointing: true", "parallel.recompute"),
+        ("activation-checkpointing: true", "parallel.recompute"),
+        ("strategy: fsdp", "parallel"),
+        ("lr: 1e-4", "optimizer.learning_rate"),
+        ("num_gpus: 8", "cluster"),
+        ("parallel: {zero_stage: 3}", "parallel.sharding"),
+        ("parallel: {tensor_model_parallel_size: 8}", "parallel.tensor"),
+        ("optimizer: {Warmup: 100}", "optimizer.warmup_steps"),
+        ("train: {max_steps: 100}", "train.steps"),
+    ],
+)
+def test_an_unknown_key_leads_to_ours(line, key):
+    with pytest.raises(RunFileError) as caught:
+        runfile.loads(TEXT + line, file="run.yaml")
+    assert caught.value.hint == f"the key is `{key}`"
+
+
+def test_a_synonym_in_its_own_section_is_not_missing_as_well():
+    with pytest.raises(RunFileError) as caught:
+        runfile.loads(TEXT.replace("sequence_length", "seq_len"), file="run.yaml")
+    assert caught.value.hint == "the key is `data.sequence_length`"
