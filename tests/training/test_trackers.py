@@ -81,13 +81,13 @@ class Failing:
 
 
 def test_one_that_fails_is_warned_of_once_and_left_out(train, tmp_path, monkeypatch):
-    monkeypatch.setitem(trackers.KINDS, Tracker.TENSORBOARD, Failing)
+    monkeypatch.setitem(trackers.BACKENDS, Tracker.TENSORBOARD, Failing)
     monkeypatch.setattr(trackers, "find_spec", lambda package: True)
     record = train("tensorboard")
     assert record.ending is Ending.DONE
     assert record.statistics["steps"] == 4
     assert [n for n in record.notes if "tensorboard" in n] == [
-        "tensorboard failed and was left out from here on: the server went away"
+        "tensorboard failed and was not called again: the server went away"
     ]
 
 
@@ -96,11 +96,11 @@ def test_one_that_cannot_be_opened_is_left_out(tmp_path, monkeypatch):
         raise OSError("no such server")
 
     said = []
-    monkeypatch.setitem(trackers.KINDS, Tracker.WANDB, refuses)
+    monkeypatch.setitem(trackers.BACKENDS, Tracker.WANDB, refuses)
     opening = trackers.TrackedRun(name="x", folder=tmp_path, settings={}, after_step=0)
-    found = trackers.Trackers((Tracker.WANDB,), opening=opening, warn=said.append)
+    found = trackers.Trackers((Tracker.WANDB,), run=opening, warn=said.append)
     found.step({"step": 1, "loss": 1.0})
-    assert said == ["warning: wandb failed and was left out from here on: no such server"]
+    assert said == ["warning: wandb failed and was not called again: no such server"]
     assert not (tmp_path / trackers.IDENTITIES).exists()
 
 

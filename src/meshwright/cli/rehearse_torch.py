@@ -36,7 +36,7 @@ def _document(run: Run, plan: Plan, toy: Toy, found: RehearsalResult) -> dict[st
         "plan": {"describe": plan.describe(), **asdict(plan)},
         "rehearsed": {"describe": toy.plan.describe(), **asdict(toy.plan), "model": toy.run.model},
         "changes": toy.changes,
-        "left_out": toy.left_out,
+        "left_out": toy.omitted_axes,
         "equal": found.is_equal,
         "tolerance": rehearsal.TOLERANCE,
         "max_error": {
@@ -66,9 +66,9 @@ def _show(run: Run, plan: Plan, toy: Toy, found: RehearsalResult, *, num_process
         print_line(f"Equal to one process within {rehearsal.TOLERANCE:g}, and no deadlock.", style="bold")
     else:
         print_line(f"Not equal to one process: differences above {rehearsal.TOLERANCE:g}.", style="bold red")
-    if toy.left_out:
+    if toy.omitted_axes:
         more = f"; --processes {MAX_PROCESSES} rehearses more" if num_processes < MAX_PROCESSES else ""
-        note(f"no room for {', '.join(toy.left_out)} in {num_processes} processes: not rehearsed{more}")
+        note(f"no room for {', '.join(toy.omitted_axes)} in {num_processes} processes: not rehearsed{more}")
 
 
 def _toy_model(toy: Toy) -> str:

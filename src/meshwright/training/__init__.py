@@ -1,4 +1,4 @@
-"""What every engine shares when it trains on PyTorch: below all engines, and none of them is imported here.
+"""Parts that all engines on PyTorch share. No engine is imported here.
 
 data/            sources, tokenizers, packing, batches
 models/          the modules of a decoder and their weight initialization
@@ -6,9 +6,9 @@ weights/         Hugging Face safetensors in and out
 checkpoints/     training states on disk
 conversion       checkpoints to and from Hugging Face formats
 optimizer        AdamW on fp32 master weights; `optimizer_states` keeps its states in 16 or 8 bits
-gemms            GEMM shapes of a step; `gemm_tuning`: the kernels chosen for them
+step_gemms       GEMM shapes of a step; `gemm_tuning`: the kernels chosen for them
 device, machine  this machine as PyTorch and as other programs see it
-processes        one process a device; `rendezvous`, `signals`, `hang`
+processes        one process a device; `rendezvous`, `signals`, `watchdog`
 metrics          throughput, MFU and statistics of steps
-telemetry        what a run leaves behind: steps, events, record; `clock`, `trackers`
+telemetry        files of a run: steps, events, record; `clock`, `trackers`
 """

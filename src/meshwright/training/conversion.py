@@ -1,7 +1,7 @@
 """Checkpoints to Hugging Face's formats and back, in one process on the host.
 
 a pretraining's checkpoint    model.safetensors, config.json
-a checkpoint of adapters      PEFT's adapter; merged: the base's weights with the adapters' products added
+a checkpoint of adapters      PEFT's adapter; merged: the base's weights plus B A of the adapters
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from meshwright.training.weights import (
 )
 
 FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
-"""What weights can be written as."""
+"""Number formats of written weights."""
 
 
 def export_weights(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str) -> None:
@@ -65,7 +65,7 @@ def export_merged(
 ) -> None:
     """Write the weights of the base with the checkpoint's adapters added, in fp32, and rounded once.
 
-    `base` is where the base is now; None: where it was. Raises InputError when it is another one.
+    `base` is the folder of the base; None: as in the checkpoint. Raises InputError when it is another one.
     """
     assert held.lora is not None
     origin = _base(base or held.weights)
@@ -77,7 +77,7 @@ def export_merged(
 
 
 def export_merged_folder(run: Run, adapters: Path, folder: Path, *, dtype: str) -> None:
-    """As `export_merged`, of a PEFT folder that holds adapters of `run`."""
+    """Like `export_merged`, from a PEFT folder that holds adapters of `run`."""
     assert run.lora is not None
     module = _with_base(run.model, run.lora, _base(run.weights), dtype=dtype)
     load_adapters(module, adapters)
@@ -86,9 +86,9 @@ def export_merged_folder(run: Run, adapters: Path, folder: Path, *, dtype: str) 
 
 
 def require_base(origin: Origin | None, *, fingerprint: str | None, name: str | None) -> None:
-    """Raise InputError where adapters that belong to the weights of `fingerprint` are to stand on others.
+    """Raise InputError where `origin` is not the weights of `fingerprint`, to which the adapters belong.
 
-    None are random ones.
+    None stands for random weights.
     """
     if (origin and origin.fingerprint) != fingerprint:
         raise InputError(
@@ -107,7 +107,7 @@ def _base(name: str | None) -> Origin:
 
 
 def _with_base(model: Model, lora: Lora, origin: Origin, *, dtype: str) -> Transformer:
-    """A model on the host with the weights of `origin`, and adapters that nothing has filled yet."""
+    """A model on the host with the weights of `origin`, and uninitialized adapters."""
     module = build_model(model, dtype=FORMATS[dtype])
     add_adapters(module, replace(lora, base_format=BaseFormat.FULL))
     materialize(module, device="cpu")
@@ -148,7 +148,7 @@ def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
 
 
 def export_initial_adapters(run: Run, folder: Path) -> None:
-    """Write the adapters that a training of `run` begins with, in PEFT's format and in fp32."""
+    """Write the initial adapters of a training of `run`, in PEFT's format and in fp32."""
     assert run.lora is not None
     module = _with_empty_adapters(run, run.lora)
     init_adapters(module, seed=run.train.seed)

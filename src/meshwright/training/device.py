@@ -208,19 +208,19 @@ def cluster_here(device: torch.device, *, num_devices: int, rates: Rates | None)
         peak_flops_per_s=rates.matmul_flops_per_s if rates else usual.peak_flops_per_s,
         memory_bytes=memory_bytes(device) // num_devices,
         memory_bytes_per_s=rates.copy_bytes_per_s if rates else usual.memory_bytes_per_s,
-        num_compute_units=0,  # the cores of a process work on one matrix product together
+        num_compute_units=0,  # the cores of a process work on one GEMM together
         output_tiles=False,
         sources={"all": f"measured here: best of {REPETITIONS} repetitions" if rates else "catalogue: cpu"},
     )
-    # Processes exchange through memory: one copy in, one out.
-    half_bytes_per_s = accelerator.memory_bytes_per_s / 2
+    # Processes communicate through memory: one copy in, one out.
+    transfer_bytes_per_s = accelerator.memory_bytes_per_s / 2
     fabric = Fabric(
         name="memory of this machine",
         scale_up_domain=num_devices,
-        scale_up_bytes_per_s=half_bytes_per_s,
-        scale_up_peer_bytes_per_s=half_bytes_per_s,
+        scale_up_bytes_per_s=transfer_bytes_per_s,
+        scale_up_peer_bytes_per_s=transfer_bytes_per_s,
         scale_up_latency_s=50e-6,  # gloo over the loopback device, an assumption
-        scale_out_bytes_per_s=half_bytes_per_s,
+        scale_out_bytes_per_s=transfer_bytes_per_s,
         scale_out_latency_s=50e-6,
     )
     return Cluster(

@@ -1,13 +1,13 @@
 """AdamW on fp32 master weights, the learning rate of a step, and clipping by the global norm.
 
-A master is the fp32 tensor that the optimizer moves. It is
+A master is the fp32 tensor that the optimizer updates. It is
 
-    the parameter itself             fp32, no states shared out: one process, or stages and divided matrices alone
-    a tensor beside the parameter    bf16, likewise: gradients are added up in fp32 as each backward pass ends
-    this process's shard             states shared out: FSDP keeps the shard in fp32 and computes in bf16
+    the parameter itself       fp32 without sharded states: one process, or pipeline stages and tensor parallelism only
+    a copy of the parameter    bf16 without sharded states: gradients are accumulated in fp32 after each backward pass
+    this process's shard       sharded states: FSDP keeps the shard in fp32 and computes in bf16
 
-AdamW runs on the plain local tensors, so that it costs no dispatch of distributed tensors and the fused kernel
-serves every device. Its moments are fp32, or narrower (`moments`). Source of the update: Loshchilov and Hutter 2019,
+AdamW runs on the plain local tensors, so that it has no dispatch of distributed tensors and the fused kernel serves
+every device. Its states are fp32, or narrower (`optimizer_states`). Source of the update: Loshchilov and Hutter 2019,
 algorithm 2.
 """
 
@@ -69,22 +69,22 @@ def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Master:
-    """One trained tensor: the parameter that computes and the local fp32 tensor that the optimizer moves."""
+    """One trained tensor: the parameter that computes and the local fp32 tensor that the optimizer updates."""
 
     name: str
     parameter: nn.Parameter
     local: Tensor
     layout: list[Placement] = field(default_factory=list)
-    """Of the gradient's sum, where the parameter is distributed: what all have may have a sum in parts."""
+    """Placements of the accumulated gradient of a distributed parameter: that of a replicated one may be partial."""
 
     @property
     def is_copy(self) -> bool:
-        """Whether the parameter must be refreshed from the master after a step."""
+        """True if the parameter must be refreshed from the master after a step."""
         return self.local.dtype != self.parameter.dtype
 
     @property
     def gradient(self) -> Tensor | None:
-        """What backward passes have added up so far, distributed as the parameter is; perhaps in parts."""
+        """The gradient accumulated so far, distributed as the parameter is, perhaps as a partial sum."""
         if not self.is_copy:
             if self.parameter.grad is not None:
                 self.parameter.grad = distributed_like(self.parameter.grad, like=self.parameter)
@@ -98,7 +98,7 @@ class Master:
         )
 
     def forget_gradient(self) -> None:
-        """Begin anew."""
+        """Free the accumulated gradient."""
         self.local.grad = self.parameter.grad = None
 
     def add(self) -> None:
@@ -117,7 +117,7 @@ class Master:
 
     @property
     def copied_along(self) -> tuple[str, ...]:
-        """Axes of its mesh along which processes hold the very same shard."""
+        """Axes of its mesh along which processes hold the same shard."""
         if not isinstance(self.parameter, DTensor):
             return ()
         mesh, placements = self.parameter.device_mesh, self.parameter.placements
@@ -126,7 +126,7 @@ class Master:
 
     @property
     def copies(self) -> int:
-        """Processes of its mesh that hold the very same shard."""
+        """Number of processes of its mesh that hold the same shard."""
         if not isinstance(self.parameter, DTensor):
             return 1
         mesh, placements = self.parameter.device_mesh, self.parameter.placements
@@ -172,23 +172,23 @@ def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
 
 
 class Update(Protocol):
-    """AdamW's update of some masters, with the moments it keeps."""
+    """AdamW's update of some masters, with their optimizer states."""
 
     def step(self, *, learning_rate: float) -> None:
-        """Move every tensor that has a gradient."""
+        """Update every tensor that has a gradient."""
         ...
 
     def stored(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
-        """Every tensor with both its moments, as a checkpoint stores them."""
+        """Every tensor with its first and second state, as a checkpoint stores them."""
         ...
 
-    def restore(self, moments: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
-        """Go on from `moments` (by tensor) after `num_steps` steps."""
+    def restore(self, states: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
+        """Continue from `states` (by tensor) after `num_steps` steps."""
         ...
 
 
 class FusedAdamW:
-    """Moments in fp32: PyTorch's own, one kernel for all tensors."""
+    """AdamW with states in fp32: PyTorch's own, one kernel for all tensors."""
 
     def __init__(self, tensors: list[Tensor], *, settings: Settings, weight_decay: float) -> None:
         self.tensors = tensors
@@ -207,26 +207,26 @@ class FusedAdamW:
         self.adamw.step()
 
     def stored(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """See `Update`. The live ones, made here where no step has made them."""
+        """See `Update`. The live states, created here before the first step."""
         for tensor in self.tensors:
             if not self.adamw.state[tensor]:
                 self.adamw.state[tensor] = {
                     "step": torch.zeros((), dtype=torch.float32, device=tensor.device)
-                } | {moment: torch.zeros_like(tensor) for moment in STATE_NAMES}
-            first, second = (self.adamw.state[tensor][moment] for moment in STATE_NAMES)
+                } | {name: torch.zeros_like(tensor) for name in STATE_NAMES}
+            first, second = (self.adamw.state[tensor][name] for name in STATE_NAMES)
             yield tensor, first, second
 
-    def restore(self, moments: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
+    def restore(self, states: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
         """See `Update`."""
-        for tensor, *mine in self.stored():
+        for tensor, *own in self.stored():
             self.adamw.state[tensor]["step"].fill_(num_steps)
-            foreach_copy(mine, list(moments[tensor]))
+            foreach_copy(own, list(states[tensor]))
 
 
 class AdamW:
     """The optimizer of this process's masters. `is_single_process`: no other process holds parts of the model.
 
-    `follow` is called whenever masters have moved: what computes with a copy of one is made equal to it again.
+    `after_update` is called whenever masters have changed, to refresh other copies of them.
     """
 
     def __init__(
@@ -236,18 +236,18 @@ class AdamW:
         settings: Settings,
         is_single_process: bool,
         seed: int = 0,
-        follow: Callable[[], None] | None = None,
+        after_update: Callable[[], None] | None = None,
     ) -> None:
         self.masters = [m for m in masters if m.local.numel()]  # a small tensor leaves some shards empty
         self.settings = settings
         self.is_single_process = is_single_process
-        self.follow = follow
+        self.after_update = after_update
         self.updates = list(_updates(self.masters, settings=settings, seed=seed))
 
     def step(self, *, learning_rate: float, accepts: Callable[[float], bool] = math.isfinite) -> float:
-        """Clip, move the masters, refresh the parameters, drop the gradients. Returns the norm before clipping.
+        """Clip, update the masters, refresh the parameters, free the gradients. Returns the norm before clipping.
 
-        A norm that `accepts` refuses moves nothing.
+        Where `accepts` refuses the norm nothing is updated.
         """
         self._take_gradients()
         norm = self._clip()
@@ -264,8 +264,8 @@ class AdamW:
         copies = [m for m in self.masters if m.is_copy]
         if copies:
             foreach_copy([local_part(m.parameter.detach()) for m in copies], [m.local for m in copies])
-        if self.follow is not None:
-            self.follow()
+        if self.after_update is not None:
+            self.after_update()
 
     def _take_gradients(self) -> None:
         in_parts: dict[DeviceMesh, list[Tensor]] = {}
@@ -278,7 +278,7 @@ class AdamW:
             if isinstance(gradient, DTensor) and is_partial(gradient):
                 in_parts.setdefault(gradient.device_mesh, []).append(master.local.grad)
         for mesh, sums in in_parts.items():
-            _add_up(sums, group=mesh.get_group())
+            _all_reduce(sums, group=mesh.get_group())
 
     def _clip(self) -> float:
         """The norm of all gradients of all processes; scales them down to `gradient_clip` if it is larger."""
@@ -298,26 +298,24 @@ class AdamW:
         return norm
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor a checkpoint holds, by name: `weights.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME`.
+        """Every tensor of a checkpoint, by name: `weights.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME`.
 
-        Weights are the live ones. Moments may be copies: after something was loaded into them, `restore` them.
+        Weights are the live ones. The others may be copies: after loading into them, call `restore`.
         """
         names = {m.local: m for m in self.masters}
         state = {f"weights.{m.name}": m.like(m.local) for m in self.masters}
         for update in self.updates:
-            for local, *moments in update.stored():
+            for local, *states in update.stored():
                 master = names[local]
-                for moment, tensor in zip(STATE_NAMES, moments, strict=True):
-                    state[f"{moment}.{master.name}"] = master.like(tensor)
+                for name, tensor in zip(STATE_NAMES, states, strict=True):
+                    state[f"{name}.{master.name}"] = master.like(tensor)
         return state
 
     def restore(self, state: Mapping[str, Tensor], *, step: int) -> None:
-        """Go on from a `state` that was loaded, after `step` steps."""
-        moments = {
-            m.local: _pair(*(state[f"{moment}.{m.name}"] for moment in STATE_NAMES)) for m in self.masters
-        }
+        """Continue from a loaded `state` after `step` steps."""
+        states = {m.local: _pair(*(state[f"{name}.{m.name}"] for name in STATE_NAMES)) for m in self.masters}
         for update in self.updates:
-            update.restore(moments, num_steps=step)
+            update.restore(states, num_steps=step)
         self.refresh()
 
 
@@ -326,19 +324,19 @@ def _pair(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this process holds of `tensor`, arrived."""
+    """This process's part of `tensor`, after its collective has completed."""
     here = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return here.wait() if isinstance(here, AsyncCollectiveTensor) else here
 
 
 def is_partial(gradient: Tensor) -> bool:
-    """Whether each process of a mesh has the sum over its own tokens or heads."""
+    """Return True if each process of a mesh has the sum over its own tokens or heads only."""
     return isinstance(gradient, DTensor) and gradient.placements == (Partial(),)
 
 
 def distributed_like(gradient: Tensor, *, like: Tensor) -> Tensor:
-    """`gradient` distributed like its parameter. That of a parameter which all have may stay in parts: it is added up
-    once a step."""
+    """`gradient` distributed like its parameter. That of a replicated parameter may stay partial: it is reduced once a
+    step."""
     if not isinstance(gradient, DTensor) or not isinstance(like, DTensor):
         return gradient
     if is_partial(gradient) and like.placements == (Replicate(),):
@@ -346,8 +344,8 @@ def distributed_like(gradient: Tensor, *, like: Tensor) -> Tensor:
     return gradient.redistribute(placements=like.placements)
 
 
-def _add_up(sums: list[Tensor], *, group: dist.ProcessGroup) -> None:
-    """One exchange for all."""
+def _all_reduce(sums: list[Tensor], *, group: dist.ProcessGroup) -> None:
+    """All-reduce all tensors in one collective."""
     whole = torch.cat([s.flatten() for s in sums])
     dist.all_reduce(whole, group=group)
     parts = whole.split([s.numel() for s in sums])
@@ -355,8 +353,8 @@ def _add_up(sums: list[Tensor], *, group: dist.ProcessGroup) -> None:
 
 
 def _updates(masters: list[Master], *, settings: Settings, seed: int) -> Iterator[Update]:
-    """Matrices decay, vectors do not. Masters with the same copies elsewhere stand together in the flat space of
-    narrow moments, so that all copies are rounded with the same noise."""
+    """Group masters: matrices have weight decay, vectors do not. Masters with copies on the same processes share a flat
+    space of narrow states, so that all copies are rounded with the same noise."""
     groups: dict[tuple[bool, tuple[str, ...]], list[Tensor]] = {}
     for m in masters:
         along = () if settings.states is StateFormat.FP32 else m.copied_along

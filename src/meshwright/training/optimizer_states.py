@@ -1,24 +1,24 @@
-"""AdamW whose two moments are kept in 16 or 8 bits between steps. The update is fp32: the fused kernel of PyTorch.
+"""AdamW whose two optimizer states are kept in 16 or 8 bits between steps. The update is fp32: PyTorch's fused kernel.
 
-Masters lie one after the other in a flat space, in which a step goes from chunk to chunk:
+Masters are placed one after the other in a flat space, in which a step goes from chunk to chunk:
 
-    decode    the moments of a chunk into fp32
+    decode    the states of a chunk into fp32
     update    one fused kernel for all masters of the chunk
-    encode    the moments back, rounded
+    encode    the states back, rounded
 
 so that no more than a chunk of them ever exists in fp32, and a step is a few kernels a chunk, not a few a tensor.
 
-    bf16    first moment rounded to the nearest, second stochastically
+    bf16    first state (exp_avg) rounded to nearest, second (exp_avg_sq) stochastically
     int8    a byte of a table between -1 and 1, or 0 and 1, that is denser near 0 (dynamic tree quantisation), times
-            the largest value of a block of 256; both moments rounded stochastically
+            the largest value of a block of 256; both states rounded stochastically
 
-Stochastic: up with the probability of the distance, so that the mean is kept. A second moment moves by 1 - beta2 of
-itself a step, 0.001 with the usual beta2; formats that narrow round that to nothing, and the moment would stand still.
-In 8 bits the root of the second moment is kept: it has half as many decades, those of the first moment, so that a
-denominator is never rounded to zero under a numerator that was not.
+Stochastic rounding goes up with the probability of the distance, so that the mean is kept. The second state changes by
+1 - beta2 of itself a step, 0.001 with the usual beta2; formats this narrow round that to zero, and the state would
+never change. In 8 bits the root of the second state is kept: it spans half as many decades, those of the first state,
+so that a denominator is never rounded to zero under a numerator that was not.
 
-The noise of a step is a function of seed and step alone: a resumed run rounds as the undisturbed one does, and so do
-processes that hold copies of the same masters. Source: Dettmers et al. 2021 (8-bit optimizers), sections 1.3 and 2.
+The noise of a step is a function of seed and step only: a resumed run rounds as an uninterrupted one, and processes
+with copies of the same masters round alike. Source: Dettmers et al. 2021 (8-bit optimizers), sections 1.3 and 2.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ CHUNK = {"cpu": 2**18, "cuda": 2**24}
 """Values of a chunk: few enough for a CPU's cache, enough to fill a GPU."""
 
 SMALLEST = 2.0**-38
-"""The least scale of a block. Below it the square of the table's smallest value would leave the normal fp32 numbers,
-and a moment would not come back from a checkpoint as it was."""
+"""The least scale of a block. Below it the square of the table's smallest value would not be a normal fp32 number,
+and a state would not survive a checkpoint unchanged."""
 
 # What torch.optim.AdamW(fused=True) calls.
 fused_adamw = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class StoredState(Protocol):
-    """One moment of a flat space. Ranges begin at multiples of `STATE_BLOCK`."""
+    """One optimizer state of a flat space. Ranges begin at multiples of `STATE_BLOCK`."""
 
     def decode(self, start: int, stop: int) -> Tensor:
         """Values `start` to `stop` in fp32, a copy."""
@@ -74,7 +74,7 @@ class Bf16State:
         return self.values[start:stop].float()
 
     def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
-        """A bf16 is the upper half of a fp32: adding noise to the lower half carries over by chance, then it is cut."""
+        """A bf16 is the upper 16 bits of a fp32: noise in the lower 16 bits carries at random; then they are cut."""
         if self.is_stochastic and generator is not None:
             noise = _noise(values, generator).int().bitwise_and_(0xFFFF)
             values = noise.add_(values.view(torch.int32)).bitwise_and_(-0x10000).view(torch.float32)
@@ -86,7 +86,7 @@ class Bf16State:
 
 
 class ByteState:
-    """Values as bytes of a table, times the largest of each block. `is_squared`: their roots are."""
+    """Values as bytes of a table, times the largest of each block; with `is_squared` the roots of the values."""
 
     def __init__(self, size: int, *, device: torch.device, is_squared: bool) -> None:
         table = dynamic_tree(is_signed=not is_squared).to(device)
@@ -95,9 +95,9 @@ class ByteState:
         self.is_squared = is_squared
         self.table, self.gaps = table, torch.cat([table.diff(), table.new_ones(1)])
         self.above = torch.cat([table[1:], table.new_full((1,), torch.inf)])  # the next value of each
-        # The code at or below the least number of each upper half of a fp32: codes without a search.
-        halves = torch.arange(2**16, dtype=torch.int32, device=device)
-        least = torch.where(halves < 2**15, halves << 16, (halves << 16) | 0xFFFF).view(torch.float32)
+        # The code at or below the least number with given upper 16 bits of a fp32: codes without a search.
+        upper = torch.arange(2**16, dtype=torch.int32, device=device)
+        least = torch.where(upper < 2**15, upper << 16, (upper << 16) | 0xFFFF).view(torch.float32)
         least = least.nan_to_num().clamp(table[0], table[-1])
         self.first = (torch.searchsorted(table, least, right=True) - 1).to(torch.uint8)
 
@@ -114,7 +114,9 @@ class ByteState:
         scales = _blocks(values).abs().amax(dim=1).clamp_(min=SMALLEST)
         ratios = (_blocks(values) / scales[:, None]).flatten()
         codes = self.first.index_select(0, (ratios.view(torch.int32) >> 16).bitwise_and_(0xFFFF)).int()
-        codes += self.above.index_select(0, codes) <= ratios  # a half spans at most one value of the table
+        codes += (
+            self.above.index_select(0, codes) <= ratios
+        )  # 16 upper bits span at most one value of the table
         share = (ratios - self.table.index_select(0, codes)) / self.gaps.index_select(0, codes)
         if generator is None:
             codes += share > 0.5
@@ -156,9 +158,9 @@ def _blocks(values: Tensor) -> Tensor:
 
 
 def _noise(values: Tensor, generator: torch.Generator) -> Tensor:
-    """16 random bits for each of `values`, as int16. Four come out of one number: generators are slow on a CPU."""
-    words = torch.empty(len(values) // 4, dtype=torch.int64, device=values.device)
-    return words.random_(-(2**63), None, generator=generator).view(torch.int16)
+    """16 random bits for each of `values`, as int16: four from one 64-bit number, as generators are slow on a CPU."""
+    numbers = torch.empty(len(values) // 4, dtype=torch.int64, device=values.device)
+    return numbers.random_(-(2**63), None, generator=generator).view(torch.int16)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -174,7 +176,7 @@ class FlatTensor:
 
 
 class NarrowAdamW:
-    """AdamW for fp32 tensors that share a device and a weight decay, with moments in a narrow format."""
+    """AdamW for fp32 tensors that share a device and a weight decay, with states in a narrow format."""
 
     def __init__(
         self, tensors: Sequence[Tensor], *, settings: Settings, weight_decay: float, seed: int
@@ -191,7 +193,7 @@ class NarrowAdamW:
         self.first, self.second = _kept(settings.states, size=size, device=self.device)
 
     def step(self, *, learning_rate: float) -> None:
-        """Move every tensor that has a gradient."""
+        """Update every tensor that has a gradient."""
         self.num_steps += 1
         self.generator.manual_seed(_mixed(self.seed, self.num_steps))
         num_steps = torch.tensor(float(self.num_steps), device=self.device)
@@ -216,23 +218,23 @@ class NarrowAdamW:
             self.second.encode(start, second, self.generator)
 
     def _within(self, start: int, stop: int) -> Iterator[tuple[FlatTensor, slice, slice]]:
-        """Tensors that reach into a chunk: which of their values, and where in the chunk."""
+        """Tensors that overlap a chunk: the slice of their values, and the slice of the chunk."""
         for p in self.placed:
             low, high = max(start, p.start), min(stop, p.stop)
             if low < high:
                 yield p, slice(low - p.start, high - p.start), slice(low - start, high - start)
 
     def stored(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Every tensor with both its moments, in its shape, as a checkpoint stores them."""
+        """Every tensor with both its states, in its shape, as a checkpoint stores them."""
         for p in self.placed:
             first, second = (kept.stored(p.start, p.stop) for kept in (self.first, self.second))
             yield p.local, first.view_as(p.local), second.view_as(p.local)
 
-    def restore(self, moments: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
-        """Go on from `moments` (by tensor) after `num_steps` steps."""
+    def restore(self, states: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
+        """Continue from `states` (by tensor) after `num_steps` steps."""
         self.num_steps = num_steps
         for p in self.placed:
-            for kept, values in zip((self.first, self.second), moments[p.local], strict=True):
+            for kept, values in zip((self.first, self.second), states[p.local], strict=True):
                 padded = torch.zeros(_whole_blocks(p.local.numel()), device=self.device)
                 padded[: p.local.numel()] = values.flatten()
                 kept.encode(p.start, padded, None)

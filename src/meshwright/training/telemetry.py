@@ -1,4 +1,4 @@
-"""What a run leaves behind: a folder with the resolved run, one line a step, and one record.
+"""Files of a run: a folder with the resolved run, one line a step, and one record.
 
 FOLDER/run.yaml       the run file as it was written, with overrides as comments
 FOLDER/resolved.json  every value the run was made of, the plan included
@@ -49,9 +49,9 @@ PACKAGES = (
 
 
 class StepLogFile:
-    """`steps.jsonl`, opened for appending; each line is on its way to the disk before the next step begins.
+    """`steps.jsonl`, opened for appending; each line is flushed before the next step begins.
 
-    A resumed run drops the lines of steps that the checkpoint does not hold, so every step is there once.
+    A resumed run drops the lines of steps after its checkpoint, so every step is there once.
     """
 
     def __init__(self, folder: Path, *, after_step: int = 0) -> None:
@@ -59,7 +59,7 @@ class StepLogFile:
         self._open(after_step)
 
     def rewind(self, *, after_step: int) -> None:
-        """Drop the lines of later steps, which are taken again."""
+        """Drop the lines of later steps, which will be repeated."""
         self.close()
         self._open(after_step)
 
@@ -90,7 +90,7 @@ class StepLogFile:
 
 
 def log_event(folder: Path, event: dict[str, Any]) -> None:
-    """Append to `events.jsonl`, which nothing is ever taken from. Raises InputError when the disk is full."""
+    """Append to `events.jsonl`. Raises InputError when the disk is full."""
     path = folder / EVENTS
     try:
         with path.open("a", encoding="utf-8") as stream:
@@ -123,13 +123,13 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def save_run(folder: Path, *, run: Run, plan: Plan) -> None:
     """Put the run file and the resolved run into `folder`."""
-    laid = "".join(f"# --set {override}\n" for override in run.overrides)
-    write_atomically(folder / RUN_FILE, laid + run.text)
+    overrides = "".join(f"# --set {override}\n" for override in run.overrides)
+    write_atomically(folder / RUN_FILE, overrides + run.text)
     write_atomically(folder / RESOLVED, as_text(resolved(run, plan=plan)))
 
 
 def resolved(run: Run, *, plan: Plan) -> dict[str, Any]:
-    """The run as JSON: every value, the plan that is trained included; without the file's text."""
+    """The run as JSON: every value, with the plan that is trained; without the file's text."""
     values = asdict(run) | {"plan": asdict(plan), "plan_in_words": plan.describe()}
     del values["text"]
     return values
@@ -198,7 +198,7 @@ def device_facts(device: torch.device, *, accelerator: str | None) -> dict[str, 
 
 
 def software_facts() -> dict[str, str]:
-    """Versions of what ran."""
+    """Versions of Python, PyTorch and the packages that ran."""
     versions = {"meshwright": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -3,8 +3,8 @@
     require(trackers)              before anything starts: what is named must be installed
     shown = Trackers(names, ...)   opens them; step, text and finish go to each
 
-A tracker never stops a training: one that raises is warned of once and left out from then on. What a tracker calls
-the run is kept in the run's folder, so that a resumed training goes on in the same place.
+A tracker never stops a training: one that raises causes one warning and is not called again. Identifiers that
+trackers give the run are kept in the run's folder, so that a resumed training continues in the same place.
 
 Where things go: TensorBoard's files lie in FOLDER/tensorboard; W&B follows its own environment (WANDB_MODE=offline
 needs no network) and writes below FOLDER; MLflow follows MLFLOW_TRACKING_URI, else FOLDER/mlflow.db.
@@ -29,7 +29,7 @@ from meshwright.specs.run import Tracker as Name
 PROJECT = "meshwright"
 IDENTITIES = "trackers.json"
 FLUSH_EVERY_S = 5.0
-"""MLflow takes values in portions: one request a step would cost more than a small step."""
+"""MLflow receives values in batches: one request a step would cost more than a small step."""
 
 MAX_PORTION = 900
 """Values of one MLflow request; it accepts 1000."""
@@ -37,13 +37,13 @@ MAX_PORTION = 900
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """What a tracker is told at the beginning."""
+    """The run that a tracker shows."""
 
     name: str  # of the run
     folder: Path
     settings: Mapping[str, Any]  # the resolved run
     after_step: int  # steps that were taken before, in a resumed training
-    identity: str | None = None  # what this tracker called the run then
+    identity: str | None = None  # this tracker's identifier of that run
 
 
 class TrackerBackend(Protocol):
@@ -51,15 +51,15 @@ class TrackerBackend(Protocol):
 
     @property
     def identity(self) -> str | None:
-        """What it calls this run; None when its files alone tell."""
+        """Its identifier of this run; None when its files identify it."""
         ...
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of one step."""
         ...
 
-    def text(self, name: str, words: str, *, step: int) -> None:
-        """Words that belong to a step."""
+    def text(self, name: str, content: str, *, step: int) -> None:
+        """Text that belongs to a step."""
         ...
 
     def finish(self, record: Record) -> None:
@@ -83,8 +83,8 @@ class TensorBoard:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
-    def text(self, name: str, words: str, *, step: int) -> None:
-        self.writer.add_text(name, _indented(words), step)
+    def text(self, name: str, content: str, *, step: int) -> None:
+        self.writer.add_text(name, _indented(content), step)
 
     def finish(self, record: Record) -> None:
         self.writer.close()
@@ -110,10 +110,10 @@ class Wandb:
     def step(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=step)
 
-    def text(self, name: str, words: str, *, step: int) -> None:
+    def text(self, name: str, content: str, *, step: int) -> None:
         import wandb
 
-        self.run.log({name: wandb.Html(f"<pre>{_escaped(words)}</pre>")}, step=step)
+        self.run.log({name: wandb.Html(f"<pre>{_escaped(content)}</pre>")}, step=step)
 
     def finish(self, record: Record) -> None:
         self.run.summary.update(_summary(record))
@@ -134,7 +134,7 @@ class MLflow:
         self.flushed_s = time.monotonic()
 
     def _begin(self, opening: TrackedRun, folder: Path | None) -> str:
-        """A new run. `folder`: where its files go, unless a server decides that."""
+        """Create a run. `folder`: the folder of its files, unless a server decides that."""
         found = self.client.get_experiment_by_name(PROJECT)
         place = None if folder is None else (folder / "mlflow").as_uri()
         parent = found.experiment_id if found else self.client.create_experiment(PROJECT, place)
@@ -156,8 +156,8 @@ class MLflow:
             self.client.log_batch(self.identity, metrics=self.waiting[start : start + MAX_PORTION])
         self.waiting, self.flushed_s = [], time.monotonic()
 
-    def text(self, name: str, words: str, *, step: int) -> None:
-        self.client.log_text(self.identity, words, f"{name}-{step}.txt")
+    def text(self, name: str, content: str, *, step: int) -> None:
+        self.client.log_text(self.identity, content, f"{name}-{step}.txt")
 
     def finish(self, record: Record) -> None:
         from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]  # optional
@@ -171,7 +171,7 @@ class MLflow:
         )
 
 
-KINDS: dict[Name, Callable[[TrackedRun], TrackerBackend]] = {
+BACKENDS: dict[Name, Callable[[TrackedRun], TrackerBackend]] = {
     Name.TENSORBOARD: TensorBoard,
     Name.WANDB: Wandb,
     Name.MLFLOW: MLflow,
@@ -195,22 +195,22 @@ def require(names: tuple[Name, ...]) -> None:
 
 
 class Trackers:
-    """All trackers of a run. `warn` is told of the first failure of each."""
+    """All trackers of a run. The first failure of each calls `warn`."""
 
-    def __init__(self, names: tuple[Name, ...], *, opening: TrackedRun, warn: Callable[[str], None]) -> None:
+    def __init__(self, names: tuple[Name, ...], *, run: TrackedRun, warn: Callable[[str], None]) -> None:
         self.warn = warn
         self.notes: list[str] = []
         self.open: dict[Name, TrackerBackend] = {}
-        known = _identities(opening.folder) if opening.after_step else {}
+        known = _identities(run.folder) if run.after_step else {}
         for name in names:
-            told = replace(opening, identity=known.get(name.value))
-            self._guarded(name, lambda name=name, told=told: self.open.update({name: KINDS[name](told)}))
+            own = replace(run, identity=known.get(name.value))
+            self._protected(name, lambda name=name, own=own: self.open.update({name: BACKENDS[name](own)}))
         found = {name.value: t.identity for name, t in self.open.items() if t.identity}
         if found:
-            write_atomically(opening.folder / IDENTITIES, json.dumps(found) + "\n")
+            write_atomically(run.folder / IDENTITIES, json.dumps(found) + "\n")
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """One line of `steps.jsonl`: its numbers."""
+        """Send the numbers in one line of `steps.jsonl`."""
         values = {
             name: float(value)
             for name, value in entry.items()
@@ -218,9 +218,9 @@ class Trackers:
         }
         self._each(lambda tracker: tracker.step(entry["step"], values))
 
-    def text(self, name: str, words: str, *, step: int) -> None:
-        """Words, such as a sample of what the model writes."""
-        self._each(lambda tracker: tracker.text(name, words, step=step))
+    def text(self, name: str, content: str, *, step: int) -> None:
+        """Send text, such as a sample of the model's output."""
+        self._each(lambda tracker: tracker.text(name, content, step=step))
 
     def finish(self, record: Record) -> None:
         """Close all of them."""
@@ -228,18 +228,18 @@ class Trackers:
 
     def _each(self, act: Callable[[TrackerBackend], None]) -> None:
         for name, tracker in list(self.open.items()):
-            self._guarded(name, lambda tracker=tracker: act(tracker))
+            self._protected(name, lambda tracker=tracker: act(tracker))
 
-    def _guarded(self, name: Name, act: Callable[[], None]) -> None:
-        """A tracker is somebody else's program, network included: whatever it raises, the training goes on."""
+    def _protected(self, name: Name, act: Callable[[], None]) -> None:
+        """Call `act`. Trackers are foreign programs with network access: their errors do not end the training."""
         try:
             act()
         except Exception as error:
             self.open.pop(name, None)
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            words = f"{name.value} failed and was left out from here on: {reason}"
-            self.notes.append(words)
-            self.warn(f"warning: {words}")
+            note = f"{name.value} failed and was not called again: {reason}"
+            self.notes.append(note)
+            self.warn(f"warning: {note}")
 
 
 def _identities(folder: Path) -> dict[str, str]:
@@ -250,7 +250,7 @@ def _identities(folder: Path) -> dict[str, str]:
 
 
 def _summary(record: Record) -> dict[str, float]:
-    """The numbers of a record's statistics that are single ones."""
+    """The scalar numbers of a record's statistics."""
     return {
         name: float(value)
         for name, value in record.statistics.items()
@@ -258,12 +258,12 @@ def _summary(record: Record) -> dict[str, float]:
     }
 
 
-def _indented(words: str) -> str:
-    """As a block that Markdown leaves as it is."""
-    return "\n".join(f"    {line}" for line in words.splitlines())
+def _indented(text: str) -> str:
+    """`text` as a preformatted block of Markdown."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _escaped(words: str) -> str:
+def _escaped(text: str) -> str:
     from html import escape
 
-    return escape(words)
+    return escape(text)

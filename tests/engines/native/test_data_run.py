@@ -21,7 +21,7 @@ from meshwright.training.data.documents import TextDocument, TextSpan
 from meshwright.training.data.megatron import write_indexed
 from meshwright.training.data.packing import StreamSamples, WholeSamples
 from meshwright.training.data.source import DocumentSource, open_source
-from meshwright.training.data.tokenization import _encode, _pieces
+from meshwright.training.data.tokenization import _encode, _parts
 from meshwright.training.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 
 RUN = """
@@ -209,12 +209,12 @@ def test_long_text_is_cut_before_lines_and_loses_nothing(
 ) -> None:
     text = "".join(f"def f{n}():\n\n    return {n}\n\n\n" for n in range(200))
     whole = bpe.encode([text])[0]
-    monkeypatch.setattr("meshwright.training.data.tokenization._PIECE_CHARACTERS", 100)
-    pieces = _pieces(text)
+    monkeypatch.setattr("meshwright.training.data.tokenization._PART_CHARACTERS", 100)
+    pieces = _parts(text)
     assert len(pieces) > 20
     assert "".join(pieces) == text
     assert np.array_equal(np.concatenate(bpe.encode(pieces)), whole)
-    assert _pieces("x" * 1000) == ["x" * 1000]
+    assert _parts("x" * 1000) == ["x" * 1000]
 
 
 def test_a_run_on_text_trains_and_validates(run: Run, text: Path, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def _qk_norms(model: Model) -> int:
         (catalog.model("gpt-oss-20b"), "attention sinks"),
         (catalog.model("deepseek-v3"), "multi-token prediction"),
         (replace(DENSE, gated_ffn=False), "without a gate"),
-        (replace(DENSE, rope=Rope(scaling=RopeScaling.OTHER)), "stretching of rotary positions"),
+        (replace(DENSE, rope=Rope(scaling=RopeScaling.OTHER)), "this RoPE scaling"),
         (replace(DENSE, attention=replace(DENSE.attention, head_dim=7)), "an even head width"),
         (replace(DENSE, family="MambaForCausalLM"), "cannot build this architecture"),
     ],

@@ -32,7 +32,7 @@ EQUAL = RehearsalResult(
     plan="TP2",
     num_processes=2,
     losses=[2.0],
-    losses_alone=[2.0],
+    reference_losses=[2.0],
     gradient_errors={"a": 1e-7},
     weight_errors={"a": 0.0},
     memory_bytes=[2**20, 2**20],
@@ -72,7 +72,7 @@ def test_every_axis_is_kept_while_there_is_room(run, name):
     assert {
         axis: getattr(toy.plan, axis) for axis in rehearsal.AXES if getattr(toy.plan, axis) > 1
     } == degrees
-    assert toy.left_out == left_out
+    assert toy.omitted_axes == left_out
     assert toy.plan.num_devices <= 4
     assert toy.plan.sharding is plan.sharding
 
@@ -121,7 +121,7 @@ def test_experts_are_shared_out_while_there_is_room(run, name):
     toy = shrink(replace(run, model=model), plan, num_processes=num_processes)
     found = {axis: getattr(toy.plan, axis) for axis in ("expert", "expert_tensor")}
     assert {axis: degree for axis, degree in found.items() if degree > 1} == degrees
-    assert toy.left_out == left_out
+    assert toy.omitted_axes == left_out
     assert check_plan(toy.plan, run=toy.run) == []
 
 

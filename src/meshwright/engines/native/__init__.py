@@ -1,19 +1,24 @@
 """Meshwright's own engine, on PyTorch's distributed parts. It runs on one CPU, one GPU, or many.
 
-Read it in this order:
+Parts that other engines share (data, models, weights, checkpoints, optimizer, telemetry, processes) are in `training`.
+Here are the trainer, the assembly of a model and its parallelism. Read in this order:
 
-    contract     what the command line sees (imports no torch), check: what this engine cannot do
-    engine       from a run to a record: device, plan, what to expect
-    processes    one process a device, on this machine or under torchrun
-    trainer      the training loop of one process
-    assembly     what a process trains: model, shards, optimizer
-    step         the passes of one optimizer step; `parallel.pipeline` is the other way to take it
-    fp8          linear layers that multiply in 8 bits
-    parallel/    mesh, fully sharded, tensor, context, expert and pipeline parallelism, one a file
-    optimize     AdamW on fp32 master weights, learning rate, clipping; `moments`: its states in 16 or 8 bits
-    models/, weights/, data/, feed     what is trained, and on what
-    checkpoint, faults                 states on disk; signals
-    device, measured, clock, telemetry, trackers, progress, sample      what is measured, kept and shown
-    profiling/   where the time of a step goes on the device
-    rehearsal    a plan on local processes, compared with one process
+    contract              interface for the commands (imports no torch); check: unsupported settings; facts: for the
+                          planner
+    engine                prepare and launch a run; prepared: the run that every process receives
+    trainer               the training loop of one process
+    loop_checkpoints      its resume, saves and roll-backs
+    run_output            its progress, logs and trackers; progress: lines on stderr
+    run_statistics        its measurements in the record
+    fault_detector        loss spikes, non-finite numbers, skipped batches
+    batch_loader          batches of one process
+    assembly              modules, shards and optimizer of one process
+    step                  passes of one optimizer step; `parallel.pipeline` is the pipelined variant
+    fp8, compiling        linear layers in 8 bits, torch.compile
+    recompute             activation recomputation; output_recomputation: outputs of cheap functions
+    parallel/             mesh, FSDP, tensor, context, expert and pipeline parallelism, one technique a file
+    expectation           prediction of a run on this machine; layer_timing, slowdown: its measurements
+    generation            the text sample of a record
+    profiling/            time of a step on the device by category
+    rehearsal             a plan on local processes, compared with one process
 """

@@ -138,7 +138,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         masters,
         settings=run.optimizer,
         is_single_process=coordinates.num_ranks == 1,
-        follow=None if tied is None else tied.copy_weight,
+        after_update=None if tied is None else tied.copy_weight,
         seed=run.train.seed,
     )
     optimizer.refresh()

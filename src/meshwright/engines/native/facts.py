@@ -42,7 +42,7 @@ RULES = (
         ),
     ),
     Rule(
-        name="alternate matrix products",
+        name="alternate GEMMs",
         scope=Scope.CHOICE,
         holds=lambda s, p: (
             ((np.asarray(p.recompute_mask) & mask_of("alternate_matmuls")) == 0)

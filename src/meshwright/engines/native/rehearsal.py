@@ -1,20 +1,21 @@
-"""A plan's parallel structure on local processes, compared with one process that does all of it alone.
+"""A plan's parallel structure on local processes, compared with one process.
 
 `shrink` makes a plan small enough for this machine: fewer processes on every axis, a model of toy width with the same
-kinds of layers. `rehearse` runs it. Every process takes some steps of the plan and, beside them, the same steps alone
-on the whole batch. Equal are then
+kinds of layers. `rehearse` runs it. Every process takes some steps of the plan, and as a reference the same steps by
+itself on the whole batch. Compared are
 
     losses      of every step: forward, backward and optimizer
     gradients   of the first step, parameter by parameter
     weights     after the last step
 
-An error is the largest difference of a tensor's elements over its largest element. A process that hangs is ended and
-says where it stood.
+An error is the largest difference of a tensor's elements over its largest element. A process that hangs is ended, and
+its stack is reported.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import json
 import logging
 import math
@@ -22,7 +23,6 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -46,7 +46,7 @@ from meshwright.training.processes import WorkerLostError, run_ranks
 
 NUM_STEPS = 3
 TOLERANCE = 1e-4
-"""Errors of fp32 sums taken in another order stay two orders below; a sum taken twice or not at all is 0.1 and more."""
+"""fp32 sums in another order differ by two orders of magnitude less; a missing or repeated sum by 0.1 and more."""
 TIMEOUT_S = 120.0
 """Toy steps take a second; the rest is for starting processes on a busy machine."""
 AXES = {"pipeline": "PP", "tensor": "TP", "context": "CP", "data_shard": "DP", "data_replicate": "replicas"}
@@ -57,12 +57,12 @@ EPSILON = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalResult:
-    """How far a plan is from one process."""
+    """Losses and errors of a plan against one process."""
 
     plan: str
     num_processes: int
     losses: list[float]
-    losses_alone: list[float]
+    reference_losses: list[float]
     gradient_errors: dict[str, float]  # by parameter; the worst process
     weight_errors: dict[str, float]
     memory_bytes: list[int]  # of every process, the reference included
@@ -71,7 +71,7 @@ class RehearsalResult:
     @property
     def loss_error(self) -> float:
         """The largest relative difference of a loss."""
-        return max(abs(a - b) / abs(b) for a, b in zip(self.losses, self.losses_alone, strict=True))
+        return max(abs(a - b) / abs(b) for a, b in zip(self.losses, self.reference_losses, strict=True))
 
     @property
     def gradient_error(self) -> float:
@@ -85,7 +85,7 @@ class RehearsalResult:
 
     @property
     def is_equal(self) -> bool:
-        """Whether everything is equal within `TOLERANCE`; what is no number is not."""
+        """True if all errors are within `TOLERANCE`; NaN is not."""
         errors = [self.loss_error, *self.gradient_errors.values(), *self.weight_errors.values()]
         return all(error <= TOLERANCE for error in errors)
 
@@ -97,7 +97,7 @@ class Toy:
     run: Run
     plan: Plan
     changes: tuple[str, ...]  # of the plan: "TP 8 -> 2"
-    left_out: tuple[str, ...]  # axes of the plan that had no room
+    omitted_axes: tuple[str, ...]  # axes of the plan that had no room
 
 
 def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
@@ -143,20 +143,20 @@ def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
         weights=None,
         lora=run.lora and _toy_lora(run.lora),
         train=replace(run.train, steps=NUM_STEPS, tokens=None, checkpoint=None, evaluate=None),
-        # Narrow states are rounded by chance, and differently in shards.
+        # Narrow states are rounded stochastically, and differently in shards.
         optimizer=replace(run.optimizer, states=StateFormat.FP32),
     )
-    words = AXES | {"expert": "EP", "expert_tensor": "ETP", "virtual_pipeline": "VPP"}
+    names = AXES | {"expert": "EP", "expert_tensor": "ETP", "virtual_pipeline": "VPP"}
     changed = [
-        (words[a], getattr(plan, a), getattr(small, a))
-        for a in words
+        (names[a], getattr(plan, a), getattr(small, a))
+        for a in names
         if getattr(plan, a) != getattr(small, a)
     ]
     return Toy(
         run=toy,
         plan=small,
         changes=tuple(f"{name} {before} -> {after}" for name, before, after in changed),
-        left_out=tuple(name for name, _, after in changed if after == 1),
+        omitted_axes=tuple(name for name, _, after in changed if after == 1),
     )
 
 
@@ -174,21 +174,21 @@ def _degrees(plan: Plan, *, num_processes: int) -> dict[str, int]:
 
 
 def _expert_degrees(plan: Plan, *, num_ranks: int) -> dict[str, int]:
-    """How the `num_ranks` of a stage share out experts: as many as the plan, copies or shards of them if it has any."""
+    """Degrees that shard experts over the `num_ranks` of a stage: at most the plan's, with replicas if it has any."""
 
-    def worth(pair: tuple[int, int]) -> tuple[int, ...]:
+    def preference(pair: tuple[int, int]) -> tuple[int, ...]:
         expert, width = pair
         groups = num_ranks // (expert * width)
         return (expert > 1, width > 1, groups > 1 and plan.expert_data > 1, expert, width)
 
-    pairs = product(range(1, plan.expert + 1), range(1, plan.expert_tensor + 1))
-    expert, width = max((p for p in pairs if num_ranks % math.prod(p) == 0), key=worth)
+    pairs = itertools.product(range(1, plan.expert + 1), range(1, plan.expert_tensor + 1))
+    expert, width = max((p for p in pairs if num_ranks % math.prod(p) == 0), key=preference)
     return {"expert": expert, "expert_tensor": width}
 
 
 def _toy_model(model: Model, *, num_layers: int, small: Plan, window: int, of: int) -> Model:
-    """`model` with the same kinds of layers at toy width, for the plan `small`. `of` is how many ranks its heads were
-    divided over."""
+    """`model` with the same kinds of layers at toy width, for the plan `small`. `of`: ranks over which its heads were
+    sharded."""
     attention, windowed, tensor = model.attention, model.attention.num_windowed_layers, small.tensor
     toy_windowed = num_layers if windowed >= model.num_layers else min(windowed, num_layers // 2)
     toy_attention = _toy_attention(attention, tensor=tensor, of=of)
@@ -217,7 +217,7 @@ def _toy_attention(a: Attention, *, tensor: int, of: int) -> Attention:
 
 
 def _toy_lora(lora: Lora) -> Lora:
-    """Without dropout, whose numbers are others on other processes."""
+    """The adapters without dropout, which differs between processes."""
     return replace(lora, rank=min(lora.rank, 4), dropout=0.0, base_format=BaseFormat.FULL)
 
 
@@ -242,16 +242,16 @@ class _Cases:
     timeout_s: float
 
     def stack(self, rank: int) -> Path:
-        """Where a rank that hangs says where it stands."""
+        """The file for the stack of a rank that hangs."""
         return self.answer.with_name(f"stack-{rank}.txt")
 
 
 def rehearse(run: Run, plan: Plan, *, timeout_s: float = TIMEOUT_S) -> RehearsalResult:
-    """Take `NUM_STEPS` steps of `run` under `plan` and alone, on local CPU processes.
+    """Take `NUM_STEPS` steps of `run` under `plan` and in one process, on local CPU processes.
 
     The plan must be one that `check` passes; the data should be small, `synthetic` best.
 
-    Raises InfeasibleError when a process fails, or has not ended after `timeout_s`: then with where each one stood.
+    Raises InfeasibleError when a process fails, or has not ended after `timeout_s`: then with the place of each one.
     """
     return rehearse_each([(run, plan)], timeout_s=timeout_s)[0]
 
@@ -292,7 +292,7 @@ def _why_lost(cases: _Cases, num_processes: int, error: WorkerLostError) -> str:
 
 
 def _where(stack: str) -> str:
-    """The innermost line of Meshwright in what `faulthandler` wrote: "pipeline.py:88 _run"."""
+    """The innermost line of Meshwright in a stack of `faulthandler`: "pipeline.py:88 _run"."""
     frames = re.findall(r'File "(.*)", line (\d+) in (.*)', stack)
     ours = [
         f
@@ -304,7 +304,7 @@ def _where(stack: str) -> str:
 
 
 def _compare_rank(rank: int, num_ranks: int, cases: _Cases) -> None:
-    # Weights are gathered whole to be compared, which PyTorch calls slow; nothing else here gathers them so.
+    # Weights are gathered to be compared. PyTorch warns that this is slow, which does not matter here.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     comparisons = []
     for run, plan in cases.runs:
@@ -323,11 +323,11 @@ def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> Rehe
     start_s = time.perf_counter()
     cpu = torch.device("cpu")
     coordinates = mesh_coordinates(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
-    alone = MeshCoordinates(plan=Plan(micro_batch=plan.micro_batch), device=cpu)
+    single = MeshCoordinates(plan=Plan(micro_batch=plan.micro_batch), device=cpu)
     mine = _Rehearsed(run, coordinates)
-    reference = _Rehearsed(replace(run, train=replace(run.train, compile=False)), alone)
+    reference = _Rehearsed(replace(run, train=replace(run.train, compile=False)), single)
     losses = [mine.step(i) for i in range(NUM_STEPS)]
-    losses_alone = [reference.step(i) for i in range(NUM_STEPS)]
+    reference_losses = [reference.step(i) for i in range(NUM_STEPS)]
     found = (
         _errors(mine.first_gradients, reference.first_gradients),
         _errors(mine.weights(), reference.weights()),
@@ -341,7 +341,7 @@ def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> Rehe
         plan=plan.describe(),
         num_processes=num_ranks,
         losses=losses,
-        losses_alone=losses_alone,
+        reference_losses=reference_losses,
         gradient_errors=_worst([errors for errors, _, _ in everywhere], names=reference.first_gradients),
         weight_errors=_worst([errors for _, errors, _ in everywhere], names=reference.weights()),
         memory_bytes=[memory for _, _, memory in everywhere],
@@ -350,7 +350,7 @@ def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> Rehe
 
 
 class _Rehearsed:
-    """A model at a place, with its data."""
+    """The part of a model at some mesh coordinates, with its data."""
 
     def __init__(self, run: Run, coordinates: MeshCoordinates) -> None:
         self.run, self.coordinates = run, coordinates

@@ -1,4 +1,4 @@
-"""What a training shows and writes while it runs: progress, `steps.jsonl`, `events.jsonl`, trackers, `record.json`.
+"""Outputs of a training: progress, `steps.jsonl`, `events.jsonl`, trackers, `record.json`.
 
 Every process has a `RunOutput`. Only the main process opens the step log and the trackers.
 """
@@ -39,7 +39,7 @@ class RunOutput:
                 settings=telemetry.resolved(run, plan=self.prepared.plan),
                 after_step=after_step,
             )
-            self.trackers = Trackers(run.train.trackers, opening=tracked, warn=self.progress.say)
+            self.trackers = Trackers(run.train.trackers, run=tracked, warn=self.progress.say)
 
     @property
     def elapsed_before_s(self) -> float:

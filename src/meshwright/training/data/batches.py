@@ -39,7 +39,7 @@ class Batch:
 
     @property
     def num_bytes(self) -> int:
-        """That it takes in memory."""
+        """Bytes in memory."""
         return sum(tensor.nbytes for tensor in self._tensors().values())
 
     def to(self, device: torch.device | str) -> Batch:
@@ -61,7 +61,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """What one data rank trains on. Ranks that share data (tensor, pipeline, context) share `data_rank`."""
+    """The batches of one data rank. Ranks with the same data (tensor, pipeline, context) have the same `data_rank`."""
 
     samples: Samples
     global_batch: int  # sequences of all data ranks together
@@ -74,7 +74,7 @@ class Batches:
     def __post_init__(self) -> None:
         if self.data_width < 1 or self.global_batch < 1 or self.global_batch % self.data_width:
             raise InputError(
-                "a global batch is shared out evenly among the data ranks",
+                "the data ranks do not divide the global batch",
                 got=f"{self.global_batch} sequences for {self.data_width} ranks",
             )
         if not 0 <= self.data_rank < self.data_width:
@@ -88,11 +88,11 @@ class Batches:
         return self.samples.num_samples // self.global_batch
 
     def epoch_of(self, step: int) -> float:
-        """How often the data has been seen when `step` begins."""
+        """Number of epochs before `step`, with fractions."""
         return step * self.global_batch / self.samples.num_samples
 
     def sample_numbers(self, step: int) -> list[int]:
-        """Which samples this rank trains on in `step`."""
+        """Numbers of this rank's samples in `step`."""
         num_rows = self.global_batch // self.data_width
         first = step * self.global_batch + self.data_rank * num_rows
         epochs, places = np.divmod(

@@ -33,7 +33,7 @@ REMEMBERED_BYTES = 256 * MIB
 
 
 def build_once(folder: Path, build: Callable[[Path], None], *, about: Mapping[str, Any]) -> None:
-    """After this `folder` exists and is what its manifest says; `build` fills an empty folder when it was not.
+    """Make sure that `folder` exists and matches its manifest; otherwise `build` fills an empty folder.
 
     Raises InputError when the cache cannot be written, and whatever `build` raises.
     """
@@ -41,7 +41,7 @@ def build_once(folder: Path, build: Callable[[Path], None], *, about: Mapping[st
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with _locked(folder):
             fault = find_fault(folder)  # another process may have built it while this one waited
             if fault is None:
                 return
@@ -57,7 +57,7 @@ def build_once(folder: Path, build: Callable[[Path], None], *, about: Mapping[st
 
 
 def find_fault(folder: Path) -> str | None:
-    """What is wrong with a built folder, or None."""
+    """The first difference between a built folder and its manifest, or None."""
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
         facts = {name: (int(fact["bytes"]), str(fact["blake2b"])) for name, fact in files.items()}
@@ -83,7 +83,7 @@ def digest_of(file: Path) -> str:
 
 
 def remembered_digest(file: Path, *, cache: Path) -> str:
-    """`digest_of` a source file; of a large one it is kept, and used until its size or time of change differs."""
+    """`digest_of` a source file. That of a large file is cached until its size or modification time changes."""
     fact = file.stat()
     if fact.st_size < REMEMBERED_BYTES:
         return digest_of(file)
@@ -130,8 +130,8 @@ def _to_disk(path: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """No other process of this machine builds `folder` meanwhile; the system frees the lock of a killed one."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` against other processes of this machine; the system frees the lock of a killed one."""
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

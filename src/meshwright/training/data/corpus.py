@@ -30,18 +30,16 @@ from meshwright.training.data.tokenizer import (
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """What a run trains and validates on."""
+    """Training and validation data of a run."""
 
     train: Samples
-    validation: (
-        Samples | None
-    )  # always the same samples, in the same order; None: the run takes no validation loss
+    validation: Samples | None  # always the same, in the same order; None: the run has no validation loss
     tokenizer: Tokenizer | None  # None: the data is tokens already, or random ones
     num_tokens: int | None  # of the training part; None: endless
 
 
 def open_data(run: Run, *, cache: Path | None = None, report: Report | None = None) -> Corpus:
-    """The data that `run` names. Tokenises it on the first use; other processes that ask meanwhile wait for that.
+    """Open the data of `run`. The first use tokenises it; other processes wait for that.
 
     Raises InputError when the data, the tokenizer or the sizes do not work, MissingDependencyError when a library is
     absent.

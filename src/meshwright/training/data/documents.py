@@ -1,4 +1,4 @@
-"""What a corpus is made of: documents, and which of their characters are trained on.
+"""Documents of a corpus, and the characters of them that are trained on.
 
 A record of JSONL, Parquet or Hugging Face `datasets` becomes a document in one of three ways, tried in this order:
 `messages` (a conversation: answers of the assistant are trained on), a prompt and its answer (the answer is
@@ -31,7 +31,7 @@ class TextDocument:
 
 
 class Chat(Protocol):
-    """How a conversation is written as text."""
+    """A format that writes conversations as text."""
 
     def render(self, messages: list[Mapping[str, Any]]) -> TextDocument:
         """The conversation as one document. Raises InputError when it cannot be written."""
@@ -39,7 +39,7 @@ class Chat(Protocol):
 
 
 ANSWER_KEYS = {"prompt": ("completion", "response", "answer"), "question": ("answer",)}
-"""A key that asks, and the keys that may answer it."""
+"""A key of the prompt, and the keys that may hold its answer."""
 
 
 def document_from_record(

@@ -33,7 +33,7 @@ class HubDataset:
 
 
 def is_saved_to_disk(path: Path) -> bool:
-    """Whether `datasets.save_to_disk` wrote this folder."""
+    """Return True if `datasets.save_to_disk` wrote this folder."""
     return (path / "dataset_dict.json").is_file() or (
         (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
     )

@@ -87,7 +87,7 @@ class StreamSamples:
 
 
 def stream_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -> StreamSamples:
-    """Cut these extents. The tokens after the last whole sample are left out."""
+    """Cut these extents. The tokens after the last whole sample are not used."""
     ranges_E2 = extents.ranges_E2
     return StreamSamples(
         store=store,
@@ -100,7 +100,7 @@ def stream_samples(store: TokenStore, extents: Extents, *, sequence_length: int)
 
 @dataclass(frozen=True, kw_only=True)
 class WholeSamples:
-    """Whole documents side by side; row p of `ranges_P2` holds the positions of sample p."""
+    """Whole documents side by side; row p of `ranges_P2` is the range of sample p."""
 
     store: TokenStore
     sequence_length: int

@@ -33,12 +33,12 @@ class Permutation:
     epoch: int = 0
 
     def at(self, index_N: npt.ArrayLike) -> Numbers:
-        """Which numbers stand at these places."""
+        """The numbers at these places of the order."""
         place_N = np.atleast_1d(np.asarray(index_N, dtype=np.uint64))
         if place_N.size and int(place_N.max()) >= self.length:
             raise IndexError(f"place {int(place_N.max())} of {self.length}")
         half_bits = max(1, ((self.length - 1).bit_length() + 1) // 2)
-        keys = _mix(np.arange(NUM_ROUNDS, dtype=np.uint64) + _mix(_words(self.seed, self.epoch))[:1])
+        keys = _mix(np.arange(NUM_ROUNDS, dtype=np.uint64) + _mix(_seed_word(self.seed, self.epoch))[:1])
         number_N = _feistel(place_N, keys, half_bits)
         while (is_outside_N := number_N >= np.uint64(self.length)).any():
             number_N[is_outside_N] = _feistel(number_N[is_outside_N], keys, half_bits)
@@ -61,7 +61,7 @@ def _mix(word_N: np.ndarray) -> np.ndarray:
     return word_N ^ (word_N >> np.uint64(31))
 
 
-def _words(seed: int, epoch: int) -> np.ndarray:
+def _seed_word(seed: int, epoch: int) -> np.ndarray:
     """Seed and epoch as one word: the epoch is mixed before it is added, so (0, 1) and (1, 0) differ."""
     word = np.array([seed % 2**64], dtype=np.uint64)
     return word + _mix(_mix(np.array([epoch], dtype=np.uint64)))

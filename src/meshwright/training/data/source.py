@@ -1,4 +1,4 @@
-"""Where documents come from, by the name that a run file gives.
+"""Sources of documents, by the name in a run file.
 
     python-stdlib    the source of this interpreter's standard library: nothing to download, about 10 MB
     PATH             a file, a folder (searched to the bottom) or a glob: text, JSONL, Parquet
@@ -31,7 +31,15 @@ from meshwright.training.data.readers import READERS, reader_of
 PYTHON_STDLIB = "python-stdlib"
 SYNTHETIC = "synthetic"
 
-_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
+_EXCLUDED_FOLDERS = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "encodings",
+    "pydoc_data",
+}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _FILE_OPTIONS, _HUB_OPTIONS = ("text",), ("config", "split", "text")
 
@@ -57,7 +65,7 @@ class DocumentSource:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFiles:
-    """A corpus that is tokens already."""
+    """A corpus of token files."""
 
     name: str
     prefixes: tuple[Path, ...]
@@ -70,10 +78,7 @@ def open_source(name: str, *, cache: Path | None = None) -> DocumentSource | Tok
     """
     try:
         return _open(name, default_cache() if cache is None else cache)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # a folder that may not be entered, a name or a pattern no system takes
+    except (OSError, ValueError) as error:  # no permission, or an invalid name or pattern
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"cannot open the data: {reason}", got=name[:200]) from error
 
@@ -179,9 +184,9 @@ def _from_files(name: str, files: list[Path], text_key: str | None, cache: Path)
 
 
 def _python_library(cache: Path) -> DocumentSource:
-    """Code that people wrote to be read: without tests, tables that programs wrote, and what varies by machine."""
+    """The standard library's source without tests, generated tables, and files that vary by machine."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(f for f in root.rglob("*.py") if not _LEFT_OUT & set(f.relative_to(root).parts))
+    files = sorted(f for f in root.rglob("*.py") if not _EXCLUDED_FOLDERS & set(f.relative_to(root).parts))
     files = [f for f in files if not f.name.startswith("_sysconfigdata")]
     if not files:
         raise InputError(

@@ -46,7 +46,7 @@ def everything(store: TokenStore) -> Extents:
 
 
 def num_held_out(num_tokens: int) -> int:
-    """How many tokens of a corpus are for validation.
+    """Number of tokens of a corpus that are held out for validation.
 
     >>> [num_held_out(n) for n in (1_000, 1_000_000, 10_000_000, 10**12)]
     [100, 65536, 200000, 16777216]
@@ -78,7 +78,7 @@ def hold_out(store: TokenStore, *, whole_documents: bool) -> Split:
 
 
 def _gaps(ranges_E2: np.ndarray, num_tokens: int) -> np.ndarray:
-    """What `ranges_E2` leaves of all positions."""
+    """The positions that are not in `ranges_E2`."""
     starts = np.concatenate([[0], ranges_E2[:, 1]])
     stops = np.concatenate([ranges_E2[:, 0], [num_tokens]])
     return np.stack([starts, stops], axis=1)[stops > starts].astype(np.int64)

@@ -46,26 +46,26 @@ class TokenStore:
 
     @property
     def is_masked(self) -> bool:
-        """Whether some token is not trained on."""
+        """True if some token is not trained on."""
         return any(shard.trained_N is not None for shard in self.shards)
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
         """Tokens of positions start to stop, int64."""
-        parts = [shard.tokens.tokens_N[a:b] for shard, _, a, b in self._pieces(start, stop)]
+        parts = [shard.tokens.tokens_N[a:b] for shard, _, a, b in self._ranges(start, stop)]
         return _joined(parts, np.int64)
 
     def trained(self, start: int, stop: int) -> np.ndarray:
-        """Which of these positions the loss counts, bool."""
+        """The mask of these positions that the loss counts, bool."""
         parts = [
             np.ones(b - a, dtype=bool) if shard.trained_N is None else shard.trained_N[a:b]
-            for shard, _, a, b in self._pieces(start, stop)
+            for shard, _, a, b in self._ranges(start, stop)
         ]
         return _joined(parts, np.bool_)
 
     def starts_between(self, start: int, stop: int) -> np.ndarray:
         """Positions after `start` and before `stop` at which a document begins."""
         parts = []
-        for shard, base, a, b in self._pieces(start, stop):
+        for shard, base, a, b in self._ranges(start, stop):
             if base + a > start:  # a shard begins with a document
                 parts.append(np.array([base + a]))
             parts.append(base + shard.tokens.starts_between(a, b))
@@ -85,7 +85,7 @@ class TokenStore:
         local = self.shards[at].tokens.document_at(position - int(self.first_token[at]))
         return int(self.first_document[at]) + local
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[Shard, int, int, int]]:
+    def _ranges(self, start: int, stop: int) -> Iterator[tuple[Shard, int, int, int]]:
         """Shards that hold start to stop: shard, its first position, and the range within it."""
         at = int(np.searchsorted(self.first_token, start, side="right")) - 1
         while start < stop:

@@ -28,20 +28,18 @@ from meshwright.training.data.tokenizer import Tokenizer
 FORMAT = 1  # raised when the same text would become other tokens, or other files
 SHARD_TOKENS = 1 << 29
 _BATCH_CHARACTERS = 2 << 20  # tokenised at once: enough for all cores, little memory
-_PIECE_CHARACTERS = 1 << 20  # a longer document is tokenised in pieces
+_PART_CHARACTERS = 1 << 20  # a longer document is tokenised in parts
 _LINE_START = re.compile(r"(?<=\n)(?=\S)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizationProgress:
-    """How far tokenisation has come."""
+    """Progress of tokenisation."""
 
     num_documents: int
     num_tokens: int
     done_bytes: int  # of text
-    total_bytes: (
-        int | None
-    )  # of the files, which is more than their text for JSONL and less for .gz and Parquet
+    total_bytes: int | None  # of the files: more than their text for JSONL, less for .gz and Parquet
 
 
 Report = Callable[[TokenizationProgress], None]
@@ -55,7 +53,7 @@ def tokenise(
     report: Report | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> TokenStore:
-    """The tokens of `source`: from the cache, or made now and put there.
+    """The tokens of `source`, from the cache, or tokenised now and cached.
 
     Raises InputError when the corpus has no text or cannot be read.
     """
@@ -162,9 +160,9 @@ def _batches(documents: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
 
 def _encode(documents: Sequence[TextDocument], tokenizer: Tokenizer) -> Iterator[_Tokens]:
     """Documents as tokens with their start and end; those without a mask are encoded together."""
-    pieces = [_pieces(d.text) if d.trained is None else [] for d in documents]
-    encoded = iter(tokenizer.encode([piece for of_document in pieces for piece in of_document]))
-    for document, of_document in zip(documents, pieces, strict=True):
+    parts = [_parts(d.text) if d.trained is None else [] for d in documents]
+    encoded = iter(tokenizer.encode([part for of_document in parts for part in of_document]))
+    for document, of_document in zip(documents, parts, strict=True):
         if document.trained is None:
             ids_N = np.concatenate([next(encoded) for _ in of_document])
             yield _framed(ids_N, None, document, tokenizer)
@@ -195,17 +193,17 @@ def _framed(
     return _Tokens(ids_N=framed_N, trained_N=mask_N)
 
 
-def _pieces(text: str) -> list[str]:
-    """A long text, cut before lines that begin with a character: no word or run of white space is cut.
+def _parts(text: str) -> list[str]:
+    """Split a long text before lines that begin with a character: no word or run of white space is split.
 
-    >>> _pieces("short")
+    >>> _parts("short")
     ['short']
     """
-    pieces, start = [], 0
-    while len(text) - start > _PIECE_CHARACTERS:
-        cut = _LINE_START.search(text, start + _PIECE_CHARACTERS)
+    parts, start = [], 0
+    while len(text) - start > _PART_CHARACTERS:
+        cut = _LINE_START.search(text, start + _PART_CHARACTERS)
         if cut is None:
             break
-        pieces.append(text[start : cut.start()])
+        parts.append(text[start : cut.start()])
         start = cut.start()
-    return [*pieces, text[start:]]
+    return [*parts, text[start:]]

@@ -35,7 +35,7 @@ class Aligned(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """What the data pipeline asks of a tokenizer."""
+    """The interface of tokenizers in the data pipeline."""
 
     name: str
     vocab: int  # one more than the largest token
@@ -117,7 +117,7 @@ class JsonTokenizer:
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the files from which `tokenizer_from_path`, and transformers, make it again."""
+        """Write the files that `tokenizer_from_path`, and transformers, read."""
         folder.mkdir(parents=True, exist_ok=True)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_text}
         write_atomically(folder / "tokenizer.json", self.text)
@@ -135,7 +135,7 @@ class JsonTokenizer:
         return Aligned(np.array(encoding.ids, dtype=np.int64), np.array(stops, dtype=np.int64))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Marks such as the end token are left out."""
+        """The text without special tokens."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
 

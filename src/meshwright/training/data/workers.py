@@ -1,7 +1,6 @@
-"""Reading ahead in the background, and how many threads that takes, by measurement.
+"""Prefetch batches with background threads, whose number is measured.
 
-Threads are enough: what a worker does is copy from memory-mapped files, and NumPy lets go of the interpreter lock
-meanwhile.
+Threads are enough: workers copy from memory-mapped files, and NumPy releases the interpreter lock meanwhile.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ def prefetch(
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerChoice:
-    """How many threads, and why: the measured time of a batch with each number of them that was tried.
+    """Number of threads, with the measured time of a batch for each number that was tried.
 
-    Where the run file says how many, nothing was measured.
+    Where the run file gives the number, nothing was measured.
     """
 
     num_workers: int
@@ -62,12 +61,12 @@ class WorkerChoice:
 
 
 class ReadAhead(Generic[T]):
-    """`at(number)` is `read(number)`; numbers in order are read ahead. Any count of threads gives the same.
+    """`at(number)` is `read(number)`; consecutive numbers are prefetched. The number of threads changes no result.
 
-    With `num_workers` there are so many. Without, one thread begins; when `num_steps` batches were used, the time
-    between them is the step that reading must keep up with, and the count is chosen by `measure_workers`.
+    `num_workers` sets the number of threads. Without it one thread begins; after `num_steps` batches the time between
+    them is the step that reading must keep up with, and `measure_workers` chooses the number.
 
-    Nothing at or beyond `stop` is asked for, or read: the threads end with the last batch before it.
+    Nothing at or beyond `stop` is read: the threads end with the last batch before it.
     """
 
     def __init__(
@@ -127,11 +126,11 @@ def measure_workers(
     num_batches: int = 4,
     start: int = 0,
 ) -> WorkerChoice:
-    """The fewest threads that keep up with a step of `step_s` seconds; not known: that are nearly as fast as any.
+    """Measure the fewest threads that keep up with a step of `step_s` seconds; None: that are nearly as fast as any.
 
-    Without a thread, reading adds to the step, so that is chosen only where it is a hundredth of it. The first count
-    that keeps up ends the search. Each candidate reads other batches, so that none profits from what the last one
-    brought into memory.
+    Without a thread, reading adds to the step, so 0 is chosen only where reading is a hundredth of the step. The first
+    count that keeps up ends the search. Each candidate reads other batches, which no earlier one has brought into
+    memory.
     """
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     batch_s: dict[int, float] = {}

@@ -15,7 +15,7 @@ from torch.nn.attention.bias import causal_lower_right
 from meshwright.specs.model import Model
 from meshwright.training.models import blockwise
 from meshwright.training.models.linear import Linear
-from meshwright.training.models.rope import rotate_halves, rotate_interleaved, score_scale
+from meshwright.training.models.rope import rotate_contiguous, rotate_interleaved, score_scale
 from meshwright.training.models.token_layout import TokenLayout
 
 
@@ -32,7 +32,7 @@ class CoreAttention(nn.Module):
         return self.attend(q_BTHK, k_BTGK, v_BTGV, mask_B1TS=self.mask(layout))
 
     def mask(self, layout: TokenLayout) -> Tensor | None:
-        """Which keys each query may see; None: plainly causal."""
+        """The mask of keys that each query attends to; None: causal."""
         return layout.windowed_mask_B1TS if self.windowed else layout.mask_B1TS
 
     def attend(self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, mask_B1TS: Tensor | None) -> Tensor:
@@ -82,8 +82,8 @@ class GroupedAttention(nn.Module):
         q_BTHK = self.query_norm(self.query(x_BTD).unflatten(-1, (-1, self.head_dim)))
         k_BTGK = self.key_norm(self.key(x_BTD).unflatten(-1, (-1, self.head_dim)))
         v_BTGV = self.value(x_BTD).unflatten(-1, (-1, self.value_dim))
-        q_BTHK = rotate_halves(q_BTHK, layout.cos_BT1J, layout.sin_BT1J)
-        k_BTGK = rotate_halves(k_BTGK, layout.cos_BT1J, layout.sin_BT1J)
+        q_BTHK = rotate_contiguous(q_BTHK, layout.cos_BT1J, layout.sin_BT1J)
+        k_BTGK = rotate_contiguous(k_BTGK, layout.cos_BT1J, layout.sin_BT1J)
         out_BTHV = self.core(q_BTHK, k_BTGK, v_BTGV, layout)
         return self.output(out_BTHV.flatten(-2))
 

@@ -1,13 +1,13 @@
-"""The auxiliary loss that keeps experts equally busy, taken of every sequence by itself.
+"""The auxiliary loss that balances the load of experts, computed for every sequence by itself.
 
     L = E Σ_e f_e P_e      f_e share of the sequence's rows, P_e its mean score; 1 when balanced
 
 The form is Switch's (Fedus et al. 2021, equation 4), the statistics are DeepSeek-V3's (2024, equations 17 to 20):
 of one sequence, not of a micro-batch. So it does not depend on which sequences a process happens to hold, and any plan
-gives the gradients of one process. Where a sequence is divided over ranks the counts of all its parts are added first.
+gives the gradients of one process. Where a sequence is sharded over ranks the counts of all its parts are summed first.
 
-The loss joins the gradient where the scores are made, not at the end of the model: so it needs no plumbing through
-pipeline stages, and reported losses do not hold it.
+The gradient of the loss is added at the scores, not at the end of the model: so it is not passed through pipeline
+stages, and reported losses do not include it.
 
 B sequences, T tokens of a sequence (of this rank), E experts.
 """

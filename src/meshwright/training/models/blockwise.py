@@ -1,17 +1,17 @@
-"""Causal attention on a CPU, one block of queries at a time, as plain matrix products.
+"""Causal attention on a CPU, one block of queries at a time, as plain GEMMs.
 
     S = scale Q K^T    P = softmax(S)    O = P V
     dP = dO V^T        dS = P (dP - Σ P dP)        dQ = scale dS K     dK = scale dS^T Q     dV = P^T dO
 
-PyTorch's own CPU kernel multiplies tiles too small for the processor's bf16 instructions. Products over 64 queries
-of all heads that share keys, and over only the keys that come before, take less time: forward and backward on one
+PyTorch's own CPU kernel multiplies tiles too small for the processor's bf16 instructions. GEMMs over 64 queries of
+all heads that share keys, and over only the keys that come before, take less time: forward and backward on one
 core of an AMD EPYC (Zen 5) 8.6 against 25 ms for 8 x 256 tokens of 6 heads of 32 in bf16, 92 against 177 ms for 2048
 tokens of 8 heads of 64; 37 against 56 ms in fp32 for 2 x 512 tokens of 10 heads of 64.
 
-Scores and softmax are fp32; P, dP and dS are rounded to bf16, as they feed products. Against fp64, the relative error
+Scores and softmax are fp32; P, dP and dS are rounded to bf16, as they feed GEMMs. Against fp64, the relative error
 of O, dQ, dK, dV in the first case is 0.23, 0.37, 0.43, 0.32 %; that of PyTorch's kernel 0.18, 0.30, 0.47, 0.46 %.
 
-It keeps P, half of H T² numbers a sequence: hence `LONGEST`.
+It saves P, H T² / 2 numbers a sequence: hence the limit `LONGEST`.
 
 B sequences, T tokens, S keys, H query heads, G key/value heads, R = H / G, K query/key width of a head, V value width,
 C queries of a block, N = B G, M = R C rows of a block.
@@ -31,7 +31,7 @@ HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_tile"))
 
 
 def is_faster(q_BHTK: Tensor, k_BGSK: Tensor) -> bool:
-    """Whether `attend` is the faster way. PyTorch's kernel uses AMX where there is any, and is left to it."""
+    """Return True if `attend` is faster than PyTorch's kernel, which uses AMX where the processor has it."""
     return q_BHTK.device.type == "cpu" and k_BGSK.shape[2] <= LONGEST and not HAS_AMX
 
 

@@ -1,4 +1,4 @@
-"""From shapes to modules."""
+"""Build modules from the shapes of a model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build_model(
 
 
 def materialize(built: Transformer, *, device: torch.device | str) -> None:
-    """Gives a meta model memory on `device`: parameters uninitialised, buffers zero, tied weights still tied."""
+    """Allocate a meta model on `device`: parameters uninitialised, buffers zero, tied weights still tied."""
     built.to_empty(device=device)
     built.tie()
     reset_buffers(built)

@@ -1,4 +1,4 @@
-"""How busy each expert is, and the bias that follows it.
+"""Load of experts, and the routing bias that balances it.
 
     b_e += speed * sign(mean load - load_e)      after each optimizer step (DeepSeek-V3, section 2.1.2)
 
@@ -19,9 +19,9 @@ from meshwright.training.models.transformer import Transformer
 def configure_balance_loss(
     modules: Iterable[Transformer], *, scale: float, group: distributed.ProcessGroup | None = None
 ) -> None:
-    """What the auxiliary loss, a sum over tokens, is multiplied by: one over the tokens of a step.
+    """Set the scale of the auxiliary loss, which is a sum over tokens: one over the tokens of a step.
 
-    `group` are the ranks that share out the tokens of the same sequences.
+    `group`: the ranks that hold parts of the same sequences.
     """
     for _, layer in _mixtures(modules):
         layer.loss_scale, layer.sequence_group = scale, group
@@ -29,9 +29,9 @@ def configure_balance_loss(
 
 @torch.no_grad()
 def collect_expert_load(modules: Sequence[Transformer]) -> Tensor | None:
-    """Rows of each expert since the last call [L, E], 0 for layers that are dense or not here; starts the count anew.
+    """Rows of each expert since the last call [L, E], 0 for layers that are dense or not here; resets the counts.
 
-    None for a model without experts. With recomputation a layer counts twice; shares and signs are the same.
+    None for a model without experts.
     """
     model = modules[0].model
     if model.experts is None:
@@ -46,7 +46,7 @@ def collect_expert_load(modules: Sequence[Transformer]) -> Tensor | None:
 
 @torch.no_grad()
 def update_routing_bias(modules: Iterable[Transformer], load_LE: Tensor, *, speed: float) -> None:
-    """Moves every router's bias by `speed` towards balance, once an optimizer step. `load_LE` is of all tokens."""
+    """Move every router's bias by `speed` towards balance, once an optimizer step. `load_LE` is of all tokens."""
     for index, layer in _mixtures(modules):
         if layer.router.bias_E is not None:
             load_E = load_LE[index]
@@ -54,7 +54,7 @@ def update_routing_bias(modules: Iterable[Transformer], load_LE: Tensor, *, spee
 
 
 def expert_load_ratio(load_LE: Tensor) -> Tensor:
-    """Rows of the busiest expert over the mean, of the layer where that is worst; 1 is balance.
+    """Rows of the busiest expert over the mean, the maximum over layers; 1 is balance.
 
     >>> expert_load_ratio(torch.tensor([[0, 0], [3, 1]]))
     tensor(1.5000)

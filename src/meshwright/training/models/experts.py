@@ -1,4 +1,4 @@
-"""Mixture of experts without dropping: every token reaches each of its experts.
+"""Dropless mixture of experts: every token reaches each of its experts.
 
     router    scores every expert for every token and picks top_k
     spread    rows, one a (token, expert) pair, sorted by expert
@@ -25,15 +25,15 @@ from meshwright.training.models.feed_forward import FeedForward, swiglu
 
 
 class Routing(NamedTuple):
-    """What the router decided."""
+    """The experts of every token, and their weights."""
 
     weights_NC: Tensor  # fp32
     experts_NC: Tensor  # integers below E
-    scores_NE: Tensor  # fp32, what the balance loss is taken of
+    scores_NE: Tensor  # fp32, for the balance loss
 
 
 class TopKRouter(nn.Module):
-    """Scores in fp32 whatever the weights are: a flipped choice costs more than a slow product this small.
+    """Scores in fp32 whatever the weights are: a flipped choice costs more than a slow GEMM this small.
 
     With sigmoid scores `bias_E` shifts the choice but not the weight; `expert_load.update_routing_bias` moves it.
     `load_E` counts the rows each expert got in training since `load.collect_expert_load`.
@@ -69,7 +69,7 @@ class TopKRouter(nn.Module):
         return self.weight
 
     def _limit_groups(self, scores_NE: Tensor) -> Tensor:
-        """Leaves the best groups of each token. A group is as good as its two best experts (V3), or one (V2)."""
+        """Mask all but the best groups of each token. A group scores as its two best experts (V3), or its best (V2)."""
         if not self.spec.num_groups:
             return scores_NE
         num_best = 2 if self.spec.router is Router.SIGMOID else 1
@@ -174,7 +174,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class _Spread(torch.autograd.Function):
-    """Copies every token to its rows. The gradient adds them in a fixed order: no atomics, same bits each time."""
+    """Copies every token to its rows. The gradient sums them in a fixed order: no atomics, same bits each time."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, order_M: Tensor, top_k: int) -> Tensor:
@@ -203,7 +203,7 @@ class _Unsort(torch.autograd.Function):
 
 
 def unsort(rows_MD: Tensor, order_M: Tensor) -> Tensor:
-    """The rows of which `rows_MD` is the `order_M`."""
+    """Invert the permutation `order_M` of rows."""
     out_MD = torch.empty_like(rows_MD)
     out_MD[order_M] = rows_MD
     return out_MD

@@ -1,4 +1,4 @@
-"""Which models this engine builds, and where in the stack their special layers are.
+"""Models that this engine builds, and the places of their special layers in the stack.
 
 `specs.model.Model` counts windowed and dense layers; which ones they are is a habit of the family:
 
@@ -37,7 +37,7 @@ def check_model(model: Model) -> None:
         (model.norm_bias, "norms with a bias", "norm_bias: true"),
         (
             model.rope.scaling is RopeScaling.OTHER,
-            "this stretching of rotary positions",
+            "this RoPE scaling",
             "rope.scaling: other",
         ),
     ):
@@ -81,10 +81,10 @@ def _check_layers(model: Model) -> None:
 
 
 def is_dense(model: Model, index: int) -> bool:
-    """Whether layer `index` has a dense feed-forward: the first ones have."""
+    """Return True if layer `index` has a dense feed-forward: the first ones have."""
     return index < model.num_dense_layers
 
 
 def is_windowed(model: Model, index: int) -> bool:
-    """Whether layer `index` has a sliding window: the last ones have."""
+    """Return True if layer `index` has a sliding window: the last ones have."""
     return index >= model.num_layers - model.attention.num_windowed_layers

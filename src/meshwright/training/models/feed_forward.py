@@ -12,7 +12,7 @@ from meshwright.training.models.linear import Linear
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up. Recomputation puts its own in the place of this."""
+    """silu(gate) * up. Recomputation replaces it."""
     return functional.silu(gate) * up
 
 

@@ -1,13 +1,13 @@
-"""First weights, the same for every way of sharding them.
+"""Weight initialization, independent of sharding.
 
     matrices                                   normal, std 0.02
     matrices that write to the residual stream normal, std 0.02 / sqrt(2 L)      GPT-2 (Radford et al. 2019)
     norms 1, biases 0
     adapters: A uniform up to 1 / sqrt(in), B 0                                 PEFT
 
-Every tensor has a random stream of its own, seeded by its name; every expert of a stack too. So a rank that holds
-one expert, one stage or one shard draws just the numbers that one process would have drawn. The stream depends on
-the kind of device, as PyTorch's does.
+Every tensor has its own random stream, seeded by its name; every expert of a stack too. So a rank that holds one
+expert, one stage or one shard draws the same numbers as one process would. The stream depends on the type of device,
+as PyTorch's does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESIDUAL_WRITERS = ("attention.output.weight", "ffn.down.weight", "experts.down"
 
 @torch.no_grad()
 def init_weights(model: Transformer, *, seed: int, std: float = STD) -> None:
-    """Fills all parameters and buffers of a model that is not on the meta device (see `materialize`)."""
+    """Fill all parameters and buffers of a model that is not on the meta device (see `materialize`)."""
     assert not any(p.is_meta for p in model.parameters()), "materialize comes first"
     init_adapters(model, seed=seed)
     stacked = {f"{name}." for name, module in model.named_modules() if isinstance(module, RoutedExperts)}
@@ -53,7 +53,7 @@ def init_weights(model: Transformer, *, seed: int, std: float = STD) -> None:
 def initial_weight(
     model: Model, name: str, *, shape: tuple[int, ...], expert: int | None, seed: int, device: torch.device
 ) -> Tensor:
-    """What `init_weights` puts into the whole tensor `name`, or into one expert of that stack: fp32 of `shape`."""
+    """Initial values of the whole tensor `name`, or of one expert of that stack, as in `init_weights`: fp32 `shape`."""
     whole = torch.empty(shape, dtype=torch.float32, device=device)
     if (constant := _constant(name)) is not None:
         return whole.fill_(constant)
@@ -63,7 +63,7 @@ def initial_weight(
 
 
 def _constant(name: str) -> float | None:
-    """What all of a norm or a bias is; None: a matrix, which is random."""
+    """The initial value of a norm or a bias; None: a matrix, which is random."""
     if name.endswith("norm.weight"):
         return 1.0
     return 0.0 if name.endswith((".bias", ".bias_E")) else None
@@ -75,7 +75,7 @@ def _spread(name: str, *, num_layers: int, std: float) -> float:
 
 @torch.no_grad()
 def init_adapters(model: nn.Module, *, seed: int) -> None:
-    """Fills the adapters alone, so that weights loaded before or after stay."""
+    """Fill the adapters only, so that weights loaded before or after stay."""
     for name, layer in adapted(model):
         limit = layer.in_features**-0.5
         draw = partial(Tensor.uniform_, **{"from": -limit, "to": limit})
@@ -84,13 +84,13 @@ def init_adapters(model: nn.Module, *, seed: int) -> None:
 
 
 def reset_buffers(model: nn.Module) -> None:
-    """Zeroes loads and balancing biases: all buffers these models have."""
+    """Zero the loads and balancing biases: all buffers these models have."""
     for buffer in model.buffers():
         buffer.zero_()
 
 
 def _fill(parameter: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int) -> None:
-    """Draws the whole tensor and keeps this rank's part."""
+    """Draw the whole tensor and keep this rank's part."""
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     whole = torch.empty(parameter.shape, dtype=torch.float32, device=local.device)
     draw(whole, generator=_generator(seed, name, local.device))
@@ -98,7 +98,7 @@ def _fill(parameter: Tensor, name: str, draw: Callable[..., Tensor], *, seed: in
 
 
 def _fill_stack(stack: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int) -> None:
-    """Draws the experts of this rank one by one: no second stack is ever held where the part is one slice."""
+    """Draw the experts of this rank one by one: no second stack is ever held where the part is one slice."""
     local = stack.to_local() if isinstance(stack, DTensor) else stack
     where = local_slices(stack)
     if where is None:
@@ -137,6 +137,6 @@ def _generator(seed: int, key: str, device: torch.device) -> torch.Generator:
 
 
 def named_seed(seed: int, key: str) -> int:
-    """Where the random numbers called `key` begin, 63 bits; Python's own `hash` differs between processes."""
+    """The seed of the random stream `key`, 63 bits; Python's own `hash` differs between processes."""
     digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

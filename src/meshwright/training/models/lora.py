@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021): a frozen matrix W and a trained product beside it.
+"""Low-rank adapters (Hu et al. 2021): a frozen matrix W plus a trained product of two narrow ones.
 
     y = x W^T + (alpha / r) dropout(x) A^T B^T        A [r, in], B [out, r]; B begins at zero
 
@@ -54,11 +54,11 @@ class FrozenLinear(nn.Linear):
                 self.quantized = QuantizedWeight(base.out_features, base.in_features, kind=base_format)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The frozen product."""
+        """Multiply by the frozen weight."""
         if self.quantized is None:
             return linear(input, self.weight, self.bias)
-        product = self.quantized(input)
-        return product if self.bias is None else product + self.bias
+        out = self.quantized(input)
+        return out if self.bias is None else out + self.bias
 
 
 class LoraLinear(FrozenLinear):
@@ -82,8 +82,8 @@ class LoraLinear(FrozenLinear):
 def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.float32) -> None:
     """Freeze `built` and give the matrices that `lora` targets an adapter, in place.
 
-    Do it before sharding and `materialize`; then `init_weights` or `init_adapters` fills them. Raises InputError for
-    a target that the model does not have. With a quantised base the other linear layers of the blocks are too.
+    Call before sharding and `materialize`; then `init_weights` or `init_adapters` fills them. Raises InputError for a
+    target that the model does not have. With a quantised base the other linear layers of the blocks are quantised too.
     """
     built.requires_grad_(False)
     latent = built.model.attention.kind is AttentionKind.MLA
@@ -110,7 +110,7 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
 
 
 def _freeze_others(layer: nn.Module, base_format: BaseFormat) -> None:
-    """Quantise what has no adapter."""
+    """Quantise the linear layers that have no adapter."""
     adapters = {f"{name}.{part}" for name, _ in adapted(layer) for part in ("lora_a", "lora_b")}
     for name, module in list(layer.named_modules()):
         if isinstance(module, nn.Linear) and not isinstance(module, FrozenLinear) and name not in adapters:
@@ -140,11 +140,11 @@ def adapted(built: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 @torch.no_grad()
 def merge_adapters(built: Transformer) -> None:
-    """Add every adapter to its matrix, in fp32, and take it away. Not for sharded models."""
+    """Add every adapter to its matrix, in fp32, and remove it. Not for sharded models."""
     for name, layer in list(adapted(built)):
         assert layer.quantized is None, "merge into the weights as they were before they were rounded"
-        product = layer.lora_b.weight.float() @ layer.lora_a.weight.float() * layer.scale
-        layer.weight.copy_(layer.weight.float() + product)
+        update = layer.lora_b.weight.float() @ layer.lora_a.weight.float() * layer.scale
+        layer.weight.copy_(layer.weight.float() + update)
         plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         plain.weight, plain.bias = layer.weight, layer.bias
         built.set_submodule(name, plain)

@@ -3,8 +3,8 @@
     int8   W[o, i] = s[o] c[o, i]       s[o] = max |W[o, :]| / 127, c whole numbers       error <= s[o] / 2
     nf4    W[n] = a[n // 64] v[c[n]]    a the largest of 64 neighbours, v 16 quantiles of the normal distribution
 
-W is made again for the backward pass, so that at any time one matrix is whole. Sources: Dettmers et al. 2022
-(LLM.int8()), section 2; Dettmers et al. 2023 (QLoRA), section 3 and appendix E, without double quantisation.
+W is dequantised again for the backward pass, so that at any time only one matrix is whole. Sources: Dettmers et al.
+2022 (LLM.int8()), section 2; Dettmers et al. 2023 (QLoRA), section 3 and appendix E, without double quantisation.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class QuantizedWeight(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` times the transposed matrix."""
-        return _FrozenProduct.apply(input, self)
+        return _FrozenGemm.apply(input, self)
 
     @torch.no_grad()
     def take(self, weight: Tensor) -> None:
-        """Hold `weight` from now on, rounded."""
+        """Quantise `weight` and hold it."""
         weight = weight.to(device=self.codes.device, dtype=torch.float32)
         if self.kind is BaseFormat.INT8:
             scales = weight.abs().amax(dim=1, keepdim=True) / LARGEST
@@ -79,7 +79,7 @@ class QuantizedWeight(nn.Module):
         return (unit * self.scales).flatten()[: out_features * in_features].view(self.shape).to(dtype)
 
 
-class _FrozenProduct(torch.autograd.Function):
+class _FrozenGemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: QuantizedWeight) -> Tensor:
         ctx.weight = weight

@@ -1,7 +1,7 @@
-"""Rotary position embedding (Su et al. 2021), with the stretchings of Llama 3.1 and YaRN.
+"""Rotary position embedding (Su et al. 2021), with the RoPE scaling of Llama 3.1 and YaRN.
 
     angle(t, i) = t * theta^(-2i/R)          i = 0 .. R/2 - 1
-    halves       (x_i, x_{i + R/2}) turns by angle(t, i)    Llama, Mistral, Mixtral, Qwen3
+    contiguous   (x_i, x_{i + R/2}) turns by angle(t, i)    Llama, Mistral, Mixtral, Qwen3
     interleaved  (x_{2i}, x_{2i+1}) turns by angle(t, i)    DeepSeek
 
 B sequences, T tokens, R rotary width of a head, J = R / 2 frequencies; `...` are heads.
@@ -54,12 +54,12 @@ def _yarn(rope: Rope, plain_J: Tensor) -> Tensor:
 
 
 def temperature(factor: float, mscale: float) -> float:
-    """YaRN's growth of the attention logits with the stretch: 0.1 m ln(s) + 1 (DeepSeek adds the m)."""
+    """YaRN's growth of the attention logits with the scaling factor s: 0.1 m ln(s) + 1 (DeepSeek adds the m)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def rotation_scale(rope: Rope) -> float:
-    """What cosine and sine are multiplied by."""
+    """The factor of cosine and sine."""
     if rope.scaling is not RopeScaling.YARN:
         return 1.0
     if rope.mscale and rope.mscale_all_dims:
@@ -68,7 +68,7 @@ def rotation_scale(rope: Rope) -> float:
 
 
 def score_scale(rope: Rope) -> float:
-    """What the scores of latent attention are multiplied by, beside 1/sqrt(head width)."""
+    """The factor of the scores of latent attention, besides 1/sqrt(head width)."""
     if rope.scaling is not RopeScaling.YARN or not rope.mscale_all_dims:
         return 1.0
     return temperature(rope.factor, rope.mscale_all_dims) ** 2
@@ -77,16 +77,16 @@ def score_scale(rope: Rope) -> float:
 def rotation(rope: Rope, positions_BT: Tensor, *, width: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every angle, fp32 [B, T, 1, J]; the 1 broadcasts over heads.
 
-    Computed anew in every forward: a table in a buffer would have to be kept right through meta devices,
-    casts and sharding, to save a few microseconds.
+    Computed in every forward: a table in a buffer would have to survive meta devices, casts and sharding, to save a
+    few microseconds.
     """
     angle_BTJ = positions_BT.float().unsqueeze(-1) * frequencies(rope, width, device=positions_BT.device)
     scale = rotation_scale(rope)
     return (angle_BTJ.cos() * scale).unsqueeze(2), (angle_BTJ.sin() * scale).unsqueeze(2)
 
 
-def rotate_halves(x_BTHR: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:
-    """Turns the pairs (i, i + R/2), in fp32: bf16 angles blur positions beyond a few thousand tokens."""
+def rotate_contiguous(x_BTHR: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:
+    """Turn the pairs (i, i + R/2), in fp32: bf16 angles blur positions beyond a few thousand tokens."""
     first_BTHJ, second_BTHJ = x_BTHR.chunk(2, dim=-1)
     turned = (
         first_BTHJ * cos_BT1J - second_BTHJ * sin_BT1J,
@@ -96,9 +96,9 @@ def rotate_halves(x_BTHR: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:
 
 
 def rotate_interleaved(x_BTHR: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:
-    """Turns the pairs (2i, 2i + 1); the result is in the order of halves.
+    """Turn the pairs (2i, 2i + 1); the result is in contiguous order.
 
-    Queries and keys are reordered alike, so their products are those of the original order.
+    Queries and keys are reordered alike, so their scores are those of the original order.
     """
     even_BTHJ, odd_BTHJ = x_BTHR[..., 0::2], x_BTHR[..., 1::2]
     turned = (

@@ -1,7 +1,7 @@
-"""What every layer must know about the tokens besides their values: where they stand and what they may see.
+"""Positions and attention masks of the tokens in a forward pass, shared by all layers.
 
-B sequences, S tokens of a sequence, T those of them that are here (all but with context parallelism): queries are
-T, keys S. J pairs of rotary dimensions.
+B sequences, S tokens of a sequence, T tokens of it on this rank (T = S without context parallelism): queries are T,
+keys S. J pairs of rotary dimensions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from meshwright.training.models.rope import rotation
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks:
-    """Which tokens of every sequence are here: of 2 `width` equal chunks number `rank` and the one as far from the end.
+    """This rank's tokens of every sequence: of 2 `width` equal chunks number `rank` and the one as far from the end.
 
-    A late query sees many keys and an early one few; so paired, every rank has the same work. One alone has all.
+    A late query has many keys and an early one few; so paired, every rank has the same work. A width of 1 has all.
 
     >>> [Chunks(rank=r, width=2).order(4).tolist() for r in (0, 1)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -29,7 +29,7 @@ class Chunks:
     width: int = 1
 
     def order(self, num_tokens: int, *, device: torch.device | None = None) -> Tensor:
-        """Where the tokens that are here stand in their sequence, [T]; `num_tokens` is T."""
+        """Positions of this rank's tokens in their sequence, [T]; `num_tokens` is T."""
         here_T = torch.arange(num_tokens, device=device)
         if self.width == 1:
             return here_T
@@ -38,15 +38,15 @@ class Chunks:
         return here_T + torch.where(here_T < length, self.rank, late - 1) * length
 
     def of(self, x_BS: Tensor) -> Tensor:
-        """Those columns of `x_BS` that are here, [B, T]."""
+        """This rank's columns of `x_BS`, [B, T]."""
         return x_BS[:, self.order(x_BS.shape[1] // self.width, device=x_BS.device)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenLayout:
-    """Made once per forward pass and shared by all layers.
+    """Rotations and masks of one forward pass.
 
-    A mask is True where a query may see a key; None is plainly causal, which fused kernels know how to skip.
+    A mask is True where a query attends to a key; None is causal, for which fused kernels need no mask.
     """
 
     cos_BT1J: Tensor
@@ -64,7 +64,7 @@ def make_layout(
     rotary_width: int,
     window: int,
 ) -> TokenLayout:
-    """`positions_BT` count tokens in rotary angles; `documents_BS` are any integers, equal within a document.
+    """Rotations and masks. `positions_BT` set rotary angles; `documents_BS` are any integers, equal within a document.
 
     `window` is in tokens, 0 where no layer has one.
     """
@@ -84,9 +84,9 @@ def make_layout(
 
 
 def attention_mask(documents_BS: Tensor, *, window: int, order_T: Tensor | None = None) -> Tensor:
-    """Which keys each query may see [B, 1, T, S]: earlier ones of its document, the last `window` of them.
+    """Mask of the keys of each query [B, 1, T, S]: earlier ones of its document, the last `window` of them.
 
-    Queries stand at `order_T` of the sequence; all of them are meant unless it is given.
+    `order_T`: positions of the queries in the sequence; all of them unless given.
 
     >>> attention_mask(torch.tensor([[0, 0, 1, 1]]), window=0)[0, 0].int()
     tensor([[1, 0, 0, 0],

@@ -29,7 +29,7 @@ from meshwright.training.models.token_layout import Chunks, TokenLayout, make_la
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerOptions:
-    """What training adds to a model's shapes."""
+    """Settings of training that a model's shapes do not have."""
 
     balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss
     z_loss: float = 0.0  # coefficient of the squared log-partition function
@@ -61,7 +61,7 @@ class Block(nn.Module):
 class Head(nn.Linear):
     """Logits, or with labels the summed loss: then logits never exist for more than a chunk of tokens.
 
-    The loss is made here and not in the trainer so that a sharded weight is whole while it is used.
+    The loss is computed here and not in the trainer, because a sharded weight is gathered only in this forward.
     """
 
     def __init__(self, model: Model, *, options: TransformerOptions) -> None:
@@ -96,7 +96,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.chunks = Chunks()  # context parallelism sets its own
+        self.chunks = Chunks()  # context parallelism replaces it
         self.embedding = nn.Embedding(model.vocab, model.hidden) if is_first else None
         self.layers = nn.ModuleDict({str(i): Block(model, i, options=options) for i in layers})
         self.norm = nn.RMSNorm(model.hidden, eps=model.norm_epsilon) if is_last else None
@@ -104,7 +104,7 @@ class Transformer(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """One parameter for embedding and head, where the model has it so and both are here."""
+        """Share one parameter between embedding and head, where the model ties them and both are in this stage."""
         if self.model.tied_embeddings and self.embedding is not None and self.head is not None:
             self.head.weight = self.embedding.weight
 

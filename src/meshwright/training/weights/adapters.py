@@ -37,7 +37,7 @@ _CHANGED_MEANING = (
     "alpha_pattern",
     "fan_in_fan_out",
 )
-"""Keys of PEFT's config under which an adapter is not what this module thinks it is."""
+"""Keys of PEFT's config that change the meaning of an adapter: not supported."""
 
 
 def adapters_of(built: Transformer) -> dict[str, Tensor]:
@@ -130,7 +130,7 @@ def _targets(names: list[str], model: Model) -> tuple[str, ...]:
 
 
 def _gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """On the first process those of all; of each tensor one copy is sent, by the first process that has it."""
+    """Gather the tensors of all processes on the first one; each tensor is sent by the first process that has it."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return tensors
     names: list[list[str]] = [[]] * dist.get_world_size()

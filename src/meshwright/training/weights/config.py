@@ -13,14 +13,14 @@ from meshwright.training.weights.names import family_of
 
 
 def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> dict[str, Any]:
-    """What `transformers.AutoModelForCausalLM.from_pretrained` needs beside the weights.
+    """The config.json that `transformers.AutoModelForCausalLM.from_pretrained` reads with the weights.
 
-    `dtype` is `float32` or `bfloat16`; `max_positions` defaults to the stretched context, or 4096.
+    `dtype` is `float32` or `bfloat16`; `max_positions` defaults to the scaled context, or 4096.
     Raises InputError when no architecture has these shapes.
     """
     family = family_of(model)
     rope = model.rope
-    stretched = int(rope.original_context * rope.factor)
+    scaled_context = int(rope.original_context * rope.factor)
     config = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -32,7 +32,7 @@ def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> 
         "num_attention_heads": model.attention.num_heads,
         "num_key_value_heads": model.attention.num_kv_heads,
         "attention_bias": model.attention.bias,
-        "max_position_embeddings": max_positions or stretched or 4096,
+        "max_position_embeddings": max_positions or scaled_context or 4096,
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": rope.theta,
         "tie_word_embeddings": model.tied_embeddings,
@@ -44,7 +44,7 @@ def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> 
 
 
 def scaling_of(rope: Rope) -> dict[str, Any] | None:
-    """What `rope_scaling` of a config.json says; None: nothing is stretched."""
+    """`rope_scaling` of a config.json; None without RoPE scaling."""
     if rope.scaling is RopeScaling.LLAMA3:
         return {
             "rope_type": "llama3",

@@ -13,13 +13,13 @@ from meshwright.errors import InputError
 
 
 def is_writer() -> bool:
-    """Whether this process writes for all: rank 0, or the only one."""
+    """Return True if this process writes for all: rank 0, or the only one."""
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, beside its place, renamed into it at the end of the block.
+    """Yield a folder to fill, which is renamed to `folder` at the end of the block.
 
     Raises InputError when `folder` holds anything already.
     """

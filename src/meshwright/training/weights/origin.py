@@ -1,4 +1,4 @@
-"""Where training starts: the folder that a run file's `weights` means, and whether it is the one it was before."""
+"""The weights that training starts from: the folder that a run file's `weights` names, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUTING = tuple(
     f"experts.{name}"
     for name in ("top_k", "router", "num_groups", "groups_per_token", "normalize_top_k", "routed_scale")
 )
-"""What shapes do not show: with another value the same weights compute something else."""
+"""Settings that shapes do not show: with another value the same weights compute something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Origin:
 
 
 def find_weights(given: str) -> Origin:
-    """What `given` means: a folder, or a name on the Hugging Face hub, downloaded once into its cache.
+    """Find the weights `given`: a folder, or a name on the Hugging Face hub, downloaded once into its cache.
 
     Raises InputError when there is no such folder, or the hub cannot give it; MissingDependencyError without
     `huggingface_hub`.
@@ -59,26 +59,24 @@ def find_weights(given: str) -> Origin:
     try:
         folder = Path(snapshot_download(given, allow_patterns=HUB_FILES))
     except Exception as error:  # connection, unknown or gated name, full disk: the library raises all kinds
-        words = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InputError(
-            f"the Hugging Face hub does not give these weights: {words}", got=given,
+            f"the Hugging Face hub does not provide these weights: {reason}", got=given,
             hint="without a connection, download the repository elsewhere and give the path of its folder",
         ) from error  # fmt: skip
     return Origin(name=given, folder=folder, fingerprint=fingerprint(folder))
 
 
 def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> list[str]:
-    """What the config.json beside the weights says otherwise than `model`, in words.
+    """Differences between `model` and the config.json in the folder of the weights, as sentences.
 
     Raises InputError when the weights in `folder` are not those of `model`, or not of `shapes`.
     """
     _refuse_quantized(folder)
     check_weights(folder, model, shapes=shapes)
     try:
-        beside = model_from_path(folder)
-    except (
-        MeshwrightError
-    ):  # no config.json, or an architecture without a reader: then the run file alone counts
+        config_model = model_from_path(folder)
+    except MeshwrightError:  # no config.json, or one of an unknown architecture: nothing to compare with
         return []
     if beside.unsupported:
         raise InputError(
@@ -86,7 +84,7 @@ def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> 
             got="; ".join(beside.unsupported),
         )
     names = NUMERICS if model.experts is None else NUMERICS + ROUTING
-    pairs = [(name, attrgetter(name)(model), attrgetter(name)(beside)) for name in names]
+    pairs = [(name, attrgetter(name)(model), attrgetter(name)(config_model)) for name in names]
     return [
         f"model.{name} is {ours}; the config.json of the weights says {theirs}"
         for name, ours, theirs in pairs

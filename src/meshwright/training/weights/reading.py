@@ -1,4 +1,4 @@
-"""Files into a model: each rank reads just its own part of each tensor, straight into the parameter."""
+"""Load weights into a model: each rank reads only its own part of each tensor, directly into the parameter."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The safetensors format: 8 bytes with the length of a JSON header, the header, the tensors' bytes end to end.
 
-Written here and not by the library because the library takes all tensors of a file at once, and copies them.
+Not written with the library, because it needs all tensors of a file at once, and copies them.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -26,7 +26,7 @@ SINGLE = "model.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
-    """A tensor that is yet to be written: `make` gives it when its turn comes."""
+    """A tensor to be written: `make` returns it when its turn comes."""
 
     name: str
     shape: tuple[int, ...]
@@ -89,11 +89,11 @@ class Folder:
         return part[where] if where else part[:] if part.get_shape() else part
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape, without reading it."""
+        """Shape of the tensor `name`, without reading it."""
         return tuple(self._opened_file(self.files[name]).get_slice(name).get_shape())
 
     def format(self, name: str) -> str:
-        """Its number format as the file calls it: F32, BF16, F8_E4M3 ..."""
+        """Number format of the tensor `name` in the file: F32, BF16, F8_E4M3 ..."""
         return self._opened_file(self.files[name]).get_slice(name).get_dtype()
 
     def _find(self, single: str) -> dict[str, Path]:

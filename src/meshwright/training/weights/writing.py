@@ -1,4 +1,4 @@
-"""A model into a folder that transformers loads: safetensors in portions, their index, config.json.
+"""Save a model to a folder that transformers loads: sharded safetensors, their index, config.json.
 
 The folder appears whole or not at all.
 """

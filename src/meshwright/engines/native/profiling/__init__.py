@@ -1,1 +1,1 @@
-"""Where the time of a step goes on the device: a trace of some steps, and its time by kind of kernel."""
+"""Profiles of some training steps: a trace, and its time by category of kernel."""

@@ -1,8 +1,7 @@
-"""What a kernel or an operator is for, told by its name. Imports no tensor framework.
+"""Categories of kernels and operators by their names. Imports no tensor framework.
 
-One table, read from the top: the first pattern that is found in a name decides. GPU libraries name kernels after what
-they do, in conventions of their own, so each line says whose convention it is. A name that no line knows is `other`
-and is listed by name, never guessed.
+One table, read from the top: the first pattern found in a name decides. Every GPU library has its own naming
+convention, so each line says whose it is. A name that matches no line is `other` and is listed by name, never guessed.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ PATTERNS = (
         (r"Cijk_", "Tensile, the GEMMs of rocBLAS and hipBLASLt: Cijk_Ailk_Bljk_BBS_BH_MT256x256x64"),
         (r"gemm|Gemm|GEMM|gemv", "cuBLAS, CUTLASS, CK, Triton and oneDNN say so: sm90_xmma_gemm_bf16bf16"),
         (r"cutlass", "what is left of CUTLASS after attention: Kernel2<cutlass_80_wmma_tensorop_...>"),
-        (r"splitK_?[rR]educe|cublasLt::", "sums of parts of one product"),
-        (r"triton_tem_\w*mm|grouped_mm|_matmul_", "Triton: Inductor's templates, products of experts"),
+        (r"splitK_?[rR]educe|cublasLt::", "reductions of split-K GEMMs"),
+        (r"triton_tem_\w*mm|grouped_mm|_matmul_", "Triton: Inductor's templates, GEMMs of experts"),
         (r"^aten::(linear|matmul|(add|ba|b|add_?b)?mm|addmv|mv|dot|_scaled_(grouped_)?mm|mkldnn_linear)", "ATen"),
         (r"^(mkldnn|onednn)::.*(linear|matmul)|^mkl::", "oneDNN and MKL, as operators"),
     ),
@@ -85,7 +84,7 @@ PATTERNS = (
         (r"^(void )?at::native::|^aten::|^detach_?$", "the rest of ATen moves or maps tensors"),
     ),
 )  # fmt: skip
-"""Read in order. Communication first (its names hold `reduce` and `gather`), then what holds others' words."""
+"""Read in order. Communication is first, as its names contain `reduce` and `gather`; general patterns are last."""
 
 FRAMES = (
     *_lines(
@@ -96,7 +95,7 @@ FRAMES = (
         (r"^Torch-Compiled Region|^## Call|^ProfilerStep", "frames around compiled code"),
     ),
 )  # fmt: skip
-"""Operators of the host that only stand around others: the time that is theirs alone is no work on data."""
+"""Operators of the host that only call others: their own time is no work on data."""
 
 DECISIVE = frozenset({Category.GEMM, Category.ATTENTION, Category.OPTIMIZER, Category.COMMUNICATION})
 """An operator of these decides for what it calls: a multiplication inside AdamW is the optimizer's."""

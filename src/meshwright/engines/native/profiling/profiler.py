@@ -27,7 +27,7 @@ from meshwright.training import device as devices
 FOLDER, TRACE, SUMMARY = "profile", "trace-rank0.json.gz", "summary.json"
 STEPS_BEFORE, NUM_STEPS = 5, 3
 QUIET = "99"
-"""Above every level of the profiling library's own log, which would write between the lines of progress."""
+"""Above every level of the profiling library's own log, which would mix with the lines of progress."""
 
 
 def steps_to_profile(asked: ProfileSteps | None, *, done: int, num_steps: int) -> ProfileSteps | None:
@@ -72,7 +72,7 @@ class StepProfiler:
         self._profile: profile | None = None
 
     def covers(self, step: int) -> bool:
-        """Whether `step` (1 is the first) runs under the profiler, and so counts in no statistics."""
+        """True if `step` (1 is the first) runs under the profiler, and so is not in the statistics."""
         return not self.is_over and self.steps.first - 1 <= step <= self.steps.last
 
     @contextmanager
@@ -99,7 +99,7 @@ class StepProfiler:
         self._profile.start()
 
     def close(self) -> None:
-        """Write what there is: after the last profiled step, or when the run ends before it."""
+        """Write trace and summary: after the last profiled step, or when the run ends before it."""
         if self._profile is not None:
             self._write()
 
@@ -112,7 +112,7 @@ class StepProfiler:
         self._profile = None
         trace = json.loads(raw.read_text(encoding="utf-8", errors="replace"))
         raw.unlink()
-        for private in ("host_name", "traceName"):  # whom a trace is sent to need not know where it was made
+        for private in ("host_name", "traceName"):  # a trace that is shared should not name the machine
             trace.pop(private, None)
         with gzip.open(self.folder / TRACE, "wt", encoding="utf-8") as stream:
             json.dump(trace, stream)

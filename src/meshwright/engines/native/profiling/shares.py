@@ -1,12 +1,12 @@
 """Time by category from a trace in Chrome's format (what `torch.profiler` exports). Imports no tensor framework.
 
 The window is the profiled steps. Each instant of it counts once, for the first category in the order of `Category`
-that is at work then, on any stream (or, without a GPU, on any thread); idle is where none is. So
+that is active then, on any stream (or, without a GPU, on any thread); idle is where none is. So
 
-    sum of shares = 1,   communication = what no computation hides,   exposed / busy says how much is hidden.
+    sum of shares = 1,   communication = exposed time,   1 - exposed / busy = the overlapped part
 
 On a GPU the device's kernels and copies count, whatever the host does. On a CPU operators count, and those called by a
-product, by attention, by the optimizer or by a collective belong to it.
+GEMM, attention, the optimizer or a collective have its category.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def device_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
 
 
 def host_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """Operators of the host. One called by another on its thread stands inside it and may take its category."""
+    """Operators of the host. One called by another on its thread is nested in it and may inherit its category."""
     lanes: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for e in events:
         is_annotation = e.get("cat") == "user_annotation" and operator_category(e["name"]) in DECISIVE
@@ -131,7 +131,7 @@ def _end(event: Mapping[str, Any]) -> float:
 def counted(
     events: Sequence[Event], *, windows: Sequence[tuple[float, float]]
 ) -> tuple[dict[Category, float], dict[Category, float]]:
-    """Microseconds of `windows` by category: counted once, and busy (whatever else is at work then).
+    """Microseconds of `windows` by category: counted once, and busy (whatever else is active then).
 
     Events that overlap in time within a category count once in both.
     """
