@@ -3,8 +3,8 @@
     tokens/s/device   tokens of the global batch / step time / devices
     MFU               `cost.mfu`, of the matmul format's dense peak
 
-On a machine that no catalogue knows the peak is the GEMM rate measured here: an MFU against it says how much of what
-the machine can do the step did. Step statistics leave out the first steps, which pick kernels and fill caches.
+On a machine that is not in the catalogue the peak is the GEMM rate measured here: the MFU is then the part of that
+rate that the step reached. Step statistics exclude the first steps, which pick kernels and fill caches.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class Yardstick:
 
     def mfu(self, step_s: float) -> float:
         """Model FLOPs utilisation of a step that took `step_s`, as a ratio."""
-        return mfu(
+        ratio = mfu(
             tokens_per_s_per_device=self.tokens_per_s_per_device(step_s),
             flops_per_token=self.flops_per_token,
             peak_flops_per_s=self.peak_flops_per_s,
         )
+        return float(ratio)
 
     @property
     def convention(self) -> str:

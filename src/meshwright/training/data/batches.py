@@ -74,7 +74,7 @@ class Batches:
     def __post_init__(self) -> None:
         if self.data_width < 1 or self.global_batch < 1 or self.global_batch % self.data_width:
             raise InputError(
-                "the data ranks do not divide the global batch",
+                "a global batch is split evenly over the data ranks",
                 got=f"{self.global_batch} sequences for {self.data_width} ranks",
             )
         if not 0 <= self.data_rank < self.data_width:
