@@ -85,7 +85,7 @@ class RunTuning:
         if choices.is_usual:
             print_line("Nothing is significantly faster: nothing is written.", style="bold")
             return
-        print_line(f"Found: {choices.describe([row.product for row in outcome.rows])}.", style="bold")
+        print_line(f"Found: {choices.describe([row.gemm for row in outcome.rows])}.", style="bold")
         if not written:
             print_line(
                 "Nothing is changed: --out FILE keeps it, --apply and --write OUT.yaml name it in a run file."
@@ -120,7 +120,7 @@ def tune_run(run: Run, *, budget_s: float) -> RunTuning:
 
 
 def _row(row: GemmRow) -> dict[str, Any]:
-    p = row.product
+    p = row.gemm
     m, n, k = p.shape
     return {
         "kernel": p.kernel, "format": p.format, "m": m, "n": n, "k": k, "per_step": row.count, "route": row.route,
@@ -147,8 +147,8 @@ def _show_table(outcome: GemmOutcome) -> None:
          "after": "right", "speed-up": "right", "route": "right"},
         [
             (
-                row.product.kernel.replace("_", " "), " x ".join(str(size) for size in row.product.shape),
-                row.product.format, f"{row.count:,}", format_seconds(row.before_s.median),
+                row.gemm.kernel.replace("_", " "), " x ".join(str(size) for size in row.gemm.shape),
+                row.gemm.format, f"{row.count:,}", format_seconds(row.before_s.median),
                 *_after(row, is_changed=row.route is not None or is_shared),
             )
             for row in outcome.rows
