@@ -78,10 +78,10 @@ def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> 
         config_model = model_from_path(folder)
     except MeshwrightError:  # no config.json, or one of an unknown architecture: nothing to compare with
         return []
-    if beside.unsupported:
+    if config_model.unsupported:
         raise InputError(
             f"{folder}: the config of these weights asks for what Meshwright does not compute",
-            got="; ".join(beside.unsupported),
+            got="; ".join(config_model.unsupported),
         )
     names = NUMERICS if model.experts is None else NUMERICS + ROUTING
     pairs = [(name, attrgetter(name)(model), attrgetter(name)(config_model)) for name in names]
