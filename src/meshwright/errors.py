@@ -1,4 +1,4 @@
-"""The exception tree. Every error a user can cause is a `MeshwrightError` and prints as one message.
+"""The exception tree. Every error that a user can cause is a `MeshwrightError` and prints as one message.
 
     MeshwrightError            exit code 2 unless a subclass says otherwise
     ├── InputError             what the user wrote is wrong: what, got, allowed, hint

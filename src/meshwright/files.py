@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: a killed process never leaves half an artefact that loads. Where they go."""
+"""Atomic writes, folder locks and the cache folder. A killed process never leaves a partial file behind."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[bool]:
-    """Whether nobody else holds `folder` while the context is open; the system frees what a killed process held.
+    """Lock `folder` while the context is open; True if no other process holds the lock.
 
-    Where the file system keeps no locks, nobody does.
+    The kernel releases the lock of a killed process. On a file system without locks the result is True.
     """
     import fcntl  # absent on Windows, where runs are planned and not trained
 
@@ -46,7 +46,7 @@ def held(folder: Path) -> Iterator[bool]:
 
 
 def default_cache() -> Path:
-    """Where built data lives: $MESHWRIGHT_CACHE, else $XDG_CACHE_HOME/meshwright, else ~/.cache/meshwright."""
+    """Folder of built data: $MESHWRIGHT_CACHE, else $XDG_CACHE_HOME/meshwright, else ~/.cache/meshwright."""
     named = os.environ.get("MESHWRIGHT_CACHE")
     if named:
         return Path(named).expanduser()

@@ -1,4 +1,4 @@
-"""SI inside; this is the only module that converts, formats or reads numbers (run files are YAML: `runfile.document`).
+"""SI units inside. This module alone converts, formats and parses numbers (but those of YAML: `runfile.document`).
 
 Inside the program every quantity is in seconds, bytes, FLOP, watt, joule or tokens and its name ends in
 the unit (`_s`, `_bytes`, `_flops`, `_flops_per_s`, `_bytes_per_s`, `_ratio`). Decimal prefixes are powers
@@ -91,7 +91,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """How long something takes, as one says it: two units at most, for waiting rather than for comparing.
+    """Return a duration with at most two units, to be read while waiting rather than compared.
 
     >>> [format_duration(x) for x in (0.4, 12.3, 65, 7_265, 200_000)]
     ['under 1 s', '12 s', '1 min 5 s', '2 h 1 min', '2 days 7 h']
@@ -104,9 +104,9 @@ def format_duration(seconds: float) -> str:
     units = (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1))
     first = next(i for i, (_, size) in enumerate(units) if whole >= size)
     (name, size), rest = units[first], units[first + 1 : first + 2]
-    words = [f"{whole // size} {'day' if name == 'days' and whole // size == 1 else name}"]
-    words += [f"{whole % size // below} {unit}" for unit, below in rest if whole % size // below]
-    return " ".join(words)
+    parts = [f"{whole // size} {'day' if name == 'days' and whole // size == 1 else name}"]
+    parts += [f"{whole % size // below} {unit}" for unit, below in rest if whole % size // below]
+    return " ".join(parts)
 
 
 def format_count(count: float) -> str:

@@ -1,4 +1,4 @@
-"""What the product does with each claim: predicts it, reproduces it, uses it, or not yet."""
+"""Answer to each claim: predicted, reproduced, explained, used as input, or not yet answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.catalog.entries import DATA
 
 
 class AnswerKind(StrEnum):
-    """What is done with a claim."""
+    """Treatment of a claim."""
 
     PREDICTED = "predicted"  # computed by the cost model
     REPRODUCED = "reproduced"  # by the catalogue's own value
@@ -24,7 +24,7 @@ class AnswerKind(StrEnum):
 
 
 class ClaimQuantity(StrEnum):
-    """What of an answer stands beside the claim."""
+    """Quantity of an answer that is compared with the claim."""
 
     RATE = "rate"  # tokens/s per device of `run`
     RATIO = "ratio"  # that of `run` over that of `against`
@@ -49,26 +49,26 @@ class ClaimRun:
     set: tuple[str, ...] = ()
 
     def options(self) -> str:
-        """As they are typed."""
-        words = ["--model", self.model, "--cluster", self.cluster, "--gbs", self.gbs, "--seq", self.seq]
-        words += ["--precision", self.precision, "--engine", self.engine]
-        words += [word for fixed in self.fix for word in ("--fix", fixed)]
-        words += [word for changed in self.set for word in ("--set", changed)]
-        return " ".join(quote(str(word)) for word in words)
+        """Return the options as they are typed."""
+        arguments = ["--model", self.model, "--cluster", self.cluster, "--gbs", self.gbs, "--seq", self.seq]
+        arguments += ["--precision", self.precision, "--engine", self.engine]
+        arguments += [argument for fixed in self.fix for argument in ("--fix", fixed)]
+        arguments += [argument for changed in self.set for argument in ("--set", changed)]
+        return " ".join(quote(str(argument)) for argument in arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimAnswer:
-    """What is done with one claim, by which commands, and what had to be assumed."""
+    """Treatment of one claim: the commands that compute it and the assumptions they need."""
 
     kind: AnswerKind
     commands: tuple[str, ...]
     reads: ClaimQuantity | None = None
     run: ClaimRun | None = None
     against: ClaimRun | None = None
-    value: str = ""  # CATALOGUE: which value
+    value: str = ""  # CATALOGUE: path of the value
     solved_by: str = ""  # DAYS: the claim that the length of the training is solved for
-    within: float = 0.0  # half of the last digit that was printed
+    within: float = 0.0  # half of the last printed digit
     assumed: str = ""
 
 

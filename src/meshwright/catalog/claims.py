@@ -1,4 +1,4 @@
-"""What others have published about their systems: claims to be reproduced or explained, never calibration."""
+"""Figures that others have published about their systems. They are reproduced or explained, never calibrated on."""
 
 from __future__ import annotations
 

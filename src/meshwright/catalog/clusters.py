@@ -5,7 +5,7 @@
     mi355x-8x12288     98,304 devices
 
 A fabric whose scale-up links stay inside a node (`spans_nodes = false`) joins as many devices as the node
-has. One that spans nodes (an NVL72 rack, a TPU pod) joins what the cluster takes of it: see `_domain`.
+has. One that spans nodes (an NVL72 rack, a TPU pod) joins as many devices as the cluster uses of it: see `_domain`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def fabric_names() -> tuple[str, ...]:
 
 @cache
 def fabric(name: str) -> Fabric:
-    """The fabric `name` as its system has it, before a cluster takes a part of it."""
+    """Return the fabric `name` of a whole system, before `placed_fabric` restricts it to a cluster."""
     found = entry(CatalogKind.FABRIC, name)
     values = {key: value for key, value in found.values.items() if key not in ("spans_nodes", "segment")}
     return Fabric(name=found.name, sources=found.sources, **values)
@@ -39,7 +39,7 @@ def fabric(name: str) -> Fabric:
 
 @cache
 def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
-    """The cluster `name` reads as, on its accelerator's usual fabric or on `fabric_name`.
+    """Return the cluster that `name` describes, on its accelerator's usual fabric or on `fabric_name`.
 
     Raises InputError when the name has another form or asks for no devices, UnknownNameError when the
     accelerator or the fabric is unknown.
@@ -71,7 +71,7 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
 
 
 def placed_fabric(name: str, *, devices_per_node: int, num_nodes: int) -> Fabric:
-    """The fabric `name` as a cluster of this shape uses it.
+    """Return the fabric `name` restricted to a cluster of this shape.
 
     On a mesh (links to each peer are separate) a domain of q devices has q-1 of the links: its scale-up rate
     is the sum of those. On a switch a smaller domain keeps the full rate.

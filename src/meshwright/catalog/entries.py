@@ -1,11 +1,11 @@
-"""Reading the catalogue's data: one TOML file per entry, its name is the entry's name.
+"""Read the catalogue's data: one TOML file per entry, its name is the entry's name.
 
     data/models/llama3-8b.toml
     data/accelerators/h100.toml
     data/fabrics/nvl72.toml
 
 An entry holds the fields of the value that it describes (`specs.model.Model`, `specs.hardware.Accelerator`,
-`specs.hardware.Fabric`) and beside them what a reader needs to trust it:
+`specs.hardware.Fabric`) and what a reader needs to judge them:
 
     [sources]      field -> title, link, date or quote; "all" for the fields that are not named
     [conflicts]    field -> where sources disagree, what was chosen and why
@@ -13,8 +13,7 @@ An entry holds the fields of the value that it describes (`specs.model.Model`, `
     [unknown]      what no source gives
     [published]    figures that others print of the same thing; never read by the cost model
 
-Looking up one name reads one file; only a name that is no file's name makes the reader look through the
-aliases of all.
+A name that is a file's name reads that file alone. Any other name reads all files for their aliases.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ABOUT = ("sources", "conflicts", "assumptions", "unknown", "published")
 
 
 class CatalogKind(StrEnum):
-    """What an entry describes."""
+    """Kind of thing that an entry describes."""
 
     MODEL = "model"
     ACCELERATOR = "accelerator"
@@ -60,7 +59,7 @@ class CatalogEntry:
     published: dict[str, float] = field(default_factory=dict)
 
     def source_of(self, path: str) -> str | None:
-        """Where the value at `path`, such as `attention.head_dim`, comes from."""
+        """Return the source of the value at `path`, such as `attention.head_dim`; None if it has none."""
         while path:
             if path in self.sources:
                 return self.sources[path]

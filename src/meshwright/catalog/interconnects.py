@@ -1,4 +1,4 @@
-"""Which fabric a published source means by its words about links and network."""
+"""Map a published source's description of links and network to a fabric of the catalogue."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def _rules() -> tuple[dict[str, object], ...]:
 
 
 @cache
-def fabric_named_by(words: str, accelerator: str) -> str | None:
-    """The fabric of the first rule that matches, or None: the accelerator's usual fabric.
+def fabric_named_by(description: str, accelerator: str) -> str | None:
+    """Return the fabric of the first rule that matches, or None for the accelerator's usual fabric.
 
     >>> fabric_named_by("NVLink4 8-GPU; AWS EFA between nodes", "h100")
     'aws-efa-p5'
     """
     for rule in _rules():
-        if accelerator in rule["accelerators"] and re.search(str(rule["words"]), words, re.IGNORECASE):  # pyright: ignore[reportOperatorIssue]
+        if accelerator in rule["accelerators"] and re.search(str(rule["words"]), description, re.IGNORECASE):  # pyright: ignore[reportOperatorIssue]
             return str(rule["fabric"])
     return None

@@ -1,4 +1,4 @@
-"""What a device costs to rent and what surrounds its own power draw."""
+"""Rental prices of devices, and assumptions about the power drawn around them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAssumptions:
-    """What turns a device's power into a cluster's; nothing here was measured, so the tier says so.
+    """Assumptions that turn a device's power into a cluster's. None was measured, and `tier` says so.
 
     A node draws `num_devices * device power * (1 + node_overhead_ratio)`, the building that times `pue`.
     """

@@ -1,10 +1,10 @@
-"""How often devices fail and how long recovery takes: look-up over `data/reliability.toml`.
+"""Failure rates of devices and durations of recovery, from `data/reliability.toml`.
 
 A rate is stored as its source counts it and turned here into device seconds per failure,
 
     M_device = devices * time / failures
 
-so that a run of n devices sees a failure every M_device / n. An assumption is a number that nobody publishes
+so that a run of n devices sees a failure every M_device / n. An assumption is a number that no source publishes
 for one system; it has a value, the range between a fast and a slow system, and its reason.
 """
 
@@ -54,7 +54,7 @@ class Assumption:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedGoodput:
-    """What a published run achieved. `at_least`: the source gives a lower bound."""
+    """Goodput that a published run achieved. `at_least`: the source gives a lower bound."""
 
     num_devices: int
     goodput_ratio: float

@@ -14,7 +14,7 @@ from meshwright.specs.hardware import Stack
 
 @dataclass(frozen=True, kw_only=True)
 class StackFacts:
-    """What is known about a framework. `newest`: the latest vintage with data, as a decimal year."""
+    """Facts about a framework. `newest`: the latest vintage with data, as a decimal year."""
 
     name: str
     title: str

@@ -141,7 +141,7 @@ def _environment(
         site=site.model_dump(),
         layers={"the engine": dict(lowered.env), "the site file": site.environment},
         inherited=os.environ if is_inherited else None,
-        said=given,
+        given=given,
     )
 
 

@@ -1,12 +1,12 @@
-"""Is this node healthy and as fast as it should be, and how is it tuned.
+"""Health and speed of a node against what is expected of it, and its kernel settings.
 
-host        everything that is read from a node: files under a root folder, commands
-devices/    accelerators as their drivers and the bus report them, one vendor a file
-verdict     what a check answers, and the limits that it judges by (data/limits.toml)
-checks/     what is asked, one group a file
-expected    what the catalogue expects of a device;  measure: what it does, in a process of its own
-examine     all checks of one node -> a document
-compare     documents of many nodes -> outliers, hosts to leave out
-settings    kernel settings that matter to training, as data: what they are, what they should be, why
-tuning      change them and put them back, all or none
+host        access to a node: files under a root folder, commands
+devices/    accelerators as drivers and the PCI bus report them, one vendor a file
+verdict     results of checks, and the limits that they apply (data/limits.toml)
+checks/     the checks, one group a file
+expected    rates that the catalogue expects of a device;  measure: measured rates, in a separate process
+examine     all checks of one node -> a report
+compare     reports of many nodes -> outliers, hosts to exclude
+settings    kernel settings that affect training, as data: current and target values, with reasons
+tuning      change the settings and restore them, all or none
 """

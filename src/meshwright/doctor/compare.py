@@ -1,4 +1,4 @@
-"""Reports of many nodes side by side: who differs from the majority, and whom to leave out.
+"""Compare the reports of many nodes: find nodes that differ from the majority, and hosts to exclude.
 
 fact      a value that most nodes share (driver, kernel, ...): more than half of those that report it
 measure   a number (GEMM rate, clock, ...): the worst device of a node against the median over the nodes
@@ -25,7 +25,7 @@ EXCLUDE, LISTED = "exclude", "report"
 
 @dataclass(frozen=True, kw_only=True)
 class Outlier:
-    """One thing in which a node differs. `follows`: exclude, or report."""
+    """One deviation of a node from the majority. `follows` is the consequence: exclude, or report."""
 
     host: str
     what: str
@@ -36,7 +36,7 @@ class Outlier:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeComparison:
-    """All nodes together. `undecided` are facts on which no value has a majority, with how often each was seen."""
+    """Comparison of all nodes. `undecided` are facts without a majority value, with the count of each value."""
 
     hosts: tuple[str, ...]
     failed: dict[str, tuple[str, ...]]  # host -> its own checks that failed
@@ -46,20 +46,20 @@ class NodeComparison:
 
     @property
     def exclude(self) -> tuple[str, ...]:
-        """Hosts to leave out, in the order of the reports."""
+        """Hosts to exclude, in the order of the reports."""
         named = {o.host for o in self.outliers if o.follows == EXCLUDE} | set(self.failed)
         return tuple(host for host in self.hosts if host in named)
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """A document of `meshwright doctor --json`. Raises InputError when it is something else."""
+    """Read a document of `meshwright doctor --json`. Raises InputError when it is something else."""
     hint = "write one on each node with `meshwright doctor --json > REPORT.json`"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"a report cannot be read: {error.strerror}", got=str(path), hint=hint) from None
     except ValueError:
-        raise InputError("a report is no JSON document", got=str(path), hint=hint) from None
+        raise InputError("a report is not a JSON document", got=str(path), hint=hint) from None
     if not isinstance(document, dict) or document.get("report") != REPORT:
         raise InputError("this is not a report of a node", got=str(path), hint=hint)
     if document.get("version") != VERSION:
@@ -72,7 +72,7 @@ def read_report(path: Path) -> dict[str, Any]:
     try:
         _ = document["host"], dict(document["facts"]), [(c["check"], c["status"]) for c in document["checks"]]
     except (KeyError, TypeError, ValueError):
-        raise InputError("a report is not whole", got=str(path), hint=hint) from None
+        raise InputError("a report is incomplete", got=str(path), hint=hint) from None
     return document
 
 
@@ -138,7 +138,7 @@ def _by_measure(
 
 
 def _lowest(report: dict[str, Any], check: str) -> float | None:
-    """The worst device of a node."""
+    """Return the value of the worst device of a node."""
     values = [c.get("measured") for c in report["checks"] if c["check"] == check]
     return min((v for v in values if isinstance(v, int | float) and not isinstance(v, bool)), default=None)
 

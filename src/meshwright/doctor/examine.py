@@ -1,4 +1,4 @@
-"""All checks of one node, and the document that says what was found."""
+"""All checks of one node, and the report of their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPORT, VERSION = "meshwright doctor", 1
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """What was found at one node. `facts` are what many nodes should have in common."""
+    """Results of one node. `facts` are the properties that nodes of one cluster should share."""
 
     host: str
     facts: dict[str, str]
@@ -31,7 +31,7 @@ class Examination:
 
     @property
     def status(self) -> CheckStatus:
-        """The worst of all; skipped when nothing could be looked at."""
+        """The worst status of all checks; skipped when every check was."""
         seen = {v.status for v in self.verdicts}
         return next(
             (s for s in (CheckStatus.FAIL, CheckStatus.WARN, CheckStatus.PASS) if s in seen),
@@ -44,7 +44,7 @@ class Examination:
         return {status.value: counted[status.value] for status in CheckStatus}
 
     def document(self) -> dict[str, Any]:
-        """What --json writes, and --compare reads."""
+        """Return the document that --json writes and --compare reads."""
         return {
             "report": REPORT,
             "version": VERSION,
@@ -71,14 +71,14 @@ def examine(node: Node, *, chosen: Iterable[str]) -> Examination:
 def _answers(name: str, check: Any, node: Node) -> list[CheckVerdict]:
     answers: list[CheckVerdict] = []
     try:
-        answers.extend(check(node))  # what it said before it could see no more is kept
+        answers.extend(check(node))  # keeps the verdicts before the exception
     except Unseen as unseen:
         answers.append(skipped(name, unseen.reason))
     return answers
 
 
 def facts(node: Node) -> dict[str, str]:
-    """What nodes of one cluster should have in common; what cannot be seen is left out."""
+    """Return the properties that nodes of one cluster should share, without those that cannot be read."""
     host, devices = node.host, node.devices
     names = Counter(d.name for d in devices.found)
     firmware = sorted({d.firmware for d in devices.found if d.firmware})
@@ -109,13 +109,13 @@ def _processor(host: Host) -> str | None:
 
 
 def _memory(host: Host) -> str | None:
-    """Rounded to whole GiB: the kernel keeps back a little more or less from start to start."""
+    """Return the memory in whole GiB: the kernel reserves a slightly different amount at each boot."""
     match = re.search(r"^MemTotal:\s+(\d+) kB", text_or_none(host, "/proc/meminfo") or "", re.MULTILINE)
     return f"{int(match[1]) / 2**20:.0f} GiB" if match else None
 
 
 def _torch() -> str | None:
-    """The version that is installed, without importing it."""
+    """Return the installed version without importing it."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,6 +1,6 @@
-"""What a device should reach in a quick measurement, from the catalogue and its calibration.
+"""Rates that a device should reach in a quick measurement, from the catalogue and its calibration.
 
-GEMM        n³ product in bf16: the cost model's time at the calibrated share of the peak
+GEMM        n x n x n in bf16: the cost model's time at the calibrated share of the peak
 copy        bytes read and written: the memory rate times the calibrated share that streaming reaches
 all-reduce  the cost model's time on the fabric of the device's usual node
 """
@@ -26,7 +26,7 @@ class Expected:
 
 @cache
 def expected_of(accelerator: str, *, num_devices: int) -> Expected:
-    """What the catalogue expects of `num_devices` of this accelerator in one node.
+    """Return the expected rates of `num_devices` of this accelerator in one node.
 
     >>> round(expected_of("h200", num_devices=8).copy_bytes_per_s / 1e12, 1)
     4.1

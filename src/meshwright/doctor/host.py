@@ -1,8 +1,8 @@
-"""A node as the checks see it: files under a root folder, and commands with a time limit.
+"""Access to a node: files under a root folder, and commands with a time limit.
 
 All reading and writing goes through `Host`, so that the same code looks at this machine, at a node whose file system
-is mounted in a container (`--root /host`), and at a folder of recorded files in a test. What cannot be seen raises
-`Unseen` with the reason: never an empty value that looks like an answer.
+is mounted in a container (`--root /host`), and at a folder of recorded files in a test. What cannot be read raises
+`Unseen` with the reason; no empty value stands for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WRITE_BITS = 0o222
 
 
 class Unseen(Exception):  # noqa: N818 - a finding, not an error: the check is skipped with this reason
-    """Something that this process cannot see, and why."""
+    """Something that this process cannot read, with the reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -32,7 +32,7 @@ class Unseen(Exception):  # noqa: N818 - a finding, not an error: the check is s
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOutput:
-    """What a command printed. `seconds` is how long it took."""
+    """Output of a command. `seconds` is its duration."""
 
     code: int
     stdout: str
@@ -41,7 +41,7 @@ class CommandOutput:
 
     @property
     def problem(self) -> str:
-        """The last line that it printed, errors first: usually the one that says what is wrong."""
+        """The last line of stderr, or of stdout: usually the line that names the error."""
         lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
         return lines[-1].strip() if lines else f"exit code {self.code}"
 
@@ -51,7 +51,7 @@ Runner = Callable[[Sequence[str], float], CommandOutput]
 
 
 def run_command(arguments: Sequence[str], timeout_s: float) -> CommandOutput:
-    """Run a command of this machine, in the C locale, so that its words can be read."""
+    """Run a command of this machine, in the C locale, so that its output can be parsed."""
     start_s = time.perf_counter()
     environment = {**os.environ, "LC_ALL": "C"}
     try:
@@ -66,12 +66,12 @@ def run_command(arguments: Sequence[str], timeout_s: float) -> CommandOutput:
     with started:
         try:
             stdout, stderr = started.communicate(timeout=timeout_s)
-        except BaseException as error:  # also what it started: a process group of its own
+        except BaseException as error:  # kills the process group, and so its children
             with suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
-                words = " ".join(arguments)[:80]
-                raise Unseen(f"{words} did not end within {timeout_s:g} s") from None
+                line = " ".join(arguments)[:80]
+                raise Unseen(f"{line} did not end within {timeout_s:g} s") from None
             raise
     seconds = time.perf_counter() - start_s
     return CommandOutput(code=started.returncode, stdout=stdout, stderr=stderr, seconds=seconds)
@@ -79,25 +79,25 @@ def run_command(arguments: Sequence[str], timeout_s: float) -> CommandOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One node: the folder where its file system begins, and how commands are run on it."""
+    """One node: the root folder of its file system, and the runner of its commands."""
 
     root: Path = Path("/")
     runner: Runner = run_command
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def path(self, name: str) -> Path:
-        """Where the node's file `name` lies for this process."""
+        """Return this process's path of the node's file `name`."""
         return self.root / name.lstrip("/")
 
     def read(self, name: str) -> str:
-        """The text of a file without the blanks around it. Raises Unseen."""
+        """Return the stripped text of a file. Raises Unseen."""
         try:
             return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError as error:
             raise Unseen(f"{name}: {error.strerror}") from None
 
     def read_int(self, name: str) -> int:
-        """A file that holds one whole number. Raises Unseen, also when it holds something else."""
+        """Return the whole number that a file holds. Raises Unseen, also when it holds something else."""
         text = self.read(name)
         try:
             return int(text, 0)
@@ -105,7 +105,7 @@ class Host:
             raise Unseen(f"{name} holds {text[:40]!r}, not a number") from None
 
     def begins(self, name: str, beginning: bytes) -> bool:
-        """Whether a file that is no text begins so; not when it cannot be read."""
+        """Return True if a binary file starts with `beginning`; False if it cannot be read."""
         try:
             with self.path(name).open("rb") as file:
                 return file.read(len(beginning)) == beginning
@@ -113,18 +113,18 @@ class Host:
             return False
 
     def glob(self, pattern: str) -> list[str]:
-        """Names of the node's files that match, in natural order (cpu2 before cpu10)."""
+        """Return the names of the node's files that match, in natural order (cpu2 before cpu10)."""
         found = self.root.glob(pattern.lstrip("/"))
         return sorted((f"/{p.relative_to(self.root)}" for p in found), key=_natural)
 
     def exists(self, name: str) -> bool:
-        """Whether the node has this file, as far as this process may look."""
+        """Return True if the node has this file and this process may see it."""
         return os.path.lexists(self.path(name))
 
     def why_not_writable(self, name: str) -> str | None:
-        """None when the file can be written, else the reason.
+        """Return None when the file can be written, else the reason.
 
-        Asked of the mode too: root may open any file, but the kernel refuses to change a setting that is read-only.
+        The mode is checked too: root may open any file, but the kernel rejects writes to a read-only setting.
         """
         path = self.path(name)
         try:
@@ -137,7 +137,7 @@ class Host:
         return None if os.access(path, os.W_OK) else "needs root"
 
     def write(self, name: str, value: str) -> None:
-        """Write a setting in one write, as the kernel wants it. Raises OSError; never makes a file."""
+        """Write a setting with one system call, as the kernel requires. Raises OSError; never creates a file."""
         handle = os.open(self.path(name), os.O_WRONLY | os.O_TRUNC)
         try:
             os.write(handle, value.encode())
@@ -149,7 +149,7 @@ class Host:
         return self.runner(arguments, timeout_s)
 
     def ask(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """What a command prints. Raises Unseen with its last words when it fails."""
+        """Return the output of a command. Raises Unseen with its last line when it fails."""
         output = self.run(*arguments, timeout_s=timeout_s)
         if output.code:
             raise Unseen(f"{arguments[0]}: {output.problem}")
@@ -157,7 +157,7 @@ class Host:
 
     @property
     def name(self) -> str:
-        """What the node is called: by Slurm where it runs this process, else by its kernel."""
+        """Name of the node: Slurm's when it runs this process, else the kernel's."""
         if name := self.environment.get("SLURMD_NODENAME"):
             return name
         try:
@@ -167,7 +167,7 @@ class Host:
 
     @property
     def boot_id(self) -> str | None:
-        """A name that the kernel draws at every start."""
+        """Identifier that the kernel draws at every boot."""
         try:
             return self.read("/proc/sys/kernel/random/boot_id")
         except Unseen:
@@ -175,7 +175,7 @@ class Host:
 
 
 def host_at(root: Path) -> Host:
-    """The node whose file system begins at `root`. Raises InputError when that is no folder."""
+    """Return the node whose file system begins at `root`. Raises InputError when that is not a folder."""
     if not root.is_dir():
         raise InputError("there is no such folder for a node's file system", got=str(root))
     return Host(root=root)

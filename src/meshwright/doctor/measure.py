@@ -1,10 +1,10 @@
-"""Quick measurements in a process of their own, so that a device that hangs is killed with it.
+"""Quick measurements in a process of their own, so that a hanging device can be abandoned.
 
     python -m meshwright.doctor.measure device --select CUDA_VISIBLE_DEVICES=GPU-... --gemm-size 8192 --copy-bytes N
     python -m meshwright.doctor.measure all-reduce --processes 8 --bytes N
 
-One JSON object on the last line of stdout. PyTorch is opened by name: this package needs none.
-A rate is the best of several repetitions: other programs only ever make it lower.
+Prints one JSON object on the last line of stdout. PyTorch is imported by name, because this package works without it.
+A rate is the best of several repetitions: other programs can only lower it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from meshwright.training.rendezvous import free_port
 
 REPETITIONS = 10
 WARM_UP_S = 0.5
-"""A device that slept takes this long to reach its clock."""
+"""An idle device takes this long to reach its clock."""
 
 
 def main(arguments: list[str]) -> None:
-    """Measure what the command line says and print it."""
+    """Run the measurement of the command line and print it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -50,9 +50,9 @@ def main(arguments: list[str]) -> None:
 
 
 def measure_device(*, gemm_size: int, copy_bytes: int) -> dict[str, Any]:
-    """A square GEMM and a copy on the first device, or on the CPU where there is none.
+    """Measure a square GEMM and a copy on the first device, or on the CPU where there is none.
 
-    The product must be finite and the same bit for bit twice: a device that computes wrongly is worse than a slow one.
+    The result must be finite and bitwise equal in two runs: a device that computes wrongly is worse than a slow one.
     """
     torch: Any = importlib.import_module("torch")
     device, dtype = _device(torch)
@@ -75,7 +75,7 @@ def measure_device(*, gemm_size: int, copy_bytes: int) -> dict[str, Any]:
 
 
 def measure_all_reduce(*, num_processes: int, size_bytes: int) -> dict[str, Any]:
-    """One all-reduce of all devices of the node, one process each."""
+    """Measure an all-reduce over all devices of the node, one process each."""
     torch_mp: Any = importlib.import_module("torch.multiprocessing")
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"

@@ -1,8 +1,8 @@
-"""Kernel settings that training feels: what they are (data/settings.toml), what this node has, what would change.
+"""Kernel settings that affect training (data/settings.toml), their values on this node, and the changes.
 
-setting   one entry of the data: a file or a pattern of files, what it should hold, why, at what risk, who says so
-value     one file of a setting on this node: what it holds, and what is to be done about it
-note      something that is looked at and never written: limits of processes, firmware, services
+setting   one entry of the data: a file or a pattern of files, its target, the reason, the risk and the source
+value     one file of a setting on this node: its current value and the action
+note      something that is read and never written: limits of processes, firmware, services
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ABSENT = "not on this node"
 
 
 class SettingComparison(StrEnum):
-    """How what a file holds is compared with what is wanted."""
+    """Comparison of a file's value with the target."""
 
     EQUAL = "equal"
     AT_LEAST = "at least"
@@ -32,7 +32,7 @@ class SettingComparison(StrEnum):
 
 
 class SettingAction(StrEnum):
-    """What is to be done about one file."""
+    """Action on one file."""
 
     NONE = "as wanted"
     CHANGE = "change"
@@ -50,25 +50,25 @@ class KernelSetting:
     why: str
     risk: str
     source: str
-    beside: str | None = None  # a file in the same folder ...
-    beside_at_least: int = 0  # ... that must hold so much
+    neighbor: str | None = None  # a file in the same folder ...
+    neighbor_at_least: int = 0  # ... and the smallest value in it for which the setting applies
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingValue:
-    """One file of a setting. `current` is None where it cannot be read or means nothing."""
+    """One file of a setting. `current` is None if it cannot be read or has no meaning."""
 
     setting: KernelSetting
     path: str
     current: str | None
     target: str  # what would be written
     action: SettingAction
-    reason: str | None = None  # of a skip
+    reason: str | None = None  # of SKIP
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemNote:
-    """What was seen of something that is never written. `is_well` is None where it could not be told."""
+    """State of something that is never written. `is_well` is None if it is unknown."""
 
     name: str
     current: str | None
@@ -82,7 +82,7 @@ class SystemNote:
 
 @cache
 def settings() -> tuple[KernelSetting, ...]:
-    """All entries of settings.toml, in the order in which they are applied."""
+    """Return all entries of settings.toml in the order of application."""
     return tuple(_setting(name, entry) for name, entry in _data("settings.toml").items())
 
 
@@ -96,7 +96,7 @@ def choose(*, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()) -> tuple[K
 
 
 def survey(host: Host, chosen: tuple[KernelSetting, ...]) -> list[SettingValue]:
-    """Every file of the chosen settings on this node; a setting that it lacks is one value that is skipped."""
+    """Return every file of the chosen settings on this node. A missing setting is one skipped value."""
     found: list[SettingValue] = []
     for setting in chosen:
         paths = [p for p in host.glob(setting.path) if _is_meant(host, setting, p)]
@@ -105,7 +105,7 @@ def survey(host: Host, chosen: tuple[KernelSetting, ...]) -> list[SettingValue]:
 
 
 def held(comparison: SettingComparison, text: str) -> str:
-    """The value in what a file shows: `always [madvise] never` holds madvise.
+    """Return the value in the text of a file: `always [madvise] never` is madvise.
 
     >>> held(SettingComparison.CHOICE, "always [madvise] never")
     'madvise'
@@ -119,7 +119,7 @@ def held(comparison: SettingComparison, text: str) -> str:
 
 
 def target_of(setting: KernelSetting, current: str) -> str:
-    """What the file should hold, given what it holds. Raises Unseen when the two cannot be compared.
+    """Return the target of a file, given its current value. Raises Unseen when the two cannot be compared.
 
     >>> buffers = next(s for s in settings() if s.name == "tcp-read-buffer")
     >>> target_of(buffers, "4096 131072 6291456")
@@ -135,7 +135,7 @@ def target_of(setting: KernelSetting, current: str) -> str:
 
 
 def notes(host: Host) -> list[SystemNote]:
-    """What a running kernel cannot change, as it is here."""
+    """Return the state of what a running kernel cannot change."""
     entries = _data("notes.toml").items()
     return [_note(host, n, e) for n, e in entries if "only_with" not in e or host.exists(e["only_with"])]
 
@@ -151,17 +151,17 @@ def _setting(name: str, entry: dict[str, Any]) -> KernelSetting:
     return KernelSetting(
         name=name,
         comparison=SettingComparison(own.pop("is")),
-        beside=where.get("beside"),
-        beside_at_least=where.get("at_least", 0),
+        neighbor=where.get("beside"),
+        neighbor_at_least=where.get("at_least", 0),
         **own,
     )
 
 
 def _is_meant(host: Host, setting: KernelSetting, path: str) -> bool:
-    if setting.beside is None:
+    if setting.neighbor is None:
         return True
     try:
-        return host.read_int(f"{path.rpartition('/')[0]}/{setting.beside}") >= setting.beside_at_least
+        return host.read_int(f"{path.rpartition('/')[0]}/{setting.neighbor}") >= setting.neighbor_at_least
     except Unseen:
         return False
 
@@ -212,7 +212,7 @@ def _note(host: Host, name: str, entry: dict[str, Any]) -> SystemNote:
 
 
 def _printed(host: Host, command: list[str]) -> str:
-    """What a command prints, also with an exit code: `systemctl is-active` answers "inactive" with 3."""
+    """Return the output of a command, even if it fails: `systemctl is-active` prints "inactive" and exits with 3."""
     output = host.run(*command)
     if output.code and not output.stdout.strip():
         raise Unseen(f"{command[0]}: {output.problem}")

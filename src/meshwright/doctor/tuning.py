@@ -1,8 +1,8 @@
-"""Change a node's settings, all or none, and put them back.
+"""Change a node's settings, all or none, and restore them.
 
-What the files held before is written to the state file first, whole or not at all, so that a kill at any later moment
-leaves enough to restore. The first values win: applying twice, or applying more, never overwrites what was saved since
-the node started. After a restart the kernel has its own values again, and what an earlier start saved is set aside.
+The old values are written to the state file first, atomically, so that a kill at any later moment leaves enough to
+restore. The first values win: applying twice, or applying more, never overwrites values saved since the node booted.
+After a reboot the kernel has its own values again, and values saved before it are set aside.
 
     {"version": 1, "boot_id": "...", "saved": [{"setting": "swappiness", "path": "/proc/...", "value": "60"}, ...]}
 """
@@ -27,7 +27,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class SavedValue:
-    """What one file held before it was first changed."""
+    """Value of one file before the first change."""
 
     setting: str
     path: str
@@ -36,7 +36,7 @@ class SavedValue:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteFailure:
-    """One file that could not be written, and why."""
+    """One file that could not be written, with the reason."""
 
     setting: str
     path: str
@@ -45,9 +45,9 @@ class WriteFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningOutcome:
-    """What was done. With a failure `changed` is empty and `put_back` says what was undone.
+    """Result of `apply` or `restore`. After a failure `changed` is empty and `put_back` lists the undone changes.
 
-    `stuck` are files that could be neither changed nor put back: the state file still holds their values.
+    `stuck` are files that could be neither changed nor restored: the state file still holds their values.
     """
 
     changed: tuple[SettingValue | SavedValue, ...] = ()
@@ -61,13 +61,13 @@ class TuningOutcome:
 
 
 def default_state(host: Host) -> Path:
-    """Where values are saved: below XDG_STATE_HOME, or the home folder's .local/state."""
+    """Return the state file: below XDG_STATE_HOME, or the home folder's .local/state."""
     base = host.environment.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "meshwright" / "tune-system.json"
 
 
 def apply(host: Host, values: Sequence[SettingValue], *, state: Path) -> TuningOutcome:
-    """Write what differs. On a failure midway, or an interruption, everything is put back.
+    """Write the values that differ. After a failure or an interruption everything is restored.
 
     Raises InputError when the state file cannot be read or written; then nothing was changed.
     """
@@ -99,7 +99,7 @@ def apply(host: Host, values: Sequence[SettingValue], *, state: Path) -> TuningO
 
 
 def restore(host: Host, *, state: Path) -> TuningOutcome:
-    """Write the saved values back, last changed first, and drop those that are back from the state file.
+    """Restore the saved values, last changed first, and remove the restored ones from the state file.
 
     Raises InputError when nothing is saved, when the file is damaged, or when it names a file that is no setting.
     """
@@ -125,7 +125,7 @@ def restore(host: Host, *, state: Path) -> TuningOutcome:
 
 
 def _write(host: Host, setting: str, path: str, value: str) -> WriteFailure | None:
-    """Write one file and read it again: some settings take a write and keep what they had."""
+    """Write one file and read it again: some settings accept a write and keep their value."""
     try:
         host.write(path, value)
         comparison = next(s.comparison for s in settings() if s.name == setting)
@@ -144,7 +144,7 @@ def _write(host: Host, setting: str, path: str, value: str) -> WriteFailure | No
 def _undo(
     host: Host, done: Sequence[SavedValue], state: Path, before: str | None, *, failure: WriteFailure | None
 ) -> TuningOutcome:
-    """Put back what this call changed. The state file is as before, unless a value could not be put back."""
+    """Restore what this call changed. The state file is as before, unless a value could not be restored."""
     put_back: list[SavedValue] = []
     stuck: list[WriteFailure] = []
     for item in reversed(done):
@@ -162,7 +162,7 @@ def _undo(
 
 
 def _holds(host: Host, item: SavedValue) -> bool:
-    """Whether a file still holds what was saved: the one that refused a value needs no second write."""
+    """Return True if a file still holds the saved value: a file that rejected a value needs no second write."""
     comparison = next(s.comparison for s in settings() if s.name == item.setting)
     try:
         return held(comparison, host.read(item.path)) == item.value
@@ -180,7 +180,7 @@ class _State:
 
 
 def _saved(host: Host, state: Path) -> list[SavedValue]:
-    """What an earlier call saved since the node started."""
+    """Return the values that earlier calls saved since the node booted."""
     if not state.exists():
         return []
     found = _read_state(state)

@@ -1,6 +1,6 @@
-"""What a check answers, and the limits that it judges by (data/limits.toml).
+"""Results of checks, and the limits that they apply (data/limits.toml).
 
-A limit is a share of the value expected of that very thing, or a number of its own. Its entry says why it lies there.
+A limit is a share of the expected value, or an absolute number. Its entry gives the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshwright.errors import UnknownNameError
 
 
 class CheckStatus(StrEnum):
-    """From good to bad; a check that could not look is skipped."""
+    """Status of a check, from good to bad. A check that could not read its inputs is skipped."""
 
     PASS = "pass"
     WARN = "warn"
@@ -26,13 +26,13 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckVerdict:
-    """One answer about one thing: `check` names the question, `where` the device, card, folder or file."""
+    """Result of one check for one object. `where` names the device, card, folder or file."""
 
     check: str
     status: CheckStatus
     where: str = ""
     measured: float | str | None = None
-    expected: float | str | None = None  # a value, or the limit that it was judged by
+    expected: float | str | None = None  # a value, or the limit that was applied
     unit: str = ""
     message: str = ""
     hint: str | None = None
@@ -40,7 +40,7 @@ class CheckVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckLimit:
-    """Where a value is no longer good. `of_expected`: the bounds are shares of the expected value."""
+    """Bounds of good values. `of_expected`: the bounds are shares of the expected value."""
 
     name: str
     unit: str
@@ -54,17 +54,17 @@ class CheckLimit:
 
     @property
     def bound(self) -> float:
-        """The first bound that a value crosses on its way from good to bad."""
+        """First bound that a value crosses from good to bad."""
         bounds = (self.warn_below, self.fail_below, self.warn_above, self.fail_above)
         return next(b for b in bounds if b is not None)
 
     @property
     def sign(self) -> str:
-        """On which side of the bound a value is good."""
+        """Sign of good values relative to the bound."""
         return "≥" if self.warn_below is not None or self.fail_below is not None else "≤"
 
     def status_of(self, value: float) -> CheckStatus:
-        """What a value, or a share of the expected one, is worth."""
+        """Return the status of a value, or of its share of the expected one."""
         if _is_below(value, self.fail_below) or _is_above(value, self.fail_above):
             return CheckStatus.FAIL
         if _is_below(value, self.warn_below) or _is_above(value, self.warn_above):
@@ -74,14 +74,14 @@ class CheckLimit:
 
 @cache
 def limits() -> dict[str, CheckLimit]:
-    """All entries of limits.toml by name."""
+    """Return all entries of limits.toml by name."""
     text = (files("meshwright.doctor") / "data" / "limits.toml").read_text(encoding="utf-8")
     entries: dict[str, dict[str, Any]] = tomllib.loads(text)
     return {name: CheckLimit(name=name, **entry) for name, entry in entries.items()}
 
 
 def judge(check: str, measured: float, *, expected: float | None = None, where: str = "") -> CheckVerdict:
-    """Judge a value by the limit of the check's name; `expected` where the limit is a share of it."""
+    """Apply the limit with the check's name to a value. `expected` is needed when the limit is a share of it."""
     if check not in limits():
         raise UnknownNameError("limit", check, known=limits())
     limit = limits()[check]
@@ -101,7 +101,7 @@ def judge(check: str, measured: float, *, expected: float | None = None, where: 
 
 
 def skipped(check: str, reason: str, *, where: str = "") -> CheckVerdict:
-    """A check that could not look, and why."""
+    """Return the verdict of a check that could not read its inputs."""
     return CheckVerdict(check=check, status=CheckStatus.SKIPPED, where=where, message=reason)
 
 
@@ -109,7 +109,7 @@ def found(
     check: str, status: CheckStatus, message: str = "", *, where: str = "", measured: float | str | None = None,
     expected: float | str | None = None, unit: str = "", hint: str | None = None,
 ) -> CheckVerdict:  # fmt: skip
-    """A verdict that no limit decides; the hint is kept only when something is wrong."""
+    """Return a verdict without a limit. The hint is kept only if the check does not pass."""
     return CheckVerdict(
         check=check, status=status, where=where, measured=measured, expected=expected, unit=unit, message=message,
         hint=None if status is CheckStatus.PASS else hint,

@@ -1,7 +1,7 @@
-"""The environment of every process: the table's rows for this accelerator and engine, and what others lay over it.
+"""The environment of every process: the table's rows for this accelerator and engine, and overrides.
 
-Later ones win: the table, the engine, the site file, the shell that processes inherit, `--env`. Of a variable that
-holds flags (XLA_FLAGS) each flag is one entry, so that one can be changed and the others stay.
+Later sources win: the table, the engine, the site file, the shell that processes inherit, `--env`. Each flag of a
+variable that holds flags (XLA_FLAGS) is an entry, so that one can be changed and the others stay.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from meshwright.errors import InputError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 FLAGGED = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-"""Variables that hold flags."""
+"""Variables that hold a list of flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentVariable:
-    """One variable and why it has its value."""
+    """One variable, with the reason and source of its value."""
 
     name: str
     value: str
@@ -43,46 +43,46 @@ def environment(
     site: Mapping[str, Any],
     layers: Mapping[str, Mapping[str, str | None]],
     inherited: Mapping[str, str] | None = None,
-    said: Mapping[str, str | None] | None = None,
+    given: Mapping[str, str | None] | None = None,
     user: str | None = None,
 ) -> tuple[EnvironmentVariable, ...]:
-    """All variables, by name.
+    """Return all variables by name.
 
-    vendor, architecture   the catalogue's words; None: not known, only rows for every device apply
+    vendor, architecture   as in the catalogue; None: unknown, only rows for every device apply
     site                   the site file's keys that rows may name
-    layers                 who says so -> name -> value, laid over the table in their order; None takes one away
-    inherited              what processes get from the shell in which `launch` is given: it wins over what is set so far
-    said                   on the command line: the last word
-    user                   in paths; None: who runs this process
+    layers                 source -> name -> value, applied to the table in this order; None removes a variable
+    inherited              variables of the shell in which `launch` runs; they override what is set so far
+    given                  variables of the command line, which override all others
+    user                   name in paths; None: the user of this process
 
     Raises InputError for a name or a value that no environment can hold.
     """
     entries: dict[tuple[str, str], EnvironmentVariable] = {}
     own = {"vendors": vendor, "architectures": architecture, "engines": engine}
-    alone = {"multi_node": num_nodes == 1, "multi_process": devices_per_node == 1}
+    single = {"multi_node": num_nodes == 1, "multi_process": devices_per_node == 1}
     for row in rows():
         value = _value(row, site, user=user)
-        if value is not None and _applies(row, own, alone=alone):
+        if value is not None and _applies(row, own, single=single):
             entries[row["name"], _flag_of(row["name"], value)] = EnvironmentVariable(
                 name=row["name"], value=value, reason=row["reason"], source=row["source"]
             )
     names = {name for layer in layers.values() for name in layer} | {name for name, _ in entries}
     shell = {name: value for name, value in (inherited or {}).items() if name in names}
-    for who, layer in {**layers, "this shell": shell, "--env": said or {}}.items():
+    for who, layer in {**layers, "this shell": shell, "--env": given or {}}.items():
         for name, value in layer.items():
-            _lay(entries, name, value, who=who)
+            _override(entries, name, value, who=who)
     names = dict.fromkeys(name for name, _ in sorted(entries))
     return tuple(_joined([v for (own, _), v in sorted(entries.items()) if own == name]) for name in names)
 
 
 @cache
 def rows() -> tuple[dict[str, Any], ...]:
-    """The table as it is written."""
+    """Return the rows of the table."""
     return tuple(_data()["variable"])
 
 
 def table_version() -> str:
-    """The date of the table."""
+    """Return the date of the table."""
     return _data()["version"]
 
 
@@ -101,26 +101,26 @@ def _value(row: Mapping[str, Any], site: Mapping[str, Any], *, user: str | None)
 
 
 def _user() -> str:
-    """Who runs this process; its number where it has no name, as in a container."""
+    """Return the user of this process; the number if it has no name, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
 
 
-def _applies(row: Mapping[str, Any], own: Mapping[str, str | None], *, alone: Mapping[str, bool]) -> bool:
-    """own: vendor, architecture and engine, by their key of a row; alone: what there is only one of, likewise."""
+def _applies(row: Mapping[str, Any], own: Mapping[str, str | None], *, single: Mapping[str, bool]) -> bool:
+    """True if a row applies. `own`: vendor, architecture and engine by key; `single`: what exists only once, by key."""
     return all(key not in row or value in row[key] for key, value in own.items()) and not any(
-        row.get(key, False) and is_alone for key, is_alone in alone.items()
+        row.get(key, False) and is_single for key, is_single in single.items()
     )
 
 
 def _flag_of(name: str, value: str) -> str:
-    """What tells entries of one variable apart: the flag's name; nothing where the value is one."""
+    """Return the flag's name, which identifies an entry of a variable with flags; empty for other variables."""
     return value.partition("=")[0] if name in FLAGGED else ""
 
 
-def _lay(
+def _override(
     entries: dict[tuple[str, str], EnvironmentVariable], name: str, value: str | None, *, who: str
 ) -> None:
     if not NAME.fullmatch(name):
@@ -135,17 +135,17 @@ def _lay(
         raise InputError(f"{who}: {name} holds a control character", got=value)
     for part in value.split() if name in FLAGGED else [value]:
         entries[name, _flag_of(name, part)] = EnvironmentVariable(
-            name=name, value=part, reason="as said", source=who
+            name=name, value=part, reason="as given", source=who
         )
 
 
 def _joined(entries: list[EnvironmentVariable]) -> EnvironmentVariable:
-    def words(key: str) -> str:
+    def combined(key: str) -> str:
         return "; ".join(dict.fromkeys(getattr(v, key) for v in entries))
 
     return EnvironmentVariable(
         name=entries[0].name,
         value=" ".join(v.value for v in entries),
-        reason=words("reason"),
-        source=words("source"),
+        reason=combined("reason"),
+        source=combined("source"),
     )

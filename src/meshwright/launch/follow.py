@@ -1,4 +1,4 @@
-"""Watch a job of Slurm until it has ended: its states, and the steps that its run logs."""
+"""Watch a Slurm job until it ends: its states, and the steps that its run logs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 from meshwright.errors import InfeasibleError
 
 POLL_S = 2.0
-STEPS = "steps.jsonl"  # what engines log, a line a step
+STEPS = "steps.jsonl"  # log of the engine, one line per step
 ENDED = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL",
     "PREEMPTED", "REVOKED", "LAUNCH_FAILED",
 }  # fmt: skip
-MOST_FAILED_QUERIES = 30  # a controller that is started again answers nothing for a while
+MOST_FAILED_QUERIES = 30  # a controller that restarts does not answer for a while
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """What Slurm says of a job."""
+    """State of a job as Slurm reports it."""
 
     state: str
     reason: str
@@ -39,9 +39,9 @@ class JobState:
 
 
 def follow(job_id: str, *, folder: Path, say: Say, poll_s: float = POLL_S) -> JobState:
-    """Wait until the job has ended and return its last state; tell `say` of states and steps on the way.
+    """Wait until the job ends and return its last state. `say` receives a message for each new state and step.
 
-    Raises InfeasibleError when Slurm does not know the job any more.
+    Raises InfeasibleError when Slurm no longer knows the job.
     """
     shown: str | None = None
     step: int | None = None
@@ -68,13 +68,13 @@ def _query(job_id: str) -> JobState | None:
     return None if done.returncode else job_state(done.stdout)
 
 
-def job_state(words: str) -> JobState:
-    """The state in the words of `scontrol --oneliner show job`.
+def job_state(text: str) -> JobState:
+    """Parse the output of `scontrol --oneliner show job`.
 
     >>> job_state("JobId=7 JobState=FAILED Reason=None Restarts=1 ExitCode=0:9 ").exit_code
     137
     """
-    values = dict(re.findall(r"(\w+)=(\S*)", words))
+    values = dict(re.findall(r"(\w+)=(\S*)", text))
     code, _, signum = values.get("ExitCode", "0:0").partition(":")
     return JobState(
         state=values.get("JobState", "UNKNOWN"),
@@ -85,7 +85,7 @@ def job_state(words: str) -> JobState:
 
 
 def _say_step(folder: Path, before: int | None, say: Say) -> int | None:
-    """Tell of the newest step, if it is another one."""
+    """Report the newest step if it has changed, and return it."""
     path = folder / STEPS
     try:
         with path.open("rb") as stream:
@@ -95,7 +95,7 @@ def _say_step(folder: Path, before: int | None, say: Say) -> int | None:
         return before
     for line in reversed(lines):
         if not line.endswith("\n"):
-            continue  # it is being written
+            continue  # still being written
         try:
             entry = json.loads(line)
         except ValueError:

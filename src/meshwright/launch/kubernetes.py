@@ -1,10 +1,10 @@
-"""A ConfigMap with the run's files, and a PyTorchJob or a JobSet, a pod a node, torchrun in each.
+"""A ConfigMap with the run's files, and a PyTorchJob or a JobSet with one pod per node and torchrun in each.
 
-The job is created, not applied: of one that is there nothing changes, and it is not taken for a new one. The ConfigMap
-is named by its content, so that no later run's files reach pods that start again.
+The job is created, not applied: an existing job is left unchanged and reported as an error. The ConfigMap is named by
+its content, so that restarted pods never see the files of a later run.
 
-Restarts belong to the controller: a pod that fails starts again (PyTorchJob), or all of them do (JobSet). Pods that
-start again find the checkpoints on a persistent volume. SIGTERM, which comes before a pod is taken away, saves.
+The controller restarts pods: the failed pod (PyTorchJob), or all of them (JobSet). Restarted pods find the checkpoints
+on a persistent volume. SIGTERM, which precedes the end of a pod, saves a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ RESOURCES = {
     "Intel": "habana.ai/gaudi",
     "Google": "google.com/tpu",
 }
-"""What a pod asks for to get devices of a vendor: the names of their device plugins."""
+"""Resource names of the vendors' device plugins."""
 
 FILES, FILES_FOLDER = "run-files", "/run-files"
-MAX_NAME = 40  # a pod's name adds to it, and ends at 63
+MAX_NAME = 40  # names of pods are longer, and limited to 63
 
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSettings:
-    """What a site says of Kubernetes, and where this machine keeps the manifest."""
+    """Kubernetes settings of the site file, and this machine's folder of the manifest."""
 
     site: KubernetesSite
     python: str
-    here: Path  # folder of the manifest on this machine; the request's folder is that of the pods
+    here: Path  # folder of the manifest on this machine; `LaunchRequest.folder` is that of the pods
 
 
 def dispatch(request: LaunchRequest, settings: KubernetesSettings) -> Dispatch:
-    """The manifest and the command that applies it. Pure.
+    """Return the manifest and the command that applies it. Pure.
 
     Raises InputError when no image is named, or the results would be lost with the pods.
     """
@@ -65,10 +65,10 @@ def dispatch(request: LaunchRequest, settings: KubernetesSettings) -> Dispatch:
     texts = {str(settings.here / CONFIG): _yaml(config), str(settings.here / MANIFEST): _yaml(job)}
     notes = []
     if request.vendor is None:
-        notes.append("no devices are asked for: the accelerator is not known, or is a CPU")
+        notes.append("no devices are requested: the accelerator is unknown, or is a CPU")
     if site.rdma_resource is None and request.num_nodes > 1:
         notes.append(
-            "no RDMA device is asked for (kubernetes.rdma_resource): pods exchange over their usual network"
+            "no RDMA device is requested (kubernetes.rdma_resource): pods communicate over their default network"
         )
     namespace = ("--namespace", site.namespace) if site.namespace else ()
     commands = tuple(
@@ -79,7 +79,7 @@ def dispatch(request: LaunchRequest, settings: KubernetesSettings) -> Dispatch:
 
 
 def workdir(site: KubernetesSite) -> str:
-    """Where processes run, and relative paths begin: on the first claim, so that they outlive the pods."""
+    """Return the working folder of processes: the mount of the first claim, so that results outlive the pods."""
     return site.workdir or (site.claims[0].mount if site.claims else "/")
 
 
@@ -93,7 +93,7 @@ def _require_kept(what: str, folder: Path, site: KubernetesSite) -> None:
 
 
 def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Values, Values]:
-    """ConfigMap and job, as the API has them."""
+    """Return the ConfigMap and the job as API objects."""
     name = resource_name(request.name)
     make = _pytorchjob if settings.site.kind is KubernetesJobKind.PYTORCHJOB else _jobset
     config = {
@@ -107,7 +107,7 @@ def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Val
 
 
 def resource_name(name: str) -> str:
-    """A name that Kubernetes takes: lower case, digits and dashes.
+    """Return a valid Kubernetes name: lower case, digits and dashes.
 
     >>> resource_name("Llama 3.1_8B")
     'llama-3-1-8b'
@@ -122,14 +122,14 @@ def _files_name(name: str, request: LaunchRequest) -> str:
 
 
 def _pytorchjob(name: str, request: LaunchRequest, settings: KubernetesSettings) -> Values:
-    """The operator numbers the nodes and says where the first is (PET_NODE_RANK, PET_MASTER_ADDR).
+    """Return a PyTorchJob. The operator sets the rank of each node and the address of the first.
 
-    It adds up restarts of all containers, and a lost process is one of every pod. The job fails when the sum is
+    It sums the restarts of all containers, and a lost process restarts every pod once. The job fails when the sum is
     `backoffLimit` (kubeflow/training-operator, pkg/core/job.go, PastBackoffLimit). `restartPolicy: ExitCode` would end
-    it at once on bad input, but on every exit code below 128 too, and try others without end: those pods are made
-    anew, with no restart to count (pkg/controller.v1/common/pod.go, ReconcilePods).
+    it at once on bad input, but on every other exit code below 128 too, and would retry without limit above: those
+    pods are recreated, with no restart to count (pkg/controller.v1/common/pod.go, ReconcilePods).
     """
-    # A container that starts again is not told so: always go on from the newest checkpoint, if there is one.
+    # A restarted container cannot know that it was: always resume from the newest checkpoint, if there is one.
     environment = [{"name": RESTARTS, "value": "1"}]
 
     def replicas(count: int) -> Values:
@@ -155,7 +155,7 @@ def _pytorchjob(name: str, request: LaunchRequest, settings: KubernetesSettings)
 
 
 def _jobset(name: str, request: LaunchRequest, settings: KubernetesSettings) -> Values:
-    """One indexed job; a pod's index is its node's number, and the first pod has a name of its own."""
+    """Return a JobSet of one indexed job. The index of a pod is its node rank; the first pod has a fixed host name."""
     restarts = {"name": RESTARTS, "value": "1"} if request.resume else _field(
         RESTARTS, "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
     )  # fmt: skip
@@ -193,7 +193,7 @@ def _jobset(name: str, request: LaunchRequest, settings: KubernetesSettings) -> 
 
 
 def _refused(container: str) -> Values:
-    """Bad input and missing packages are final: no pod would do better."""
+    """Return the rule that bad input and missing packages end the job: a restart would not help."""
     codes = {
         "containerName": container,
         "operator": "In",
@@ -230,9 +230,7 @@ def _pod(
         "volumes": volumes,
         "terminationGracePeriodSeconds": site.stop_ahead_s,
     }
-    if (
-        site.rdma_resource or site.host_network
-    ):  # RDMA locks the memory that it reads; many namespaces forbid it
+    if site.rdma_resource or site.host_network:  # RDMA locks memory, which many namespaces forbid
         spec["containers"][0]["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     if site.host_network:
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
@@ -247,25 +245,25 @@ def _pod(
     if site.tolerations:
         spec["tolerations"] = [dict(t) for t in site.tolerations]
     if request.exclude:
-        spec["affinity"] = _elsewhere(request.exclude)
+        spec["affinity"] = _excluding(request.exclude)
     return {"metadata": {"labels": {"app": name}}, "spec": spec}
 
 
 def _command(request: LaunchRequest, settings: KubernetesSettings) -> list[str]:
-    words = (
+    argv = (
         settings.python, "-m", "meshwright.engines.torchrun", "--nnodes", str(request.num_nodes),
         "--nproc-per-node", str(request.devices_per_node), *script(request.argv),
     )  # fmt: skip
-    return [_literal(word) for word in words]
+    return [_literal(argument) for argument in argv]
 
 
-def _literal(words: str) -> str:
-    """Words in which Kubernetes replaces no $(NAME)."""
-    return words.replace("$", "$$")
+def _literal(text: str) -> str:
+    """Escape `text` so that Kubernetes expands no $(NAME) in it."""
+    return text.replace("$", "$$")
 
 
 def _storage(name: str, request: LaunchRequest, site: KubernetesSite) -> tuple[list[Values], list[Values]]:
-    """Shared memory for data loaders and NCCL, the run's files, and the claims."""
+    """Return mounts and volumes: shared memory for data loaders and NCCL, the run's files, and the claims."""
     mounts: list[Values] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     volumes: list[Values] = [
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": site.shared_memory}}
@@ -279,13 +277,13 @@ def _storage(name: str, request: LaunchRequest, site: KubernetesSite) -> tuple[l
 
 
 def _claims(site: KubernetesSite) -> list[Values]:
-    """Where claims are mounted. A claim's name may have dots, a volume's may not; a claim is one volume."""
+    """Return the mounts of the claims. Volumes are numbered, because a claim's name may have dots."""
     names = list(dict.fromkeys(claim.name for claim in site.claims))
     return [{"name": f"claim-{names.index(claim.name)}", "mountPath": claim.mount} for claim in site.claims]
 
 
 def _copy_files(request: LaunchRequest, site: KubernetesSite) -> Values:
-    """The run's files, from the ConfigMap to the results, where a run may replace them. Each appears whole."""
+    """Return the container that copies the run's files from the ConfigMap to the results folder, each atomically."""
     lines = ["set -e"]
     for path in request.files:
         target = shlex.quote(str(request.folder / path))
@@ -309,8 +307,8 @@ def _resources(request: LaunchRequest, site: KubernetesSite) -> Values:
     return {"limits": limits}
 
 
-def _elsewhere(hosts: tuple[str, ...]) -> Values:
-    """Node affinity that leaves hosts out."""
+def _excluding(hosts: tuple[str, ...]) -> Values:
+    """Return the node affinity that excludes hosts."""
     wanted = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(hosts)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}

@@ -1,4 +1,4 @@
-"""One torchrun a host. On several hosts the same command is given on each of them, with one address to meet at."""
+"""One torchrun per host. Each of several hosts runs the same command with the same rendezvous address."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ PORT = 29500
 
 
 def dispatch(request: LaunchRequest, *, python: str, rendezvous: str | None) -> Dispatch:
-    """torchrun with the processes of this host.
+    """Return torchrun with the processes of this host.
 
     python       the interpreter
-    rendezvous   HOST[:PORT] of one of the hosts, by which all of them find each other; None: one host
+    rendezvous   HOST[:PORT] of one of the hosts, where they rendezvous; None: one host
 
     Raises InputError when there are several nodes and no address, or one node and an address.
     """
     if request.exclude:
-        raise InputError("hosts to leave out are for slurm and kubernetes", got=", ".join(request.exclude))
+        raise InputError("hosts to exclude are for slurm and kubernetes", got=", ".join(request.exclude))
     variables = {v.name: v.value for v in request.environment}
     if request.resume:
         variables[RESTARTS] = "1"
-    words = [f"{name}={value}" for name, value in variables.items()]
+    assignments = [f"{name}={value}" for name, value in variables.items()]
     command = (
-        *(("env", *words) if words else ()), python, "-m", "meshwright.engines.torchrun",
-        *_meeting(request, rendezvous), "--nproc-per-node", str(request.devices_per_node),
+        *(("env", *assignments) if assignments else ()), python, "-m", "meshwright.engines.torchrun",
+        *_rendezvous_options(request, rendezvous), "--nproc-per-node", str(request.devices_per_node),
         "--max-restarts", str(request.max_restarts),
         "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1", *script(request.argv),
     )  # fmt: skip
@@ -32,24 +32,24 @@ def dispatch(request: LaunchRequest, *, python: str, rendezvous: str | None) -> 
     notes = []
     if request.num_nodes > 1:
         notes.append(
-            f"give this command on each of the {request.num_nodes} hosts; they see the same {request.folder}"
+            f"run this command on each of the {request.num_nodes} hosts; {request.folder} must be the same on all"
         )
     return Dispatch(files=files, commands=(command,), notes=tuple(notes))
 
 
 def script(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The engine's command as torchrun takes it: its own interpreter runs Python, anything else is a program."""
+    """Return the engine's command as torchrun takes it: torchrun's interpreter runs Python, else it is a program."""
     return argv[1:] if argv[0] == "python" else ("--no-python", *argv)
 
 
-def _meeting(request: LaunchRequest, rendezvous: str | None) -> tuple[str, ...]:
+def _rendezvous_options(request: LaunchRequest, rendezvous: str | None) -> tuple[str, ...]:
     if request.num_nodes == 1:
         if rendezvous is not None:
-            raise InputError("one host has nobody to meet", got=f"--rendezvous {rendezvous}")
+            raise InputError("one host needs no rendezvous", got=f"--rendezvous {rendezvous}")
         return ("--standalone",)
     if rendezvous is None:
         raise InputError(
-            f"the run needs {request.num_nodes} hosts, which must find each other",
+            f"the run needs {request.num_nodes} hosts, which need an address to rendezvous",
             hint="--rendezvous HOST:PORT with one of the hosts, the same on all of them",
         )
     host, _, port = rendezvous.rpartition(":") if ":" in rendezvous else (rendezvous, "", str(PORT))

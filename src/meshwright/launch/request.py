@@ -1,7 +1,7 @@
-"""What is to be started, and what starting it takes.
+"""A run to be started, and the files and commands that start it.
 
-LaunchRequest    a run on nodes: the engine's command, how many processes where, and their environment
-Dispatch   what local, slurm and kubernetes make of it: files, commands, notes. Nothing is started by that
+LaunchRequest   the engine's command, nodes, devices per node, environment
+Dispatch        files, commands and notes that local, slurm and kubernetes make of it, without starting anything
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from meshwright.errors import InputError
 from meshwright.launch.environment import EnvironmentVariable
 
 RESTARTS = "MESHWRIGHT_RESTARTS"
-"""How often the whole job has been started before. More than 0: go on from the newest checkpoint, if there is one."""
+"""Number of earlier starts of the job. Above 0 the run resumes from the newest checkpoint, if there is one."""
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """A run that is to be started on `num_nodes` nodes, one process a device."""
+    """A run to be started on `num_nodes` nodes, one process per device."""
 
     name: str
-    argv: tuple[str, ...]  # of every process; begins with `python`
+    argv: tuple[str, ...]  # command of every process; begins with `python`
     files: Mapping[str, str]  # path below `folder` -> text, needed on every host
     folder: Path  # of the results, as processes see it
     num_nodes: int
     devices_per_node: int
-    vendor: str | None  # of the accelerator; None: not known, no devices are asked for
+    vendor: str | None  # of the accelerator; None: unknown, no devices are requested
     environment: tuple[EnvironmentVariable, ...] = ()
-    exclude: tuple[str, ...] = ()  # hosts to leave out
+    exclude: tuple[str, ...] = ()  # hosts to exclude
     max_restarts: int = 0
     checkpoints: str | None = None  # their folder; None: the run saves none
-    resume: bool = False  # go on from the newest checkpoint of an earlier job
+    resume: bool = False  # resume from the newest checkpoint of an earlier job
 
     @property
     def num_processes(self) -> int:
@@ -44,7 +44,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
-    """Everything that starting takes: what a dry run shows."""
+    """Files and commands that start a run; a dry run shows them."""
 
     files: Mapping[str, str]  # path -> text
     commands: tuple[tuple[str, ...], ...]  # in this order
@@ -59,10 +59,10 @@ def shape(
     devices_per_node: int | None,
     most_per_node: int | None = None,
 ) -> tuple[int, int]:
-    """Nodes, and devices on each, for a plan of `num_processes` devices.
+    """Return the number of nodes and of devices on each, for a plan of `num_processes` devices.
 
-    `cluster_nodes` is the cluster's number of nodes and `most_per_node` how many devices one of them has, None where
-    it is not known; the other two are what the user asks for. Raises InputError when they do not give the plan's
+    `cluster_nodes` is the cluster's number of nodes and `most_per_node` the devices of one node, None if unknown. The
+    other two are the user's choice. Raises InputError when they do not give the plan's
     number of devices, or a node has fewer.
     """
     if num_nodes is None and devices_per_node is not None and num_processes % devices_per_node == 0:
@@ -83,7 +83,7 @@ def shape(
 
 
 def read_hosts(path: Path) -> tuple[str, ...]:
-    """A list of hosts, one a line, as `meshwright doctor --compare --exclude-file` writes it.
+    """Read a list of hosts, one per line, as `meshwright doctor --compare --exclude-file` writes it.
 
     Raises InputError when the file is not there or a line is no host name.
     """
@@ -92,7 +92,7 @@ def read_hosts(path: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no text"
         raise InputError(f"the list of hosts cannot be read ({reason})", got=str(path)) from None
-    hosts = [words for line in lines if (words := line.partition("#")[0].strip())]
+    hosts = [host for line in lines if (host := line.partition("#")[0].strip())]
     for host in hosts:
         if not HOST.fullmatch(host):
             raise InputError(f"{path}: this is no host name", got=host, allowed="one host a line")

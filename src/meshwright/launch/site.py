@@ -1,7 +1,7 @@
-"""The site file: what a place has of its own, so that run files stay free of it.
+"""The site file: settings of one cluster, kept out of run files.
 
-    environment: {NCCL_DEBUG: INFO, OMP_NUM_THREADS: null}     null takes a variable away
-    interface: ens1f0                    the network interface that reaches the other nodes
+    environment: {NCCL_DEBUG: INFO, OMP_NUM_THREADS: null}     null removes a variable
+    interface: ens1f0                    the network interface between nodes
     slurm: {partition: gpu, account: llm, time: "24:00:00"}
     kubernetes: {image: registry.example/train:1, claims: [{name: shared, mount: /results}]}
 
@@ -22,14 +22,14 @@ from meshwright.runfile.problems import RunFileProblem
 
 
 class ContainerRuntime(StrEnum):
-    """What starts a container under Slurm."""
+    """Container runtime under Slurm."""
 
     PYXIS = "pyxis"
     APPTAINER = "apptainer"
 
 
 class KubernetesJobKind(StrEnum):
-    """The resource that Kubernetes runs."""
+    """Kind of the Kubernetes job."""
 
     PYTORCHJOB = "pytorchjob"  # Kubeflow training operator, kubeflow.org/v1
     JOBSET = "jobset"  # kubernetes-sigs/jobset, jobset.x-k8s.io/v1alpha2
@@ -40,7 +40,7 @@ class _Section(BaseModel):
 
 
 class SlurmSite(_Section):
-    """How jobs are given to Slurm here."""
+    """Slurm section: options of sbatch and srun."""
 
     partition: str | None = None
     account: str | None = None
@@ -64,7 +64,7 @@ class VolumeClaim(_Section):
 
 
 class KubernetesSite(_Section):
-    """How jobs are given to Kubernetes here."""
+    """Kubernetes section: options of the job and its pods."""
 
     kind: KubernetesJobKind = Field(default=KubernetesJobKind.PYTORCHJOB, strict=False)
     namespace: str | None = None
@@ -100,7 +100,7 @@ class Site(_Section):
 
 
 def read_site(path: Path) -> Site:
-    """The site file at `path`. Raises RunFileError with all that is wrong, by line."""
+    """Read the site file at `path`. Raises RunFileError with all problems, by line."""
     document = documents.parse(documents.read_text(path), file=str(path))
     try:
         site = Site.model_validate(document.value)

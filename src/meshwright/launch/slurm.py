@@ -1,12 +1,11 @@
-"""One sbatch script: a task a device, straight under srun.
+"""One sbatch script: one task per device, directly under srun.
 
-    the time limit comes near, or Slurm preempts    SIGUSR1, SIGTERM -> every process saves and ends -> queued again
-    a process is lost                               all end -> queued again, at most `max_restarts` times
-    a node is lost                                  Slurm queues the job again by itself
-    bad input, a package is missing                 the job ends: starting again would not help
+    the time limit comes near, or Slurm preempts    SIGUSR1, SIGTERM -> every process saves and ends -> requeued
+    a process is lost                               all end -> requeued, at most `max_restarts` times
+    a node is lost                                  Slurm requeues the job
+    bad input, a package is missing                 the job ends: a restart would not help
 
-A job that is queued again finds its checkpoints: MESHWRIGHT_RESTARTS says that it has been started before. `scancel`
-ends it for good.
+A requeued job resumes from its checkpoints, because MESHWRIGHT_RESTARTS counts earlier starts. `scancel` ends it.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ SCRIPT = "submit.sh"
 LOGS = "logs"
 FAILURES = "failures"
 GRACE_S = 120
-"""After one process has ended, the others get this long: to write what they write at the end, or to notice a loss."""
+"""Time for the other processes after one has ended: to write their results, or to notice a lost process."""
 
-FIRST_PORT, NUM_PORTS = 15000, 15000  # below those that Linux gives to anybody
+FIRST_PORT, NUM_PORTS = 15000, 15000  # below Linux's ephemeral ports
 OWN_OPTIONS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--gpus-per-node", "--requeue", "--no-requeue", "--signal",
     "--output", "--error", "--open-mode", "--chdir", "--exclude", "--job-name", "--array",
@@ -45,9 +44,9 @@ ask() { # the time limit comes near
 }
 trap ask USR1
 """
-"""Before srun starts: a signal that nobody waits for would end the script."""
+"""Set before srun starts: a signal without a trap would end the script."""
 
-RANK_WORDS = """\
+RANK_VARIABLES = """\
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID
 export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR
 exec "$@"
@@ -56,7 +55,7 @@ exec "$@"
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSettings:
-    """What a site says of Slurm, and where the job runs."""
+    """Slurm settings of the site file, and the folder of the job."""
 
     site: SlurmSite
     python: str
@@ -64,9 +63,9 @@ class SlurmSettings:
 
 
 def dispatch(request: LaunchRequest, settings: SlurmSettings) -> Dispatch:
-    """The script, the files beside it, and the command that submits it. Pure.
+    """Return the script, the run's files, and the command that submits the script. Pure.
 
-    Raises InputError for what sbatch would not read as it is meant, and for what would be lost with a container.
+    Raises InputError for values that sbatch would misread, and for results that would be lost with a container.
     """
     if settings.site.container is not None and request.checkpoints is not None:
         _require_mounted(settings, settings.workdir / request.checkpoints)
@@ -75,11 +74,11 @@ def dispatch(request: LaunchRequest, settings: SlurmSettings) -> Dispatch:
     notes = []
     if settings.site.time is None:
         notes.append(
-            "no time limit is given: the partition's own holds, and the request to save comes with it"
+            "no time limit is given: the partition's applies, and the request to save comes before it"
         )
     if request.vendor is None and not _names_devices(settings.site):
         notes.append(
-            "no devices are asked for: the accelerator is not known or is a CPU; else --directive --gpus-per-node=N"
+            "no devices are requested: the accelerator is unknown or is a CPU; else --directive --gpus-per-node=N"
         )
     return Dispatch(
         files=files | {path: script(request, settings)},
@@ -89,12 +88,12 @@ def dispatch(request: LaunchRequest, settings: SlurmSettings) -> Dispatch:
 
 
 def script(request: LaunchRequest, settings: SlurmSettings) -> str:
-    """The text of the sbatch script."""
+    """Return the text of the sbatch script."""
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in _options(request, settings)),
         "",
-        *settings.site.setup,  # modules and the like read variables that are not set
+        *settings.site.setup,  # modules read variables that may not be set
         "set -uo pipefail",
         *_exports(request),
         "",
@@ -117,7 +116,7 @@ def _options(request: LaunchRequest, settings: SlurmSettings) -> Iterator[str]:
     if site.exclusive:
         yield "--exclusive"
         if not any(d.startswith("--mem") for d in site.directives):
-            yield "--mem=0"  # all of it: --exclusive alone gives as much as was asked for
+            yield "--mem=0"  # all memory: --exclusive alone gives the requested amount
     for key in ("partition", "account", "qos"):
         if (value := getattr(site, key)) is not None:
             yield f"--{key}={_quoted(key, value)}"
@@ -131,7 +130,7 @@ def _options(request: LaunchRequest, settings: SlurmSettings) -> Iterator[str]:
     if request.exclude:
         yield f"--exclude={','.join(request.exclude)}"
     yield f"--chdir={_quoted('the working folder', str(settings.workdir))}"
-    # Beside the script: Slurm opens it before the script can make a folder
+    # Next to the script: Slurm opens it before the script can create a folder
     yield f"--output={_quoted('the results folder', _pattern(request.folder) + '/slurm-%j.log')}"
     yield "--open-mode=append"
     yield "--requeue"
@@ -158,19 +157,19 @@ def _exports(request: LaunchRequest) -> Iterator[str]:
 
 
 def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
-    """One task a device. Each takes its place from Slurm, in a shell of its own that becomes the process."""
+    """Return the srun command: one task per device, whose shell sets rank and address and becomes the process."""
     site = settings.site
     srun = [
-        # What sbatch was told of the environment, or a user's shell of the order of ranks, does not hold here.
+        # Options of sbatch on the environment, and a shell's variables on the order of ranks, must not apply here.
         "srun", "--export=ALL", "--distribution=block", "--kill-on-bad-exit=0", f"--wait={GRACE_S}",
         "--cpu-bind=none", shlex.quote(f"--output={_pattern(request.folder)}/{LOGS}/rank-%5t.log"),
         "--open-mode=append",
     ]  # fmt: skip
     if site.cpus_per_task is not None:
         srun.append(f"--cpus-per-task={site.cpus_per_task}")
-    inner = [settings.python if word == "python" else word for word in request.argv]
+    inner = [settings.python if argument == "python" else argument for argument in request.argv]
     if site.container is not None:
-        # An image's own variables win over those of the host
+        # An image's variables override those of the host
         inner = ["env", *(f"{v.name}={v.value}" for v in request.environment), *inner]
         mounts = _mounts(request, settings)
         if site.runtime is ContainerRuntime.PYXIS:
@@ -184,7 +183,7 @@ def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
                 "apptainer", "exec", *_devices_of(request.vendor), "--bind", ",".join(mounts),
                 "--pwd", str(settings.workdir), site.container, *inner,
             ]  # fmt: skip
-    body = "; ".join(RANK_WORDS.strip().splitlines())
+    body = "; ".join(RANK_VARIABLES.strip().splitlines())
     return "\n".join([
         f"mkdir -p {shlex.quote(str(request.folder / LOGS))}",
         "# shellcheck disable=SC2016 # each task has its own values",
@@ -193,7 +192,7 @@ def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
 
 
 def _mounts(request: LaunchRequest, settings: SlurmSettings) -> list[str]:
-    """What a container sees of the host: the working folder, the results, and what the site says."""
+    """Return the mounts of a container: the working folder, the results, and those of the site file."""
     folders = [settings.workdir]
     if not (settings.workdir / request.folder).is_relative_to(settings.workdir):
         folders.append(request.folder)
@@ -215,7 +214,7 @@ def _devices_of(vendor: str | None) -> tuple[str, ...]:
 
 
 def _ending(request: LaunchRequest) -> str:
-    """Wait, pass the request to save on, and decide what follows."""
+    """Return the end of the script: wait, forward the request to save, and requeue if that helps."""
     failures = shlex.quote(str(request.folder / FAILURES))
     return f"""\
 step=$!
@@ -254,9 +253,9 @@ exit "$code"
 
 
 def _stopped(request: LaunchRequest) -> str:
-    """What follows when the processes were asked to stop: on, if there is something to go on from.
+    """Return the branch for a requested stop: requeue, if the run saves checkpoints.
 
-    An engine that takes no such request is killed by it, and goes on from the newest checkpoint that it has written.
+    An engine that does not handle the signal is killed by it, and resumes from its newest checkpoint.
     """
     follows = 'requeue "asked to stop"'
     if request.checkpoints is None:
@@ -268,7 +267,7 @@ elif [[ $code -eq {STOPPED_EXIT_CODE} || ($is_asked == yes && $code -gt 128) ]];
 
 
 def _seconds(time: str) -> int:
-    """A time limit as sbatch reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+    """Return the seconds of a time limit as sbatch reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
 
     >>> _seconds("90"), _seconds("1:30"), _seconds("1-02")
     (5400, 90, 93600)
@@ -284,12 +283,12 @@ def _seconds(time: str) -> int:
 
 
 def _pattern(path: Path) -> str:
-    """A path in which Slurm replaces nothing."""
+    """Escape a path so that Slurm replaces nothing in it."""
     return str(path).replace("%", "%%")
 
 
 def _quoted(what: str, value: str) -> str:
-    """A value of an #SBATCH line, whose quotes are those of a shell."""
+    """Quote a value of an #SBATCH line, as for a shell."""
     if not value or not value.isprintable():
         raise InputError(
             f"{what} cannot stand in a line of sbatch", got=value, allowed="printable characters"

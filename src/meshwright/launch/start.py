@@ -23,7 +23,7 @@ INSTALL = {
 
 
 def write(files: Mapping[str, str]) -> None:
-    """Write every file, whole or not at all. Raises InputError where one cannot be written."""
+    """Write every file atomically. Raises InputError when one cannot be written."""
     for name, text in files.items():
         path = Path(name)
         try:
@@ -34,7 +34,7 @@ def write(files: Mapping[str, str]) -> None:
 
 
 def require(program: str) -> None:
-    """Raise MissingDependencyError when `program` is not there."""
+    """Raise MissingDependencyError when `program` is not installed."""
     if shutil.which(program) is None:
         raise MissingDependencyError(
             f"{program} is not on this machine", hint=INSTALL.get(program, f"install {program}")
@@ -42,34 +42,34 @@ def require(program: str) -> None:
 
 
 def submit(command: Sequence[str]) -> str:
-    """Run a command that gives the work to somebody else; what it answered.
+    """Run a command that submits a job, and return its output.
 
-    Raises InfeasibleError with its own words when it refuses.
+    Raises InfeasibleError with its error message when it fails.
     """
     require(command[0])
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        words = done.stderr.strip() or done.stdout.strip()
-        raise InfeasibleError(f"{command[0]} refused: {words}")
+        message = done.stderr.strip() or done.stdout.strip()
+        raise InfeasibleError(f"{command[0]} refused: {message}")
     return done.stdout.strip()
 
 
 def _end_with_parent() -> None:
-    """Have the kernel send this process SIGTERM when the one that started it ends. Linux alone has this."""
+    """Ask the kernel to send this process SIGTERM when its parent ends. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def run_here(command: Sequence[str]) -> int:
-    """Run a command to its end and return its exit code; signals that ask to stop are passed on to it.
+    """Run a command to its end and return its exit code. Signals that request a stop are forwarded to it.
 
-    What it prints goes to stderr: stdout is for this command's own answer. When this process is killed, the command is
-    asked to stop: nothing trains on that nobody waits for.
+    Its output goes to stderr: stdout is for this command's own result. When this process is killed, the command
+    receives SIGTERM, so that no orphan keeps training.
     """
     with subprocess.Popen(command, stdout=sys.stderr.fileno(), preexec_fn=_end_with_parent) as process:
 
         def pass_on(signum: int, frame: FrameType | None) -> None:
-            # Ctrl-C reaches the whole group by itself
+            # Ctrl-C reaches the whole process group
             if signum != signal.SIGINT:
                 process.send_signal(signum)
 

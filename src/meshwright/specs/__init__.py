@@ -1,1 +1,1 @@
-"""What things are: model, hardware, precision, plan, run, estimate. Frozen values without I/O."""
+"""Model, hardware, precision, plan, run, estimate and memory budget as frozen values without I/O."""

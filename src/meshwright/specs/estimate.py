@@ -1,4 +1,4 @@
-"""What the cost model says: a value, its interval, and how good its worst input is."""
+"""Results of the cost model: a value, its interval, and the tier of its worst input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.specs.memory_budget import MemoryBudget
 
 
 class Tier(IntEnum):
-    """Where a number comes from, best first. An estimate has the tier of its worst input."""
+    """Origin of a number, best first. An estimate has the tier of its worst input."""
 
     MEASURED = 0  # on this very device, software and shape
     INTERPOLATED = 1  # between measurements of this device or stack
@@ -36,7 +36,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Shortfall:
-    """Why something is infeasible: what was needed and what was there."""
+    """Reason that something is infeasible: the amount needed and the amount available."""
 
     what: str
     needed: float
@@ -49,8 +49,11 @@ class Shortfall:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes per device on the fullest pipeline stage. `allocated` is what the allocator handed out at its peak,
-    `reserved` what it took from the device (with fragmentation, communication buffers and the driver context)."""
+    """Bytes per device on the fullest pipeline stage.
+
+    `allocated` is the peak of the allocator. `reserved` is what the device must have: it adds fragmentation,
+    communication buffers and the driver context.
+    """
 
     weights_bytes: float
     gradients_bytes: float
@@ -82,7 +85,7 @@ class MemoryEstimate:
 class StepEstimate:
     """One training step of one plan.
 
-    `components_s` adds up to `step` (seconds): compute by kernel family, exposed communication by axis, bubble,
+    The sum of `components_s` is `step` (seconds): compute by kernel family, exposed communication by axis, bubble,
     optimizer, host overhead, stragglers.
     """
 

@@ -1,4 +1,4 @@
-"""What exists: accelerator, fabric, cluster, software stack. Datasheet values; calibration lives elsewhere."""
+"""Accelerator, fabric, cluster and software stack with datasheet values. Measured rates are in `calibration`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """How devices are joined: a scale-up tier inside a domain and a scale-out tier between domains.
+    """Interconnect of devices: a scale-up tier inside a domain and a scale-out tier between domains.
 
     Rates are one direction per device. `oversubscription` 1.0 is a full fat tree; 2.0 has half the uplinks.
     """
@@ -53,7 +53,7 @@ class Fabric:
     scale_out_bytes_per_s: float
     scale_out_latency_s: float
     devices_per_nic: float = 1.0  # 2.0: two devices share one network card
-    rail_optimized: bool = True  # device i of every node hangs on leaf switch i
+    rail_optimized: bool = True  # device i of every node is connected to leaf switch i
     nodes_per_pod: int = 32  # nodes below one pair of leaf switches (one scalable unit)
     oversubscription: float = 1.0  # above the leaves
     sources: dict[str, str] = field(default_factory=dict)

@@ -11,21 +11,21 @@ from enum import StrEnum
 
 
 class AttentionKind(StrEnum):
-    """How keys and values are made."""
+    """Projections of queries, keys and values."""
 
     GQA = "gqa"  # grouped query attention; multi-head when num_kv_heads == num_heads
     MLA = "mla"  # multi-head latent attention (DeepSeek-V2, section 2.1): low-rank query and key/value
 
 
 class Router(StrEnum):
-    """How expert scores are made."""
+    """Function that turns router logits into expert scores."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"  # DeepSeek-V3: sigmoid scores with a bias that balances load
 
 
 class RopeScaling(StrEnum):
-    """How rotary frequencies are stretched for sequences longer than those of pretraining."""
+    """RoPE scaling: change of the rotary frequencies for sequences longer than those of pretraining."""
 
     NONE = "none"
     LLAMA3 = "llama3"  # Llama 3.1: long wavelengths are divided by `factor`, a smooth step between
@@ -91,7 +91,7 @@ class Experts:
     router: Router = Router.SOFTMAX
     num_groups: int = 0  # group-limited routing: groups of experts ...
     groups_per_token: int = 0  # ... and how many of them one token may use; 0: not limited
-    normalize_top_k: bool = True  # weights of a token's experts add up to `routed_scale`
+    normalize_top_k: bool = True  # weights of a token's experts sum to `routed_scale`
     routed_scale: float = 1.0  # the routed experts' output is multiplied by this (DeepSeek-V3: 2.5)
 
     @property
@@ -103,7 +103,7 @@ class Experts:
 
 
 class BaseFormat(StrEnum):
-    """How the frozen matrices of the layers are held while adapters are trained."""
+    """Format of the frozen matrices of the layers while adapters are trained."""
 
     FULL = "full"  # as the run's precision has it: 16 or 32 bits
     INT8 = "int8"  # a scale per row

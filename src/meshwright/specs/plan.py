@@ -1,4 +1,4 @@
-"""A plan: how one training step is divided over devices.
+"""A plan: the distribution of one training step over devices.
 
 Degrees obey   data_replicate * data_shard * context * tensor * pipeline = number of devices,
 and expert layers re-use the same ranks:  expert * expert_tensor divides tensor * context * data.
@@ -11,7 +11,7 @@ from enum import IntEnum, StrEnum
 
 
 class Sharding(IntEnum):
-    """What the data-parallel ranks share out (ZeRO stages). HSDP is PARAMETERS with data_replicate > 1."""
+    """Tensors that the data-parallel ranks shard (ZeRO stages). HSDP is PARAMETERS with data_replicate > 1."""
 
     NONE = 0  # every rank holds everything (DDP)
     OPTIMIZER = 1  # ZeRO-1, Megatron's distributed optimizer
@@ -31,7 +31,7 @@ class Schedule(StrEnum):
 
 
 class Recompute(StrEnum):
-    """What the backward pass computes again instead of keeping."""
+    """Activations that the backward pass recomputes."""
 
     NONE = "none"
     SELECTIVE = "selective"  # the modules named in Plan.recompute_modules
@@ -46,16 +46,16 @@ RECOMPUTE_MODULES = (
     "mlp",
     "moe",
     "shared_experts",
-    "alternate_matmuls",  # every second matrix product, and all that is not one: torchtitan's selective "op"
+    "alternate_matmuls",  # every second GEMM and all other operations: torchtitan's selective "op"
 )
-"""Modules selective recomputation may name; the words of Megatron-Core where it has one."""
+"""Modules that selective recomputation may name; Megatron-Core's names where it has one."""
 
 DROPPED_MODULES = ("norm", "activation", "mla_up_projection")
-"""Those whose output is dropped after its consumers ran; of the others it is what is inside."""
+"""Modules whose output is recomputed. Of the other modules the activations inside them are."""
 
 
 class Offload(StrEnum):
-    """What is kept in host memory."""
+    """Tensors kept in host memory."""
 
     NONE = "none"
     OPTIMIZER = "optimizer"
@@ -80,12 +80,12 @@ class Plan:
     recompute: Recompute = Recompute.NONE
     recompute_modules: tuple[str, ...] = ()
     recompute_layers: int | None = None  # FULL: layers per pipeline rank that are recomputed; None: all
-    layers_per_stage: tuple[int, ...] | None = None  # None: as even as can be
+    layers_per_stage: tuple[int, ...] | None = None  # None: as even as possible
     offload: Offload = Offload.NONE
 
     @property
     def data(self) -> int:
-        """Data-parallel width: how many different micro-batches run at once."""
+        """Data-parallel width: number of micro-batches that run at once."""
         return self.data_shard * self.data_replicate
 
     @property
@@ -115,17 +115,17 @@ class Plan:
             (self.pipeline, "PP"),
             (self.virtual_pipeline, "VPP"),
         ]
-        words = [f"{name}{width}" for width, name in degrees if width > 1]
+        parts = [f"{name}{width}" for width, name in degrees if width > 1]
         if self.sharding is Sharding.PARAMETERS:
-            words.append(f"FSDP{self.data_shard}")
-            words += [f"DP{self.data_replicate}"] if self.data_replicate > 1 else []
+            parts.append(f"FSDP{self.data_shard}")
+            parts += [f"DP{self.data_replicate}"] if self.data_replicate > 1 else []
         else:
-            words += [f"DP{self.data}", ("ddp", "zero1", "zero2")[self.sharding]]
-        words.append(f"mbs{self.micro_batch}")
+            parts += [f"DP{self.data}", ("ddp", "zero1", "zero2")[self.sharding]]
+        parts.append(f"mbs{self.micro_batch}")
         if self.pipeline > 1:
-            words.append(self.schedule.value)
+            parts.append(self.schedule.value)
         if self.recompute is not Recompute.NONE:
             what = "+".join(self.recompute_modules) if self.recompute_modules else self.recompute.value
             layers = "" if self.recompute_layers is None else f" of {self.recompute_layers} layers"
-            words.append(f"recompute={what}{layers}")
-        return " ".join(words)
+            parts.append(f"recompute={what}{layers}")
+        return " ".join(parts)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Which format multiplies, and how many bytes a parameter, gradient and optimizer state take.
+    """Number format of the GEMMs, and bytes of a parameter, gradient and optimizer state.
 
     `matmul` is the format of the linear layers' GEMMs (a key of `Accelerator.peak_flops_per_s`); attention
-    and everything else stay in 16 bits. `weight_cache_bytes` is a quantised copy beside the 16-bit weight.
+    and everything else stay in 16 bits. `weight_cache_bytes` is a quantised copy kept in addition to the 16-bit weight.
     """
 
     name: str
@@ -19,7 +19,7 @@ class Precision:
     weight_cache_bytes: float = 0.0
     grad_bytes: float = 4.0  # main gradients, as they are accumulated and reduced
     master_bytes: float = 4.0
-    optimizer_state_bytes: float = 8.0  # both Adam moments together
+    optimizer_state_bytes: float = 8.0  # both states of Adam together
     gather_bytes: float = 2.0  # per parameter on the wire in an FSDP or ZeRO gather
     reduce_bytes: float = 4.0  # per gradient on the wire
     dispatch_bytes: float = 2.0  # per element of a token sent to an expert
@@ -34,10 +34,10 @@ def _recipe(name: str, matmul: str, **changes: float) -> Precision:
 
 
 STATE_BLOCK = 256
-"""Values that share one fp32 scale where optimizer states are kept in 8 bits."""
+"""Values that share one fp32 scale when optimizer states are stored in 8 bits."""
 
 OPTIMIZER_STATE_BYTES = {"fp32": 8.0, "bf16": 4.0, "int8": 2 * (1 + 4 / STATE_BLOCK)}
-"""Bytes of both Adam moments of a parameter, by the format they are kept in."""
+"""Bytes of both Adam states of a parameter, by the format in which they are stored."""
 
 PRECISIONS: dict[str, Precision] = {
     p.name: p
@@ -63,4 +63,4 @@ PRECISIONS: dict[str, Precision] = {
     )
 }
 """All recipes by name. Byte counts follow the Megatron-Core mixed-precision layout (16-bit weights, fp32 main
-gradients, fp32 master and moments); other layouts are made with `dataclasses.replace`."""
+gradients, fp32 master weights and optimizer states); other layouts are made with `dataclasses.replace`."""

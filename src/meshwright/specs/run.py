@@ -1,4 +1,4 @@
-"""A run: everything one training run needs, resolved once and never edited.
+"""A run: all inputs of one training, resolved once and never edited.
 
 `meshwright.runfile` makes a `Run` from a run file; the planner, the cost model and the engines only read it.
 """
@@ -15,18 +15,18 @@ from meshwright.specs.precision import Precision
 
 
 class Task(StrEnum):
-    """What is trained."""
+    """Kind of training."""
 
     PRETRAIN = "pretrain"  # every parameter
     LORA = "lora"  # low-rank adapters on a frozen base
 
 
 NATIVE = "native"
-"""Meshwright's own engine, on torch.distributed: what a run file that names none gets."""
+"""Meshwright's own engine, on torch.distributed: the default of run files."""
 
 
 class Objective(StrEnum):
-    """What the planner makes best."""
+    """Quantity that the planner optimizes."""
 
     THROUGHPUT = "throughput"  # tokens per second and device
     TIME = "time"  # time to train
@@ -35,7 +35,7 @@ class Objective(StrEnum):
 
 
 class LearningRateSchedule(StrEnum):
-    """How the learning rate falls after the warm-up."""
+    """Decay of the learning rate after the warm-up."""
 
     COSINE = "cosine"
     LINEAR = "linear"
@@ -44,7 +44,7 @@ class LearningRateSchedule(StrEnum):
 
 
 class StateFormat(StrEnum):
-    """How AdamW keeps its two moments between steps. The update itself, and the weights it moves, are fp32."""
+    """Format in which AdamW stores its two states between steps. The update and the master weights are fp32."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -52,7 +52,7 @@ class StateFormat(StrEnum):
 
 
 class Tracker(StrEnum):
-    """Where the steps of a training are shown besides its own folder."""
+    """Service that receives the metrics of steps in addition to the output folder."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"  # Weights & Biases
@@ -82,7 +82,7 @@ MAX_WORKERS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Where tokens come from."""
+    """Data sets and tokenizer."""
 
     source: str = "synthetic"  # a data set's name or path; synthetic: random tokens
     tokenizer: str | None = None  # None: the model's own
@@ -92,7 +92,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When weights and optimizer states are saved."""
+    """Checkpoint settings."""
 
     folder: str
     every_steps: int = 1000
@@ -102,7 +102,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """When the validation loss is taken."""
+    """Validation settings."""
 
     every_steps: int = 1000
     num_batches: int = 16  # global batches per evaluation
@@ -115,7 +115,7 @@ BIAS_RATE = 0.001
 
 
 class FaultAction(StrEnum):
-    """What is done about a step whose numbers cannot be right."""
+    """Reaction to a step whose loss or gradient norm is not finite or spikes."""
 
     IGNORE = "ignore"
     STOP = "stop"
@@ -125,26 +125,26 @@ class FaultAction(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """Steps whose numbers cannot be right, and what is done about them."""
+    """Settings of the non-finite and loss-spike detectors."""
 
-    not_finite: FaultAction = FaultAction.STOP  # loss or gradient norm is no number; never ignored
+    not_finite: FaultAction = FaultAction.STOP  # loss or gradient norm is NaN or infinite; never ignored
     spike: FaultAction = FaultAction.IGNORE  # loss or gradient norm is far above those of the last steps
     spike_deviations: float = 6.0  # robust standard deviations above the median
-    spike_window: int = 128  # steps; judged from the half of them on
+    spike_window: int = 128  # steps; judged once half of them are there
     max_events: int = 10  # the next one stops the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """How long to train, and what to do on the way. At most one of `steps` and `tokens` is given."""
+    """Length and settings of a training. At most one of `steps` and `tokens` is given."""
 
     steps: int | None = None
     tokens: int | None = None
     seed: int = 0
     balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss, of every sequence and layer
-    balance_bias_rate: float = BIAS_RATE  # what routing biases of sigmoid routers move by in a step
+    balance_bias_rate: float = BIAS_RATE  # change of the routing biases of sigmoid routers in a step
     z_loss: float = 0.0  # coefficient of the squared log-partition function in the gradient
-    compile: bool = False  # layers become kernels of their own at the first step
+    compile: bool = False  # compile each layer with torch.compile at the first step
     checkpoint: Checkpoint | None = None
     evaluate: Evaluate | None = None
     trackers: tuple[Tracker, ...] = ()
@@ -161,17 +161,19 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything resolved: names are looked up, units are SI, `auto` is None."""
+    """A resolved run file: names are looked up, units are SI, `auto` is None."""
 
     name: str
     model: Model
-    weights: str | None = None  # where training starts: a folder or a Hugging Face name; None: random ones
+    weights: str | None = (
+        None  # initial weights: a folder or a Hugging Face name; None: random initialization
+    )
     task: Task = Task.PRETRAIN
     lora: Lora | None = None  # not None exactly when the task is LORA
     cluster: Cluster | None  # None: this machine, not measured yet
     cluster_name: str
     calibration: str | None = None  # file of a device's calibration; None: the one that ships
-    gemm_tuning: str | None = None  # file of tuned matrix products; None: as PyTorch makes them
+    gemm_tuning: str | None = None  # file of tuned GEMM kernels; None: PyTorch's choice
     sequence_length: int  # tokens
     global_batch: int  # sequences per optimizer step
     micro_batch: int | None = None  # sequences per replica and micro-batch; None: the planner chooses
@@ -185,8 +187,8 @@ class Run:
     data: Data = field(default_factory=Data)
     train: Train = field(default_factory=Train)
     source: str  # the run file, as the user named it
-    text: str = field(default="", repr=False)  # what the run file said ...
-    overrides: tuple[str, ...] = ()  # ... and the `key=value` pairs laid over it
+    text: str = field(default="", repr=False)  # text of the run file ...
+    overrides: tuple[str, ...] = ()  # ... and the `key=value` pairs that override it
 
     @property
     def tokens_per_step(self) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.doctor import host as host_module
-
 
 @pytest.fixture
 def doctor(meshwright, make_host, monkeypatch):
     def run(fake, *options):
         made = make_host(fake.files, fake.commands)
-        monkeypatch.setattr(host_module, "host_at", lambda root: made)
+        monkeypatch.setattr("meshwright.cli.doctor.host_at", lambda root: made)
         monkeypatch.setattr("meshwright.doctor.checks.rates.find_spec", lambda name: object())
         return meshwright("doctor", *options)
 

@@ -86,10 +86,10 @@ def test_two_nodes_or_more_each_once():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no JSON"),
+        ("{", "not a JSON document"),
         ("[]", "not a report"),
         ('{"report": "meshwright doctor", "version": 9}', "another version"),
-        ('{"report": "meshwright doctor", "version": 1, "host": "x"}', "not whole"),
+        ('{"report": "meshwright doctor", "version": 1, "host": "x"}', "incomplete"),
     ],
 )
 def test_files_that_are_no_reports(tmp_path, text, message):

@@ -94,9 +94,9 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
         ("--on slurm --nodes 2 --devices-per-node 16", "a node of the cluster has fewer devices"),
         (
             "--on local --set cluster=mi355x-8x1 --set parallel.data_shard=8 --rendezvous a:1",
-            "nobody to meet",
+            "needs no rendezvous",
         ),
-        ("--on local --rendezvous a --exclude-file bad.txt", "hosts to leave out are for slurm"),
+        ("--on local --rendezvous a --exclude-file bad.txt", "hosts to exclude are for slurm"),
         ("--on slurm --exclude-file wrong.txt", "no host name"),
         ("--on slurm --env NAME", "NAME=VALUE"),
         ("--on slurm --site gone.yaml", "no such file"),

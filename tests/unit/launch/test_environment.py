@@ -21,11 +21,11 @@ KEYS = {
 
 def of(
     vendor="AMD", architecture="CDNA 4", engine="native", num_nodes=2, devices_per_node=8, site=None,
-    inherited=None, said=None, **layers,
+    inherited=None, given=None, **layers,
 ):  # fmt: skip
     found = environment(
         vendor=vendor, architecture=architecture, engine=engine, num_nodes=num_nodes,
-        devices_per_node=devices_per_node, site=site or {}, layers=layers, inherited=inherited, said=said, user="ann",
+        devices_per_node=devices_per_node, site=site or {}, layers=layers, inherited=inherited, given=given, user="ann",
     )  # fmt: skip
     return {v.name: v for v in found}
 
@@ -86,7 +86,7 @@ def test_one_process_a_node_keeps_its_threads():
 
 def test_what_the_shell_exports_wins_over_the_table_and_the_command_line_over_both():
     shell = {"NCCL_DEBUG": "INFO", "GPU_MAX_HW_QUEUES": "4", "HOME": "/root"}
-    found = of(inherited=shell, said={"GPU_MAX_HW_QUEUES": "8"}, site_file={"NCCL_DEBUG": "TRACE"})
+    found = of(inherited=shell, given={"GPU_MAX_HW_QUEUES": "8"}, site_file={"NCCL_DEBUG": "TRACE"})
     assert (found["NCCL_DEBUG"].value, found["NCCL_DEBUG"].source) == ("INFO", "this shell")
     assert found["GPU_MAX_HW_QUEUES"].value == "8"
     assert "HOME" not in found  # processes inherit it: nothing would change it
@@ -127,7 +127,7 @@ def test_flags_are_joined_and_changed_one_by_one():
 @pytest.mark.parametrize("layer", [{"A-B": "1"}, {"A": "two\nlines"}])
 def test_what_no_environment_can_hold_is_refused(layer):
     with pytest.raises(InputError, match="--env"):
-        of(said=layer)
+        of(given=layer)
 
 
 def test_the_table_has_a_date():

@@ -89,7 +89,7 @@ def container_of(request, site):
 
 def test_kubernetes_replaces_nothing_in_words_and_values(request_there):
     """It reads $(NAME) in commands and variables, and $$ as one $."""
-    said = EnvironmentVariable(name="SECRET", value="a$$b$(HOME)", reason="as said", source="--env")
+    said = EnvironmentVariable(name="SECRET", value="a$$b$(HOME)", reason="as given", source="--env")
     request = request_there(argv=("python", "$(HOME)"), environment=(said,))
     container, spec = container_of(request, USUAL)
     assert container["env"][0]["value"] == "a$$$$b$$(HOME)"

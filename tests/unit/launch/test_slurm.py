@@ -73,11 +73,11 @@ def test_a_resumed_job_is_told_so(make_request):
     assert "export MESHWRIGHT_RESTARTS=$((${SLURM_RESTART_COUNT:-0} + 1))" in text
 
 
-def test_devices_are_asked_for_once(make_request):
+def test_devices_are_requested_once(make_request):
     own = SlurmSite(directives=("--gres=gpu:mi355x:8",))
     assert "--gpus-per-node" not in script(make_request(), settings(own))
     assert "--gpus-per-node" not in script(make_request(vendor=None), settings(USUAL))
-    assert "no devices are asked for" in " ".join(dispatch(make_request(vendor=None), settings(USUAL)).notes)
+    assert "no devices are requested" in " ".join(dispatch(make_request(vendor=None), settings(USUAL)).notes)
 
 
 @pytest.mark.parametrize("time", ["3", "2:01", "1:00:00", "1-00", "1-00:30"])

@@ -1,7 +1,7 @@
-"""What is asked of a node, in groups. A check is a function from a `Node` to verdicts.
+"""Checks of a node, in groups. A check is a function from a `Node` to verdicts.
 
-Each group is a table of names and functions. A check that cannot look raises `Unseen`: it is then skipped, with the
-reason, and the others go on.
+Each group is a table of names and functions. A check that cannot read its inputs raises `Unseen` and is skipped with
+that reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOG_HOURS = 24.0
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node and what was asked about it. `rates` None: measure where there are devices."""
+    """A node and the options of the checks. `rates` None: measure if there are devices."""
 
     host: Host
     devices: Devices = field(default_factory=Devices)
@@ -31,7 +31,7 @@ Check = Callable[[Node], Iterator[CheckVerdict]]
 
 
 def groups() -> dict[str, dict[str, Check]]:
-    """All checks, by group."""
+    """Return all checks by group."""
     from meshwright.doctor.checks import devices, host, kernel_log, network, process, rates
 
     modules = (host, process, kernel_log, network, devices, rates)

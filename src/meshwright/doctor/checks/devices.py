@@ -1,4 +1,4 @@
-"""Devices: are they all there, whole, cool, at their clocks, joined, and nobody else's."""
+"""Devices: number, errors, temperature, clocks, links, and processes of others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.units import GIB
 
 GROUP = "devices"
 HIGHEST_CREDIBLE_MHZ = 10_000.0
-"""No accelerator runs at half as much: a driver that says more says nothing (65535, say)."""
+"""No accelerator reaches half of this: a driver that reports more (such as 65535) reports no clock."""
 NO_DEVICE = "no device was found"
 SHARES = (
     "CUDA_VISIBLE_DEVICES",
@@ -24,13 +24,13 @@ SHARES = (
     "SLURM_JOB_GPUS",
     "SLURM_STEP_GPUS",
 )
-"""With one of these the process may have been given a part of the node's devices."""
+"""Variables that may restrict the process to a part of the node's devices."""
 OFF_THE_BUS = b"\xff\xff"
-"""What the configuration of a device that no longer answers reads as."""
+"""PCI configuration of a device that no longer answers."""
 
 
 def where(device: Device) -> str:
-    """How a device is called in verdicts."""
+    """Return the name of a device in verdicts."""
     return f"device {device.index}"
 
 
@@ -51,7 +51,7 @@ def _present(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _missing(node: Node, address: str) -> CheckVerdict:
-    """A device of the bus that the driver does not show: lost, or only not given to this process."""
+    """Return the verdict of a device on the bus without a driver entry: lost, or hidden from this process."""
     is_off = node.host.begins(f"/sys/bus/pci/devices/{address}/config", OFF_THE_BUS)
     has_share = container(node.host) is not None or any(name in node.host.environment for name in SHARES)
     if has_share and not is_off:
@@ -122,11 +122,11 @@ def _alike(node: Node) -> Iterator[CheckVerdict]:
     }.items():
         if values:
             counts = Counter(values)
-            words = ", ".join(
+            listed = ", ".join(
                 f"{n} x {value}" if len(counts) > 1 else value for value, n in counts.most_common()
             )
             status = CheckStatus.PASS if len(counts) == 1 else CheckStatus.WARN
-            yield found(f"devices.{what}", status, measured=words, hint="one node, one kind of each")
+            yield found(f"devices.{what}", status, measured=listed, hint="one node, one kind of each")
 
 
 def _memory(node: Node) -> Iterator[CheckVerdict]:
@@ -169,7 +169,7 @@ def _processes(node: Node) -> Iterator[CheckVerdict]:
             )
         for process in device.processes:
             yield found(
-                "devices.processes", _status_of(process), _described(process, is_inside=is_inside),
+                "devices.processes", _status_of(process), _process_message(process, is_inside=is_inside),
                 where=where(device), measured=process.pid,
                 hint="end it, or take another node; what runs beside a training slows it down",
             )  # fmt: skip
@@ -181,7 +181,7 @@ def _status_of(process: Process) -> CheckStatus:
     return CheckStatus.FAIL if is_large else CheckStatus.WARN
 
 
-def _described(process: Process, *, is_inside: bool) -> str:
+def _process_message(process: Process, *, is_inside: bool) -> str:
     size = "" if process.memory_bytes is None else f" holds {process.memory_bytes / GIB:.1f} GiB"
     if process.name is not None:
         return f"{process.name}{size}"
@@ -214,11 +214,11 @@ def _is_credible(mhz: float | None) -> bool:
 
 def _slowdowns(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
-        words = ", ".join(device.slowdowns)
+        listed = ", ".join(device.slowdowns)
         is_set = device.slowdowns == ("clock set by somebody",)
-        status = CheckStatus.PASS if not words else CheckStatus.WARN if is_set else CheckStatus.FAIL
+        status = CheckStatus.PASS if not listed else CheckStatus.WARN if is_set else CheckStatus.FAIL
         yield found(
-            "clocks.slowdown", status, where=where(device), measured=words or "none", expected="none",
+            "clocks.slowdown", status, where=where(device), measured=listed or "none", expected="none",
             hint="too hot: fans and cold plates; power brake: the chassis' supplies; a set clock: `nvidia-smi -rac`",
         )  # fmt: skip
 
@@ -291,9 +291,9 @@ def _numa(node: Node) -> Iterator[CheckVerdict]:
         raise Unseen("the firmware does not say which NUMA node a device is near")
     counts = Counter(n for n in nodes if n is not None)
     is_even = len(set(counts.values())) == 1
-    words = " + ".join(str(count) for _, count in sorted(counts.items()))
+    listed = " + ".join(str(count) for _, count in sorted(counts.items()))
     yield found(
-        "devices.numa", CheckStatus.PASS if is_even else CheckStatus.WARN, measured=words,
+        "devices.numa", CheckStatus.PASS if is_even else CheckStatus.WARN, measured=listed,
         hint="devices are spread unevenly over the sockets: one is missing, or the board is wired so",
     )  # fmt: skip
 

@@ -16,13 +16,13 @@ KIB = 1024
 
 
 def meminfo(host: Host) -> dict[str, int]:
-    """/proc/meminfo in bytes."""
+    """Return /proc/meminfo in bytes."""
     text = host.read("/proc/meminfo")
     return {name: int(kib) * KIB for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
 
 
 def num_listed(text: str) -> int:
-    """How many numbers a list of the kernel holds.
+    """Return how many numbers a list of the kernel holds.
 
     >>> num_listed("0-3,8")
     5
@@ -32,7 +32,7 @@ def num_listed(text: str) -> int:
 
 
 def num_processors(host: Host) -> int:
-    """Processors that are on."""
+    """Return the number of online processors."""
     return num_listed(host.read("/sys/devices/system/cpu/online"))
 
 
@@ -76,7 +76,7 @@ def _swap(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _memory_errors(node: Node) -> Iterator[CheckVerdict]:
-    """Errors of host memory since the start, as the memory controllers count them."""
+    """Errors of host memory since boot, as the memory controllers count them."""
     controllers = node.host.glob("/sys/devices/system/edac/mc/mc*/ue_count")
     if not controllers:
         raise Unseen("no memory controller reports errors (EDAC)")
@@ -104,7 +104,7 @@ def _numa(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _disk(node: Node) -> Iterator[CheckVerdict]:
-    """Free space, from `df`; a file system counts once."""
+    """Free space by `df`; each file system counts once."""
     seen = set()
     for path in FILE_SYSTEMS:
         try:
@@ -118,7 +118,7 @@ def _disk(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _time(node: Node) -> Iterator[CheckVerdict]:
-    """Distance to the time of the network, from chrony; without it, whether systemd calls the clock synchronised."""
+    """Offset from network time by chrony; without it, systemd's synchronization state."""
     try:
         tracking = node.host.ask("chronyc", "-n", "tracking")
     except Unseen:

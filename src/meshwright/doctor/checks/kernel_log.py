@@ -1,4 +1,4 @@
-"""The kernel's log: lines that mean trouble (data/kernel_log.toml), not older than some hours."""
+"""Recent lines of the kernel's log that report trouble (data/kernel_log.toml)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAMP = re.compile(r"^\[\s*(?P<seconds>\d+\.\d+)\]\s*")
 
 
 def lines(host: Host) -> list[str]:
-    """The kernel's log since the start, each line behind its seconds. Raises Unseen with what to do about it."""
+    """Return the kernel's log since boot, each line with its time in seconds. Raises Unseen with a remedy."""
     try:
         return host.ask("dmesg").splitlines()
     except Unseen as unseen:
@@ -31,7 +31,7 @@ def lines(host: Host) -> list[str]:
 
 
 def recent(host: Host, all_lines: list[str], *, hours: float) -> list[str]:
-    """Those of the last hours; a line without a time counts."""
+    """Return the lines of the last `hours`, and lines without a time."""
     try:
         uptime_s = float(host.read("/proc/uptime").split()[0])
     except (Unseen, ValueError, IndexError):
@@ -50,8 +50,8 @@ def _log(node: Node) -> Iterator[CheckVerdict]:
             counts[name] += 1
             last[name] = STAMP.sub("", line).strip()
     if not counts:
-        words = f"nothing in {len(kept):,} lines of {node.log_hours:g} hours"
-        yield found("log.kernel", CheckStatus.PASS, words, measured=0, unit="lines")
+        message = f"nothing in {len(kept):,} lines of {node.log_hours:g} hours"
+        yield found("log.kernel", CheckStatus.PASS, message, measured=0, unit="lines")
     for name, count in counts.items():
         _, status, hint = _patterns()[name]
         yield found(

@@ -34,7 +34,7 @@ class Port:
     link_layer: str
     firmware: str | None
     num_errors: int
-    has_routable_address: bool | None  # a RoCE v2 entry in its table; None on InfiniBand
+    has_routable_address: bool | None  # has a RoCE v2 entry; None on InfiniBand
 
     @property
     def is_active(self) -> bool:
@@ -42,7 +42,7 @@ class Port:
 
 
 def ports(host: Host) -> list[Port]:
-    """All ports of the RDMA cards."""
+    """Return all ports of the RDMA cards."""
     return [_port(host, folder) for folder in host.glob("/sys/class/infiniband/*/ports/*")]
 
 
@@ -72,7 +72,7 @@ def _require_ports(node: Node) -> list[Port]:
 
 
 def _states(node: Node) -> Iterator[CheckVerdict]:
-    """A port that is down fails where others of its kind are up; alone it may be one that nobody cabled."""
+    """A port that is down fails if others of its kind are up; otherwise it may be unused."""
     all_ports = _require_ports(node)
     for port in all_ports:
         num_alike = sum(p.model == port.model and p.is_active for p in all_ports)
@@ -93,7 +93,7 @@ def _rates(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _total(node: Node) -> Iterator[CheckVerdict]:
-    """All active ports against what the catalogue's usual system has for these devices."""
+    """All active ports against the network rate of the catalogue's usual system for these devices."""
     known = [d.accelerator for d in node.devices.found if d.accelerator]
     if not known:
         raise Unseen("no device that the catalogue knows")

@@ -1,4 +1,4 @@
-"""What this process is allowed: limits that it inherits, and those of its container or control group."""
+"""Limits of this process: inherited ones, and those of its container or control group."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from meshwright.units import GIB
 
 GROUP = "limits"
 CONTAINER_FILES = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
-CONTAINER_WORDS = ("docker", "kubepods", "containerd", "lxc", "podman", "enroot", "apptainer", "singularity")
+CONTAINER_NAMES = ("docker", "kubepods", "containerd", "lxc", "podman", "enroot", "apptainer", "singularity")
 
 
 def container(host: Host) -> str | None:
-    """What kind of container this is; None outside one, as far as can be told."""
+    """Return the kind of container, or None if there is no sign of one."""
     for file, kind in CONTAINER_FILES.items():
         if host.exists(file):
             return kind
@@ -31,11 +31,11 @@ def container(host: Host) -> str | None:
         groups = host.read("/proc/1/cgroup")
     except Unseen:
         return None
-    return next((word for word in CONTAINER_WORDS if word in groups), None)
+    return next((name for name in CONTAINER_NAMES if name in groups), None)
 
 
 def _limit(host: Host, name: str) -> float:
-    """The soft limit of /proc/self/limits; infinity where there is none."""
+    """Return the soft limit of /proc/self/limits; infinity if there is none."""
     match = re.search(rf"^{name}\s+(\S+)", host.read("/proc/self/limits"), re.MULTILINE)
     if match is None:
         raise Unseen(f"/proc/self/limits has no line {name!r}")
@@ -52,7 +52,7 @@ def _shared_memory(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _locked_memory(node: Node) -> Iterator[CheckVerdict]:
-    verdict = _unless_endless("limits.locked-memory", _limit(node.host, "Max locked memory") / GIB)
+    verdict = _unless_unlimited("limits.locked-memory", _limit(node.host, "Max locked memory") / GIB)
     if verdict.status is CheckStatus.FAIL and not ports(node.host):
         verdict = replace(
             verdict, status=CheckStatus.WARN, message="matters with RDMA, and there is no card here"
@@ -61,10 +61,10 @@ def _locked_memory(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _open_files(node: Node) -> Iterator[CheckVerdict]:
-    yield _unless_endless("limits.open-files", _limit(node.host, "Max open files"))
+    yield _unless_unlimited("limits.open-files", _limit(node.host, "Max open files"))
 
 
-def _unless_endless(check: str, value: float) -> CheckVerdict:
+def _unless_unlimited(check: str, value: float) -> CheckVerdict:
     if value == float("inf"):
         return found(check, CheckStatus.PASS, measured="unlimited")
     return judge(check, value)
@@ -95,14 +95,14 @@ def _processors(node: Node) -> Iterator[CheckVerdict]:
 
 
 def memory_limit_bytes(host: Host) -> int | None:
-    """The smallest limit of the control groups that this process is in; None where there is none."""
+    """Return the smallest limit of this process's control groups; None if there is none."""
     found = [_int(host, f"{folder}/memory.max") for folder in _folders(host, "")]
     found += [_int(host, f"{folder}/memory.limit_in_bytes") for folder in _folders(host, "memory")]
     return min((value for value in found if value is not None), default=None)
 
 
 def processor_limit(host: Host) -> float | None:
-    """Processors that the control groups, or the mask of this process, allow; None where they allow all."""
+    """Return the processors that control groups or the affinity mask allow; None if they allow all."""
     found = []
     for folder in _folders(host, ""):
         quota, _, period = _line(host, f"{folder}/cpu.max").partition(" ")
@@ -119,7 +119,7 @@ def processor_limit(host: Host) -> float | None:
 
 
 def _folders(host: Host, controller: str) -> list[str]:
-    """Folders of a control group and its parents: version 2 for "", else a controller of version 1."""
+    """Return the folders of a control group and its parents: version 2 for "", else a controller of version 1."""
     base = f"/sys/fs/cgroup/{controller}".rstrip("/")
     own = "/"
     for line in _line(host, "/proc/self/cgroup").splitlines():

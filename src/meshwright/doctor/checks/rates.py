@@ -1,4 +1,4 @@
-"""A quick GEMM, copy and all-reduce, against what the catalogue expects of these very devices.
+"""A quick GEMM, copy and all-reduce against the rates that the catalogue expects of these devices.
 
 Each device is measured by a process of its own with a time limit, all at the same time; see `measure`.
 """
@@ -22,7 +22,7 @@ from meshwright.errors import MeshwrightError
 
 GROUP = "rates"
 DEVICE_TIMEOUT_S = 120.0
-"""Importing PyTorch on a cold file system takes most of it; the measurements take two seconds."""
+"""Most of it is for importing PyTorch from a cold file system; the measurements take two seconds."""
 ALL_REDUCE_TIMEOUT_S = 180.0
 CPU_GEMM_SIZE, CPU_COPY_BYTES = 1024, 2**26
 TERA, GIGA = 1e12, 1e9
@@ -55,7 +55,7 @@ def _was_measured(answer: dict[str, Any] | str) -> bool:
 
 
 def _ask_device(host: Host, device: Device) -> dict[str, Any] | str:
-    """What was measured, or why nothing was."""
+    """Return the measured rates, or the reason that there are none."""
     sizes = ("--gemm-size", str(GEMM_SIZE), "--copy-bytes", str(COPY_BYTES))
     try:
         return _ask(host, "device", "--select", device.select, *sizes, timeout_s=DEVICE_TIMEOUT_S)
@@ -85,7 +85,7 @@ def _of_device(device: Device, answer: dict[str, Any] | str) -> Iterator[CheckVe
             where=where(device),
         )
         return
-    wrong = [words for words, key in _WRONG.items() if not answer[key]]
+    wrong = [symptom for symptom, key in _WRONG.items() if not answer[key]]
     yield found(
         "rates.result", CheckStatus.FAIL if wrong else CheckStatus.PASS, where=where(device),
         measured=" and ".join(wrong) or "right", expected="right",
@@ -132,7 +132,7 @@ def _of_processors(host: Host) -> Iterator[CheckVerdict]:
 
 
 def _expected(device: Device, *, num_devices: int) -> Expected | str:
-    """What is expected, or why nothing is."""
+    """Return the expected rates, or the reason that there are none."""
     if device.accelerator is None:
         return "a device that the catalogue does not know: nothing is expected of it"
     try:

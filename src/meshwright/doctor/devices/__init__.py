@@ -1,4 +1,4 @@
-"""Devices of a node as its drivers and its bus report them.
+"""Devices of a node as drivers and the PCI bus report them.
 
 nvidia    one `nvidia-smi -q -x`, and `nvidia-smi nvlink --status`
 amd       /sys/class/drm and /sys/class/kfd; no command is needed
@@ -16,7 +16,7 @@ COMPUTE_CLASSES = {"10de": ("0x0300", "0x0302"), "1002": ("0x0302", "0x0380", "0
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process that holds a device. `name` is None where its PID means nothing here (another container's)."""
+    """A process that uses a device. `name` is None if its PID belongs to another container."""
 
     pid: int
     name: str | None
@@ -50,9 +50,9 @@ class Device:
     expected_scale_up_links: int | None = None
     uncorrected_errors: int | None = None
     corrected_errors: int | None = None
-    is_repair_pending: bool | None = None  # rows to be remapped at the next reset
+    is_repair_pending: bool | None = None  # rows will be remapped at the next reset
     is_repair_failed: bool | None = None
-    slowdowns: tuple[str, ...] = ()  # reasons for which the device holds its clock down now
+    slowdowns: tuple[str, ...] = ()  # reasons for a reduced clock
     firmware: str | None = None
     partition: str | None = None  # MIG, CPX, ...: None or SPX where the device is whole
     processes: tuple[Process, ...] | None = None
@@ -67,7 +67,7 @@ class Devices:
     driver: str | None = None
     runtime: str | None = None  # "CUDA 12.8", "ROCm 7.0.0"
     tool_seconds: float | None = None
-    problem: str | None = None  # why the driver or its tool gave no answer
+    problem: str | None = None  # reason that the driver or its tool gave no answer
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Devices:
 
 
 def find_devices(host: Host) -> Devices:
-    """Look for devices of both vendors."""
+    """Return the devices of the node, of either vendor."""
     from meshwright.doctor.devices import amd, nvidia
 
     for vendor in (nvidia, amd):
@@ -87,7 +87,7 @@ def find_devices(host: Host) -> Devices:
 
 
 def addresses_on_bus(host: Host, vendor: str) -> tuple[str, ...]:
-    """PCI addresses of a vendor's devices that compute, whether their driver took them or not."""
+    """Return the PCI addresses of a vendor's compute devices, with or without a driver."""
     found = []
     for folder in host.glob("/sys/bus/pci/devices/*"):
         try:
@@ -100,7 +100,7 @@ def addresses_on_bus(host: Host, vendor: str) -> tuple[str, ...]:
 
 
 def int_or_none(host: Host, name: str) -> int | None:
-    """A number of sysfs, None where it is not."""
+    """Return a number of sysfs, or None if it is absent."""
     try:
         return host.read_int(name)
     except Unseen:
@@ -108,7 +108,7 @@ def int_or_none(host: Host, name: str) -> int | None:
 
 
 def text_or_none(host: Host, name: str) -> str | None:
-    """A line of sysfs, None where it is not or is empty."""
+    """Return a line of sysfs, or None if it is absent or empty."""
     try:
         return host.read(name) or None
     except Unseen:

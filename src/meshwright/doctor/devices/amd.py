@@ -1,7 +1,7 @@
-"""AMD devices, from sysfs: cards in /sys/class/drm, their links and processes in /sys/class/kfd.
+"""AMD devices from sysfs: cards in /sys/class/drm, their links and processes in /sys/class/kfd.
 
-amd-smi, or rocm-smi where it is absent, is asked for the names of devices that are not in the table, and how long it
-takes: a driver in trouble answers late.
+amd-smi, or rocm-smi if it is absent, gives the names of devices that the catalogue does not list. Its duration is
+measured, because a driver in trouble answers late.
 
 Files are named as in the Linux kernel's documentation, gpu/amdgpu (driver core, thermal controls, RAS) and
 drivers/gpu/drm/amd/amdkfd (topology).
@@ -33,7 +33,7 @@ ROCM_VERSION = "/opt/rocm/.info/version"
 
 
 def find(host: Host) -> Devices:
-    """AMD's devices; empty where there is none."""
+    """Return AMD's devices; empty if there is none."""
     on_bus = addresses_on_bus(host, VENDOR)
     cards = [c for c in host.glob("/sys/class/drm/card*/device") if re.search(r"/card\d+/device$", c)]
     cards = [c for c in cards if text_or_none(host, f"{c}/vendor") == f"0x{VENDOR}"]
@@ -61,11 +61,11 @@ def find(host: Host) -> Devices:
 
 
 def _device(
-    host: Host, index: int, card: str, address: str, nodes: dict[str, dict[str, int]], told: str | None
+    host: Host, index: int, card: str, address: str, nodes: dict[str, dict[str, int]], tool_name: str | None
 ) -> Device:
     identity = f"{VENDOR}:{(text_or_none(host, f'{card}/device') or '').removeprefix('0x')}"
     known = driver_name_of_pci_id(identity)
-    name = text_or_none(host, f"{card}/product_name") or known or told or f"PCI device {identity}"
+    name = text_or_none(host, f"{card}/product_name") or known or tool_name or f"PCI device {identity}"
     hwmon = next(iter(host.glob(f"{card}/hwmon/hwmon*")), f"{card}/hwmon/none")
     current, highest = _clocks(host, card)
     node = nodes.get(address, {})
@@ -107,7 +107,7 @@ def _address(host: Host, card: str) -> str:
 
 
 def _clocks(host: Host, card: str) -> tuple[float | None, float | None]:
-    """The clock now, marked with a star, and the highest level: `1: 2400Mhz *`."""
+    """Return the current clock, marked with a star, and the highest level: `1: 2400Mhz *`."""
     text = text_or_none(host, f"{card}/pp_dpm_sclk") or ""
     levels = [
         (float(mhz), bool(star))
@@ -118,7 +118,7 @@ def _clocks(host: Host, card: str) -> tuple[float | None, float | None]:
 
 
 def _topology(host: Host) -> dict[str, dict[str, int]]:
-    """Devices that the compute driver took, by PCI address: its own number and how many links to others are there."""
+    """Return the compute driver's devices by PCI address: its number, and the number of links to others."""
     nodes = {}
     for folder in host.glob("/sys/class/kfd/kfd/topology/nodes/*"):
         properties = _properties(text_or_none(host, f"{folder}/properties") or "")
@@ -152,7 +152,7 @@ def _processes(host: Host, gpu_id: int | None) -> tuple[Process, ...] | None:
 
 
 def _names_by_tool(host: Host) -> tuple[dict[str, str], float | None]:
-    """Product names by PCI address, and how long the tool took; None without a tool."""
+    """Return product names by PCI address, and the duration of the tool; None without a tool."""
     for command, read in ((AMD_SMI, _read_amd_smi), (ROCM_SMI, _read_rocm_smi)):
         try:
             output = host.run(*command)
@@ -175,7 +175,7 @@ def _read_rocm_smi(document: Any) -> dict[str, str]:
 
 
 def _errors(host: Host, card: str, kind: str) -> int | None:
-    """Errors of all blocks of the device: files of two lines, `ue: 0` and `ce: 3`."""
+    """Return the errors of all blocks of the device: files of two lines, `ue: 0` and `ce: 3`."""
     counts = []
     for file in host.glob(f"{card}/ras/*_err_count"):
         match = re.search(rf"^{kind}:\s*(\d+)", text_or_none(host, file) or "", re.MULTILINE)
@@ -199,7 +199,7 @@ def _scaled(host: Host, names: tuple[str, ...], scale: float) -> float | None:
 
 
 def _kernel_driver(host: Host) -> str | None:
-    """The driver that comes with the kernel has the kernel's version."""
+    """Return the kernel's version, which is that of its built-in driver."""
     try:
         return f"of kernel {host.read('/proc/sys/kernel/osrelease')}"
     except Unseen:

@@ -1,4 +1,4 @@
-"""NVIDIA devices, from `nvidia-smi -q -x`: one call, and a field that a driver lacks is absent rather than an error."""
+"""NVIDIA devices from one call of `nvidia-smi -q -x`. A field that a driver lacks is absent rather than an error."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SLOWDOWNS = {
     "sw_thermal_slowdown": "too hot (driver)",
     "applications_clocks_setting": "clock set by somebody",
 }
-"""Reasons that mean something on an idle device; a power cap or idling do not."""
+"""Reasons that matter on an idle device; a power cap and idling do not."""
 NOTHING = ("", "N/A", "[N/A]", "[Not Supported]", "Requested functionality has been deprecated")
-"""What nvidia-smi writes where it has no value."""
+"""Texts that nvidia-smi writes for a missing value."""
 
 
 def find(host: Host) -> Devices:
-    """NVIDIA's devices; empty where there is neither a tool nor a device."""
+    """Return NVIDIA's devices; empty if there is neither a tool nor a device."""
     on_bus = addresses_on_bus(host, VENDOR)
     module = text_or_none(host, "/proc/driver/nvidia/version")
     try:
@@ -113,7 +113,7 @@ def _processes(host: Host, gpu: Element) -> tuple[Process, ...] | None:
 
 
 def _links(host: Host) -> dict[int, tuple[int, int]]:
-    """Links that are up, and all that there are, by device; empty without NVLink."""
+    """Return the numbers of active links and of all links by device; empty without NVLink."""
     try:
         text = host.ask("nvidia-smi", "nvlink", "--status")
     except Unseen:
@@ -134,7 +134,7 @@ def _with_links(device: Device, links: tuple[int, int] | None) -> Device:
 
 
 def _errors(gpu: Element, kind: str) -> int | None:
-    """The sum of a kind of error since the driver started. "correctable" is no part of "uncorrectable" here."""
+    """Return the number of errors of a kind since the driver started. "uncorrectable" is not "correctable"."""
     volatile = gpu.find("ecc_errors/volatile")
     if volatile is None:
         return None
