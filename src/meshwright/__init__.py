@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         UnknownNameError,
     )
     from meshwright.report.accuracy_study import AccuracyStudy
-    from meshwright.report.catalog_listing import CatalogEntry, CatalogListing
+    from meshwright.report.catalog_listing import CatalogItem, CatalogListing
     from meshwright.report.explanation import Explanation
     from meshwright.report.plan_ranking import PlanRanking
     from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
@@ -54,7 +54,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccuracyStudy",
-    "CatalogEntry",
+    "CatalogItem",
     "CatalogListing",
     "DeviceMeasurements",
     "Estimate",
@@ -101,7 +101,7 @@ _HOMES = {
         "UnknownNameError",
     ),
     "report.accuracy_study": ("AccuracyStudy",),
-    "report.catalog_listing": ("CatalogEntry", "CatalogListing"),
+    "report.catalog_listing": ("CatalogItem", "CatalogListing"),
     "report.explanation": ("Explanation",),
     "report.plan_ranking": ("PlanRanking",),
     "report.record_files": ("DeviceMeasurements", "RecordSet", "TrainingSweep"),

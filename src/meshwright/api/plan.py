@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright.api import arguments
-from meshwright.api.runs import Overrides, RunSource, described_run
+from meshwright.api.runs import Overrides, RunSource, given_run
 
 if TYPE_CHECKING:
     from meshwright.report.plan_ranking import PlanRanking
@@ -68,12 +68,12 @@ def plan(
     """
     from meshwright.report.plan_ranking import plan_run
 
-    described = described_run(
+    resolved = given_run(
         run, overrides=overrides, model=model, cluster=cluster, global_sequences=global_sequences,
         sequence_length=sequence_length, precision=precision, engine=engine, objective=objective,
     )  # fmt: skip
     return plan_run(
-        described,
+        resolved,
         top=arguments.count("top", top, most=MAX_TOP),
         fixed=arguments.plan_fields("fixed", {} if fixed is None else fixed),
         questions=arguments.questions(why_not),

@@ -79,7 +79,7 @@ def planned_run(source: RunSource) -> Run:
     return run
 
 
-def described_run(source: RunSource | None, *, overrides: Overrides = (), **given: Any) -> Run:
+def given_run(source: RunSource | None, *, overrides: Overrides = (), **given: Any) -> Run:
     """Load the run that is given either as `source` or by the keyword arguments of `_KEYS`.
 
     Raises InputError when both are given, neither, or not all that a run needs.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.api import arguments
-from meshwright.api.runs import Overrides, RunSource, described_run
+from meshwright.api.runs import Overrides, RunSource, given_run
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def scale(
         num_tokens=None if tokens is None else arguments.number("tokens", tokens),
         days=None if days is None else arguments.number("days", days),
     )
-    described = described_run(
+    resolved = given_run(
         run, overrides=overrides, model=model, cluster=cluster, global_sequences=global_sequences,
         sequence_length=sequence_length, precision=precision, engine=engine,
     )  # fmt: skip
-    return scale_report(described, question)
+    return scale_report(resolved, question)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from meshwright.api import arguments
-from meshwright.api.results import default_folder, only_training_in
+from meshwright.api.folders import locked, results_folder
 from meshwright.api.runs import Overrides, RunSource, load_run
 from meshwright.errors import InputError, MissingDependencyError
 
@@ -72,7 +72,7 @@ def train(
         raise InputError(
             "the processes of a launcher need one folder for their results", hint="name it: out="
         )
-    folder = default_folder(resolved.name, resume=is_resumed) if out is None else arguments.path("out", out)
+    folder = results_folder(resolved.name, resume=is_resumed) if out is None else arguments.path("out", out)
     options = TrainOptions(
         folder=folder,
         resume=is_resumed,
@@ -83,7 +83,7 @@ def train(
     )
     engine = find_engine(resolved.engine)
     start = engine.prepare(resolved, options=options)
-    with only_training_in(folder):
+    with locked(folder):
         engine.launch(start)
     engine.read(folder)
     done = read_training(folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from meshwright.cli.folders import locked
+from meshwright.api.folders import locked
 from meshwright.cli.launch_request import KUBERNETES, LOCAL, SLURM, check_place, request_for, site_from
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.cli.run_input import run_from

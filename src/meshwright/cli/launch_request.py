@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.cli.folders import results_folder
+from meshwright.api.folders import results_folder
 from meshwright.engines.base import Launch, find_engine
 from meshwright.engines.choice import planned
 from meshwright.errors import InputError

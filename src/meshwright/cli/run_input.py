@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import runfile
-from meshwright.calibration.device import installed_path
+from meshwright.api.runs import planned_run
 from meshwright.cli.options import OBJECTIVES, calibration_override
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
@@ -20,10 +20,7 @@ def run_from(run_path: Path | None, *, overrides: Sequence[str] = (), **run_opti
 
     Arguments are those of `_run`, which raises InputError.
     """
-    run = _run(run_path, overrides=overrides, **run_options)
-    if run.cluster is None and run.calibration is None and (installed := installed_path()).is_file():
-        return _run(run_path, overrides=overrides, **{**run_options, "calibration": str(installed)})
-    return run
+    return planned_run(_run(run_path, overrides=overrides, **run_options))
 
 
 def _run(

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from meshwright import runfile
-from meshwright.cli.folders import locked, results_folder
+from meshwright.api.folders import locked, results_folder
 from meshwright.cli.needs import require_torch
 from meshwright.cli.options import calibration_override
 from meshwright.cli.output import note, progress, write_html

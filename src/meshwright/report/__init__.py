@@ -1,1 +1,1 @@
-"""What an estimate looks like: tables, figures, pages and traces, each number with its source."""
+"""Results and how they are shown: documents, tables, figures, pages and traces, each number with its source."""

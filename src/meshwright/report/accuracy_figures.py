@@ -14,11 +14,11 @@ from meshwright.report.figures import FAINT, INK, WIDTH, svg
 BLUE, GREEN, ORANGE, PURPLE = "#3f78b5", "#4c9a6a", "#d98a35", "#8b6bb1"
 SIDE = 560
 NEAR = 0.2
-"""Half width of the band around a perfect prediction."""
+"""Relative width of the band on each side of a perfect prediction."""
 
 MAX_GROUPS = 24
 MAX_ERROR = 1.5
-"""Where the axis of errors ends: a prediction at two and a half times the measurement is off the figure."""
+"""End of the axis of errors. A prediction above 2.5 times the measurement is drawn at the end."""
 
 LEGEND = {
     HEADLINE: BLUE,
@@ -84,7 +84,7 @@ def predicted_svg(report: AccuracyReport) -> str:
 
 
 def errors_svg(report: AccuracyReport, *, by: str) -> str | None:
-    """Signed errors by group: the middle half, four fifths of the rows, and the median.
+    """Signed errors by group: quartiles as a bar, 10th to 90th percentile as a line, the median as a tick.
 
     The groups with most predicted rows; None when no row was predicted.
     """
@@ -101,11 +101,11 @@ def errors_svg(report: AccuracyReport, *, by: str) -> str | None:
     base = alt.Chart(alt.Data(values=rows)).encode(y=y)
     exact = alt.Chart(alt.Data(values=[{"x": 0}])).mark_rule(color=FAINT).encode(x=alt.X("x:Q", scale=scale))
     whole = base.mark_rule(color=BLUE, strokeWidth=1.5).encode(x=x, x2="high:Q")
-    half = base.mark_bar(color=BLUE, opacity=0.55, height={"band": 0.55}).encode(
+    middle = base.mark_bar(color=BLUE, opacity=0.55, height={"band": 0.55}).encode(
         x=alt.X("quarter:Q", scale=scale), x2="three_quarters:Q"
     )
     median = base.mark_tick(color=INK, thickness=2, size=14).encode(x=alt.X("median:Q", scale=scale))
-    chart = alt.layer(exact, whole, half, median).properties(width=WIDTH, height={"step": 20})
+    chart = alt.layer(exact, whole, middle, median).properties(width=WIDTH, height={"step": 20})
     return svg(chart, title=f"Error of the predicted rate by {by}")
 
 

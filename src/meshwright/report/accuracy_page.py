@@ -1,4 +1,4 @@
-"""The page of an accuracy report: predicted beside measured, and the errors by group."""
+"""The page of an accuracy report: predictions against measurements, and the errors by group."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from meshwright.report.html import PageSection, document, figure, paragraph, tex
 from meshwright.report.quantities import percent
 from meshwright.report.text_table import TextTable
 
-TITLE = "Predicted beside measured"
-LEAVE_ONE_OUT_TITLE = "Predicted beside measured, each source left out of the fit that predicts it"
+TITLE = "Predicted and measured"
+LEAVE_ONE_OUT_TITLE = "Predicted and measured, leave-one-source-out"
 
 _FITTED = (
-    "These are the rows that the calibration was fitted on ({version}): on somebody else's cluster "
-    "and software, expect the larger error that --leave-one-source-out gives."
+    "These are the rows that the calibration was fitted on ({version}): on another cluster "
+    "and software, expect the larger error of --leave-one-source-out."
 )
 _LEAVE_ONE_OUT = (
-    "Each source is predicted by a calibration that never saw it: this is the error to expect on somebody "
-    "else's cluster and software."
+    "Each source is predicted by a calibration that never saw it: this is the error to expect on another "
+    "cluster and software."
 )
 _DRAWN = {"accelerator", "source", "architecture", "precision", "framework"}
-"""Kinds of groups that get a figure beside their table."""
+"""Kinds of groups that get a figure above their table."""
 
 
 def accuracy_page(report: AccuracyReport, *, leave_one_source_out: bool = False) -> str:
-    """The whole page. `leave_one_source_out`: every source was predicted by a calibration without it."""
+    """The whole page. `leave_one_source_out`: each source was predicted by a calibration fitted without it."""
     sections = [_rows(report), _subsets(report)]
     sections += [_groups(report, kind) for kind in report.groups if kind != "subset"]
     sections += [_section(shown) for shown in remaining_tables(report)]
@@ -73,8 +73,8 @@ def _rows(report: AccuracyReport) -> PageSection:
 
 def _subsets(report: AccuracyReport) -> PageSection:
     text = (
-        "Error: predicted over measured, minus one. Sweeps of one source's plans stand apart, because there "
-        "the order of the plans matters more; regret is what running the plan predicted fastest would lose."
+        "Error: predicted over measured, minus one. Sweeps over plans of one source are separate: there "
+        "the order of the plans matters more. Regret is the throughput lost by running the plan predicted fastest."
     )
     shown = metrics_table("Subsets", {"all rows": report.summary, **report.groups["subset"]})
     return _section(shown, above=[paragraph(text)])

@@ -82,11 +82,7 @@ class AccuracyStudy(Result):
     def summary(self) -> str:
         """Return number of rows, median error, bias and coverage of the interval."""
         m = self.overall
-        fit = (
-            "each source left out of the fit"
-            if self.leave_one_source_out
-            else "calibration fitted on these rows"
-        )
+        fit = "leave-one-source-out" if self.leave_one_source_out else "calibration fitted on these rows"
         return (
             f"{m.num_predicted:,} of {m.num_rows:,} measured runs predicted ({fit}): median error "
             f"{percent(m.median_abs_error)}, bias {100 * m.bias:+.1f} %, {percent(m.interval_coverage)} inside "

@@ -29,7 +29,7 @@ def accuracy_tables(report: AccuracyReport, *, by: str) -> list[TextTable]:
 
 
 def remaining_tables(report: AccuracyReport) -> list[TextTable]:
-    """What is not about the error of rates."""
+    """Tables of memory, unpredicted rows and configurations that did not fit."""
     tables = [_memory_table(report.memory)] if report.memory else []
     if report.unpredicted:
         rows = list(report.unpredicted.items())

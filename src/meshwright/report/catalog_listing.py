@@ -18,7 +18,7 @@ _NAME_KEY = {"claims": "claim_id"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class CatalogEntry(Result):
+class CatalogItem(Result):
     """One entry of the catalogue: its values, and the source of each.
 
     Attributes:
@@ -94,7 +94,7 @@ class CatalogListing(Result):
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 
-    def __getitem__(self, name: str) -> CatalogEntry:
+    def __getitem__(self, name: str) -> CatalogItem:
         if not isinstance(name, str):
             raise InputError(f"{self.kind}[...]", got=name, allowed="a name")
         return catalog_entry(self.kind, name)
@@ -136,7 +136,7 @@ def catalog_listing(kind: str, *, predict: bool = False) -> CatalogListing:
     return CatalogListing(kind=kind, document=make())
 
 
-def catalog_entry(kind: str, name: str, *, predict: bool = False) -> CatalogEntry:
+def catalog_entry(kind: str, name: str, *, predict: bool = False) -> CatalogItem:
     """Look up one entry of `kind`. Raises UnknownNameError."""
     from meshwright.catalog import claim
     from meshwright.report.documents.claims import claim_document
@@ -148,4 +148,4 @@ def catalog_entry(kind: str, name: str, *, predict: bool = False) -> CatalogEntr
     }
     make = makers.get(kind, lambda: details_document(kind, name))
     document = make()
-    return CatalogEntry(kind=kind, name=document.get("name", name), document=document)
+    return CatalogItem(kind=kind, name=document.get("name", name), document=document)

@@ -1,7 +1,7 @@
 """Names and families of a step's components: one vocabulary for tables, figures and pages.
 
-`specs.estimate.StepEstimate.components_s` says which seconds; here stands what to call them and to which of
-five families they belong. A family answers "what bounds this plan".
+`specs.estimate.StepEstimate.components_s` has the seconds; this table has the label and the family of each
+component. The largest family bounds the plan.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from enum import StrEnum
 
 
 class ComponentFamily(StrEnum):
-    """What a device does with the time."""
+    """Use of a device's time."""
 
-    MATRIX = "compute"  # matrix products and attention
+    MATRIX = "compute"  # GEMMs and attention
     MEMORY = "memory traffic"  # kernels bound by memory bandwidth
-    COMMUNICATION = "communication"  # what no computation hides
+    COMMUNICATION = "communication"  # exposed: not hidden behind computation
     RECOMPUTATION = "recomputation"
     WAITING = "waiting"
 
@@ -55,17 +55,17 @@ COMPONENTS: dict[str, Component] = {
         ("power_limit", "power limit", ComponentFamily.WAITING),
     )
 }
-"""In the order in which a step is told: what computes, what it costs to divide it, what waits."""
+"""In reading order: computation, the communication that sharding costs, waiting."""
 
 NEGLIGIBLE_RATIO = 5e-4
-"""Components below this share of the step are left out of tables and figures."""
+"""Components below this share of the step are not shown in tables and figures."""
 
 NOTEWORTHY_RATIO = 0.03
-"""A component outside matrix products is named beside the bound from this share of the step."""
+"""A component outside GEMMs is named with the bound from this share of the step."""
 
 
 def label(name: str) -> str:
-    """What to call a component.
+    """Label of a component.
 
     >>> label("ffn"), label("something_new")
     ('feed-forward', 'something new')
@@ -75,7 +75,7 @@ def label(name: str) -> str:
 
 
 def family(name: str) -> ComponentFamily:
-    """The family of a component; one that is not listed waits."""
+    """The family of a component; an unknown one counts as waiting."""
     known = COMPONENTS.get(name)
     return known.family if known else ComponentFamily.WAITING
 
@@ -97,7 +97,7 @@ def by_family(components_s: Mapping[str, float]) -> dict[ComponentFamily, float]
 
 
 def bound_by(components_s: Mapping[str, float]) -> str:
-    """What bounds a step: its largest family, and the largest component outside matrix products.
+    """Bound of a step: its largest family, and the largest component outside GEMMs.
 
     >>> bound_by({"ffn": 0.8, "bubble": 0.15, "elementwise": 0.05})
     'compute 80 %, bubble 15 %'
@@ -109,7 +109,7 @@ def bound_by(components_s: Mapping[str, float]) -> str:
 
 
 def largest_other(components_s: Mapping[str, float]) -> str | None:
-    """The largest component outside matrix products with its share; None when it is not worth a word.
+    """The largest component outside GEMMs with its share; None when it is small.
 
     >>> largest_other({"ffn": 0.98, "bubble": 0.02}) is None
     True

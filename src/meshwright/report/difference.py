@@ -1,6 +1,6 @@
-"""Two plans side by side: what differs, in which component the time goes, and what stops the better one.
+"""Two plans compared: the fields that differ, the components that take the time, the memory limit that binds.
 
-Signs: a difference is the other plan's number minus this plan's, so a negative one speaks for the other.
+Signs: a difference is the other plan's number minus this plan's, so a negative one is in favour of the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanDifference:
-    """Everything that `meshwright explain` says about two plans."""
+    """Two plans, compared by field, component and part of memory."""
 
     this: PlanEstimate
     other: PlanEstimate
@@ -57,7 +57,7 @@ class PlanDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLimit:
-    """What the memory of a device costs: the best plan if there were no limit."""
+    """The best plan if memory had no limit."""
 
     plan: Plan
     step_s: float
@@ -66,7 +66,7 @@ class MemoryLimit:
 
 
 def differ(this: PlanEstimate, other: PlanEstimate, *, usable_bytes: float) -> PlanDifference:
-    """Hold `other` against `this`; `usable_bytes` is the memory that a plan may reserve."""
+    """Compare `other` with `this`; `usable_bytes` is the memory that a plan may reserve."""
     return PlanDifference(
         this=this,
         other=other,
@@ -111,7 +111,7 @@ def _ranked(estimate: PlanEstimate) -> RankedPlan:
 
 
 def _field_values(plan: Plan) -> dict[str, str]:
-    """Every field in the run file's words; recomputation is one of them."""
+    """Every field in the run file's terms; recomputation is one of them."""
     values = {
         f.name: _word(getattr(plan, f.name)) for f in fields(Plan) if not f.name.startswith("recompute")
     }

@@ -1,4 +1,4 @@
-"""The page of one run: what it will give, where time and memory go, and where the numbers come from."""
+"""The page of one run: key figures, time and memory by part, and the sources of the numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def estimate_page(done: RunEstimate) -> str:
         _economics(done, notes, sources),
         _run_file(done),
     ]
-    # Notes are numbered while the sections above are made.
+    # The notes come last: making the sections above numbers them.
     sections.append(PageSection(title="Sources", parts=[notes.html()]))
     return document(
         title=f"{done.run.name}: {done.request.model.name} on {done.run.cluster_name}",
@@ -95,7 +95,7 @@ def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -
         title="Where the time goes",
         parts=[
             paragraph(
-                f"{text} Communication counts where no computation hides it: the parts add up to the step.",
+                f"{text} Communication counts as far as it is exposed: the parts sum to the step.",
                 marks=marks,
             ),
             figure(waterfall_svg(step.components_s), legend=family_legend(step.components_s)),
@@ -151,7 +151,7 @@ def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSou
     step = done.estimate.step.step
     text = (
         f"The step takes {interval_of(step)} in four cases of five (inputs: {step.tier.name.lower()}). "
-        "The bars say which input the width of that interval comes from."
+        "The bars show the share of each input in the width of that interval."
     )
     return PageSection(
         title="How sure this is",

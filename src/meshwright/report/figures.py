@@ -46,7 +46,7 @@ def memory_legend() -> list[tuple[str, str]]:
 
 
 def svg(chart: Any, *, title: str) -> str:
-    """The SVG text of an Altair chart, to stand inside a page; `title` is read to those who cannot see it."""
+    """The SVG text of an Altair chart, to stand inside a page; `title` is for screen readers."""
     from html import escape
 
     import vl_convert
@@ -83,7 +83,7 @@ def waterfall_svg(components_s: Mapping[str, float]) -> str:
 
 
 def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> str:
-    """Memory of the fullest stage as one bar, and the line that it must not cross."""
+    """Memory of the fullest stage as one bar, and the capacity as a line."""
     import altair as alt
 
     rows, end = [], 0.0
@@ -109,7 +109,7 @@ def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> st
 
 
 def shares_svg(shares: Mapping[str, float], *, title: str, labels: Mapping[str, str] | None = None) -> str:
-    """Bars of shares that add up to one, in the order given; `labels` stand beside them, else percentages."""
+    """Bars of shares that sum to one, in the order given, with `labels` or else percentages."""
     import altair as alt
 
     labels = labels or {name: percent(share) for name, share in shares.items()}

@@ -74,12 +74,12 @@ footer {{ margin-top: 3rem; color: var(--soft); font-size: .8rem }}
 
 
 LINK = re.compile(r"(?P<url>https?://[^\s<>,;)\]]+[^\s<>,;.)\]])|\bgithub:(?P<repository>[\w.-]+/[\w.-]*\w)")
-"""What a source may name: a page, or a repository in the short form of the catalogue."""
+"""Links in a source: a page, or a repository in the short form of the catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageSection:
-    """A heading and what stands under it, as HTML."""
+    """A heading and the HTML below it."""
 
     title: str
     parts: Sequence[str]
@@ -92,7 +92,7 @@ class Endnotes:
         self._numbers: dict[str, int] = {}
 
     def mark(self, source: str) -> str:
-        """The raised number that leads to the note."""
+        """The superscript that links to the note."""
         number = self._numbers.setdefault(source, len(self._numbers) + 1)
         return f'<sup><a href="#note-{number}">{number}</a></sup>'
 
@@ -139,7 +139,7 @@ def paragraph(text: str, *, marks: str = "", css_class: str = "") -> str:
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: Collection[str] = ()
 ) -> str:
-    """A table: the first column and those named in `text_columns` stand to the left, figures to the right."""
+    """A table: the first column and those named in `text_columns` are aligned left, figures right."""
     kinds = [' class="text"' if h in text_columns else "" for h in headings]
     head = "".join(f"<th{kind}>{escape(h)}</th>" for kind, h in zip(kinds, headings, strict=True))
     body = "".join(
@@ -152,7 +152,7 @@ def table(
 
 
 def text_table(shown: TextTable) -> str:
-    """A report's table without its title; the caption stands below."""
+    """A report's table without its title; the caption is below it."""
     rows = [["" if c is None else unbroken(str(c)) for c in row] for row in shown.rows]
     below = "".join(paragraph(line) for line in shown.caption.splitlines())
     return table(shown.headings, rows, text_columns=shown.text_columns) + below

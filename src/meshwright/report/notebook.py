@@ -14,7 +14,7 @@ from meshwright.units import gib
 
 if TYPE_CHECKING:
     from meshwright.report.accuracy_study import AccuracyStudy
-    from meshwright.report.catalog_listing import CatalogEntry, CatalogListing
+    from meshwright.report.catalog_listing import CatalogItem, CatalogListing
     from meshwright.report.explanation import Explanation
     from meshwright.report.plan_ranking import PlanRanking
     from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
@@ -204,7 +204,7 @@ def listing_html(listing: CatalogListing) -> str:
     return fragment(listing.summary(), [text_table(shown)])
 
 
-def entry_html(entry: CatalogEntry) -> str:
+def entry_html(entry: CatalogItem) -> str:
     """Return every field with its source; a run file as its text."""
     from html import escape
 

@@ -1,4 +1,4 @@
-"""Where the numbers of an estimate come from, one sentence a source."""
+"""Sources of an estimate's inputs, one sentence each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.report.run_estimate import RunEstimate
 
 @dataclass(frozen=True, kw_only=True)
 class InputSource:
-    """What one input of an estimate is, and who says so."""
+    """One input of an estimate and its source."""
 
     what: str
     source: str
@@ -48,7 +48,7 @@ def sources_of(done: RunEstimate) -> dict[str, InputSource]:
     if done.economics.joule_per_token is not None:
         assumed = power_assumptions()
         text = "; ".join(f"{name} {source}" for name, source in assumed.sources.items())
-        found["power"] = InputSource(what="power beside the design power, assumptions", source=text)
+        found["power"] = InputSource(what="power in addition to the design power, assumptions", source=text)
     if done.economics.price is not None:
         price = done.economics.price
         found["price"] = InputSource(
@@ -59,7 +59,7 @@ def sources_of(done: RunEstimate) -> dict[str, InputSource]:
 
 
 def calibration_sentence(request: PlanRequest) -> str:
-    """Which calibration was used, and how many measured rows it holds of this accelerator and software."""
+    """The calibration used, and the number of its measured rows of this accelerator and software."""
     calibration = request.calibration or fitted()
     if calibration.corrections:
         return f"measured: {calibration.made}"
@@ -73,7 +73,7 @@ def calibration_sentence(request: PlanRequest) -> str:
 
 
 def input_meaning(name: str) -> str:
-    """What an input of the estimate's interval is."""
+    """Meaning of one input of the estimate's interval."""
     parameters = fitted().parameters
     if name in parameters:
         return parameters[name].meaning

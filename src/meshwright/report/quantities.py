@@ -8,7 +8,7 @@ from meshwright.specs.estimate import Estimate
 from meshwright.units import format_bytes, format_seconds, gib
 
 LONG_STEP_S = 1000.0
-"""From here on a time is told in minutes, hours or days."""
+"""Longer times are given in minutes, hours or days."""
 
 
 def seconds(value: float) -> str:

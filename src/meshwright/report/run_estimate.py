@@ -36,7 +36,7 @@ class Economics:
     price: Price | None  # where the catalogue's price was taken
     usd_per_million_tokens: float | None  # electricity included where it is paid apart
     joule_per_token: float | None  # at the facility's meter, failures included
-    totals: Training | None  # when the run file says how long to train
+    totals: Training | None  # None if the run file has no length of training
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -119,7 +119,7 @@ class RunEstimate(Result):
 
 
 def estimate_run(run: Run) -> RunEstimate:
-    """Estimate the run's plan, or the planner's best one where it says `parallel: auto`.
+    """Estimate the run's plan, or the planner's best one for `parallel: auto`.
 
     Raises InfeasibleError when no plan is possible, or when the pinned one is illegal or does not fit.
     """
@@ -154,7 +154,7 @@ def require_legal(request: PlanRequest, plan: Plan) -> list[str]:
 
 
 def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
-    """Raises InfeasibleError with bytes needed and there when the plan exceeds device memory."""
+    """Raise InfeasibleError with the bytes needed and available when the plan exceeds device memory."""
     memory = estimate.step.memory
     if memory.fits:
         return

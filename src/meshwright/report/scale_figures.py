@@ -15,7 +15,7 @@ MAX_BARS = 16
 
 
 def efficiency_svg(curve: ScaleCurve) -> str:
-    """Efficiency over devices with its interval; failures counted in beside it."""
+    """Efficiency over devices with its interval; a second line counts failures in."""
     steps = _efficiencies(curve.points)
     series = [{**row, "what": "steps"} for row in steps]
     first = curve.points[0].goodput
@@ -69,7 +69,7 @@ def emulation_svg(emulation: Emulation) -> str:
 
 
 def tornado_svg(found: Sensitivity) -> str:
-    """How far each changed assumption moves the efficiency."""
+    """Change of the efficiency by each changed assumption."""
     import altair as alt
 
     rows: list[dict[str, Any]] = [

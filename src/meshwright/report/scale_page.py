@@ -59,7 +59,7 @@ def _parts(report: ScaleReport, shown: TextTable) -> list[str]:
 
 
 def _figures(report: ScaleReport, shown: TextTable) -> list[str]:
-    """The figure that belongs to a table, by what the table is about."""
+    """The figure of a table."""
     if report.curve is not None and "speed-up" in shown.headings:
         return [figure(efficiency_svg(report.curve))]
     if report.curve is not None and "days of steps" in shown.headings:

@@ -21,7 +21,7 @@ from meshwright.units import DAY_S, format_count, format_seconds, ms
 
 
 def tables_of(report: ScaleReport) -> list[TextTable]:
-    """All tables that the report has something for, in reading order."""
+    """The tables of the parts that were computed, in reading order."""
     found: list[TextTable] = []
     if report.curve is not None:
         found += _curve_tables(report, report.curve)
@@ -108,7 +108,7 @@ def _plan_table(found: Sequence[Costed]) -> TextTable:
 
 
 def _training_table(curve: ScaleCurve) -> TextTable:
-    """Columns that no point has anything for (a price that nobody knows) are left out."""
+    """Columns without a value at any point, such as an unknown price, are omitted."""
     tokens = curve.study.num_tokens
     columns = [_training_cells(p, _scale_of(curve)) for p in curve.points]
     headings = [h for h in columns[0] if any(cells[h] for cells in columns)]
@@ -128,7 +128,7 @@ def _scale_of(curve: ScaleCurve) -> tuple[float, float]:
 
 
 def _training_cells(point: ScalePoint, scale_of: tuple[float, float]) -> dict[str, str]:
-    """Words by heading; empty where nothing is known."""
+    """Cells by heading; empty where the value is unknown."""
     goodput, training = point.goodput, point.training
     cells = {"devices": f"{point.num_devices:,}"}
     cells["days of steps"] = days(training.productive.value) if training else ""

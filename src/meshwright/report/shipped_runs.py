@@ -19,14 +19,14 @@ def on_each_device(name: str) -> Iterator[RunEstimate]:
 
 
 def on_device(name: str, device: str) -> RunEstimate:
-    """The planner's best plan of the run file `name` on nodes of `device`, and what to expect of it.
+    """The planner's best plan of the run file `name` on nodes of `device`, with its estimate.
 
-    As many nodes as the file says, or twice as many and so on, until a plan fits. Raises InfeasibleError when none
+    The number of nodes is the file's, doubled until a plan fits. Raises InfeasibleError when none
     does.
     """
-    said = runfile.load(name).cluster
-    assert said is not None  # files that ship name one
-    num_nodes = said.num_nodes
+    cluster = runfile.load(name).cluster
+    assert cluster is not None  # files that ship name one
+    num_nodes = cluster.num_nodes
     for _ in range(MOST_DOUBLINGS):
         try:
             return _estimate(name, device, num_nodes)

@@ -16,7 +16,7 @@ from meshwright.report.timeline import step_timeline
 
 @dataclass(frozen=True, kw_only=True)
 class StageRow:
-    """One rank, or all middle ranks of a long pipeline, which are alike but for what they keep."""
+    """One rank, or all middle ranks of a long pipeline, which differ only in the activations they keep."""
 
     name: str
     num_layers: float
@@ -27,7 +27,7 @@ class StageRow:
 
 
 def stage_rows(request: PlanRequest, estimate: PlanEstimate) -> list[StageRow]:
-    """First, middle and last rank; the middle one stands for all between, with the mean of what they do."""
+    """First, middle and last rank; the middle one has the means of all ranks between."""
     plan, p = estimate.plan, estimate.plan.pipeline
     layers = split_layers(request.model_table, plan_row(plan))
     stages = estimate.steps.stages

@@ -11,7 +11,7 @@ LONGEST_UNBROKEN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class TextTable:
-    """Headings and rows. The first column and those named in `text_columns` stand to the left, figures to the right."""
+    """Headings and rows. The first column and those named in `text_columns` are aligned left, figures right."""
 
     title: str
     headings: Sequence[str]

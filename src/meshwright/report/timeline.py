@@ -1,7 +1,7 @@
 """The pipeline of one step as it is drawn: scaled to the estimated step, with what follows it.
 
-The event graph runs on kernel times before calibrated factors; the drawn timeline is stretched so that it
-ends where the estimate says, and gradient reduction, optimizer and the rest follow it.
+The event graph runs on kernel times before calibrated factors; the drawn timeline is scaled to the
+estimated step; gradient reduction, optimizer and the other components follow it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLORS = {
 PAIR_COLOR = ("forward and backward overlapped", "#8b6bb1")
 
 MAX_DRAWN_PER_RANK = 160
-"""Longer pipelines are drawn where they fill and where they drain; between, they repeat themselves."""
+"""Of longer pipelines only the fill and the drain are drawn: between, the pattern repeats."""
 
 WIDTH, MAX_HEIGHT, LABEL_WIDTH, AXIS_HEIGHT, GAP = 960, 620, 64, 26, 28
 
@@ -61,7 +61,7 @@ def pipeline_s(estimate: PlanEstimate) -> float:
 
 
 def after_pipeline(estimate: PlanEstimate) -> tuple[Track, ...]:
-    """What follows the pipeline until the step ends, one track each."""
+    """Components after the pipeline until the step ends, one track each."""
     now, tracks = pipeline_s(estimate), []
     for name in AFTER_PIPELINE:
         length = estimate.step.components_s.get(name, 0.0)
@@ -88,7 +88,7 @@ def _one_rank(steps: StepTable) -> Timeline | None:
 
 
 def windows(timeline: Timeline) -> list[tuple[float, float]]:
-    """The stretches that are drawn: the whole step, or its beginning and its end."""
+    """The intervals that are drawn: the whole step, or its beginning and its end."""
     per_rank = timeline.graph.num_ops / timeline.graph.shape.num_ranks
     if per_rank <= MAX_DRAWN_PER_RANK:
         return [(0.0, timeline.step_s)]

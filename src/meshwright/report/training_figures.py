@@ -21,7 +21,7 @@ OUTLIER_RATIO = 1.5
 
 STEPS_WIDTH, HEIGHT, LOW_HEIGHT = 760, 240, 110
 LEFT = 48
-"""Pixels of the left axis, the same in all figures over steps, so that a step stands at one place on the page."""
+"""Pixels of the left axis, the same in all figures over steps, so that the figures of a page line up."""
 
 STEP_LEGEND = {"step time": BLUE, "warming up": ORANGE, "under the profiler": PURPLE, "outlier": RED}
 WHERE_COLORS = {"inside": GREEN, "outside": RED, "no interval": PURPLE}
@@ -125,14 +125,14 @@ def step_time_svg(steps: Sequence[Mapping[str, Any]], *, predicted: Estimate | N
     """Step time over steps on a logarithmic axis, the predicted interval behind it, and outliers as points."""
     import altair as alt
 
-    told = [dict(s, kind=_kind(s)) for s in steps]
-    usual = [s for s in told if s["kind"] == "step time"]
-    median_s = float(np.median([s["step_s"] for s in usual or told]))
+    drawn = [dict(s, kind=_kind(s)) for s in steps]
+    usual = [s for s in drawn if s["kind"] == "step time"]
+    median_s = float(np.median([s["step_s"] for s in usual or drawn]))
     for s in usual:
         if s["step_s"] > OUTLIER_RATIO * median_s:
             s["kind"] = "outlier"
     x = _step_axis(steps)
-    times = [s["step_s"] for s in told] + ([predicted.low, predicted.high] if predicted else [])
+    times = [s["step_s"] for s in drawn] + ([predicted.low, predicted.high] if predicted else [])
     scale = alt.Scale(type="log", domain=[min(times) / 1.2, max(times) * 1.2], nice=False)
     axis = alt.Axis(format="~r", values=_ticks(times), grid=True, minExtent=LEFT, maxExtent=LEFT)
     y = alt.Y("median:Q", title="seconds a step", scale=scale, axis=axis)
@@ -151,8 +151,8 @@ def step_time_svg(steps: Sequence[Mapping[str, Any]], *, predicted: Estimate | N
     if usual:
         base = alt.Chart(alt.Data(values=portions(usual, "step_s")))
         layers.append(base.mark_line(color=BLUE, strokeWidth=1.6, aria=False).encode(x=x, y=y))
-    marked = [{"step": s["step"], "median": s["step_s"], "kind": s["kind"]} for s in told]
-    marked = [m for m in marked if m["kind"] != "step time" or len(told) <= MAX_POINTS]
+    marked = [{"step": s["step"], "median": s["step_s"], "kind": s["kind"]} for s in drawn]
+    marked = [m for m in marked if m["kind"] != "step time" or len(drawn) <= MAX_POINTS]
     colors = alt.Scale(domain=list(STEP_LEGEND), range=list(STEP_LEGEND.values()))
     points = alt.Chart(alt.Data(values=marked)).mark_point(filled=True, size=34, opacity=0.9, aria=False)
     layers.append(points.encode(x=x, y=y, color=alt.Color("kind:N", scale=colors, legend=None)))
@@ -200,7 +200,7 @@ def portions(
 ) -> list[dict[str, float]]:
     """At most `most` portions of steps in a row: their middle step; lowest, median and highest value of `key`.
 
-    Values that are no number are left out.
+    Values that are no number are skipped.
 
     >>> portions([{"step": i, "x": float(i % 2)} for i in range(1, 5)], "x", most=2)
     [{'step': 1.5, 'low': 0.0, 'median': 0.5, 'high': 1.0}, {'step': 3.5, 'low': 0.0, 'median': 0.5, 'high': 1.0}]

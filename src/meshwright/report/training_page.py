@@ -1,4 +1,4 @@
-"""The page of one training: measured beside predicted, how it went, where the time and the memory went.
+"""The page of one training: measured and predicted quantities, the course of the training, time and memory.
 
 training_page(read_training(folder)) -> text
 """
@@ -145,7 +145,7 @@ def _quantities(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
 
 
 def _verdict(inside: Sequence[MeasuredQuantity]) -> str:
-    """Step time, rate and MFU are one measurement; the step speaks for all."""
+    """Step time, rate and MFU are one measurement; the verdict is that of the step."""
     step = next((row for row in inside if row.unit == "s"), None)
     if step is None or step.predicted is None:
         return ""
@@ -228,12 +228,12 @@ def _ranks(ranks: Mapping[str, Any]) -> str:
         (rank, "" if step_s is None else seconds(step_s), format_bytes(size))
         for rank, (step_s, size) in enumerate(zip(ranks["step_s"], ranks["peak_memory_bytes"], strict=True))
     ]
-    left_out = len(rows) - MAX_RANKS
+    num_hidden = len(rows) - MAX_RANKS
     ratio = ranks["straggler_ratio"]
     text = "" if ratio is None else f"The slowest process takes {ratio:.3f} times the median step. "
-    if left_out > 0:  # the slowest ones are those to look at
+    if num_hidden > 0:  # the slowest ones are those to look at
         rows = sorted(rows, key=lambda row: -(ranks["step_s"][row[0]] or 0))[:MAX_RANKS]
-        text += f"The {MAX_RANKS} slowest of {left_out + MAX_RANKS}:"
+        text += f"The {MAX_RANKS} slowest of {num_hidden + MAX_RANKS}:"
     return paragraph(text) + table(("process", "step, median", "peak memory"), rows)
 
 
@@ -268,7 +268,7 @@ def _profile(profile: Mapping[str, Any], notes: Endnotes) -> PageSection:
     mark = notes.mark(
         "time by kind of kernel: each instant counts once, for the first of GEMM, attention, elementwise (norms, "
         "softmax and copies too), optimizer, communication and other that is at work on any stream or thread; idle "
-        "is where none is. Kernels are told by their names, on a CPU operators are"
+        "is where none is. Kernels are identified by their names; on a CPU, operators are"
     )
     span = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
     text = f"Measured under the profiler in {span}, {seconds(step_s)} each: it slows what it watches."
@@ -314,7 +314,7 @@ def _published(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
     cells = "".join(f"<th{' class=text' if h == 'plan' else ''}>{escape(h)}</th>" for h in headings)
     body = "".join(_published_row(run, mine, notes) for run in found[:MAX_PUBLISHED])
     shown = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-    return [PageSection(title="Beside published results", parts=[paragraph(text), shown])]
+    return [PageSection(title="Compared with published results", parts=[paragraph(text), shown])]
 
 
 def _published_row(run: PublishedRun, mine: float, notes: Endnotes) -> str:

@@ -1,4 +1,4 @@
-"""Tables and the page of `bench train`: configurations beside each other, measured beside predicted."""
+"""Tables and the page of `bench train`: configurations compared, measured and predicted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright import __version__
-from meshwright.bench.training_summary import PredictionVerdict, Summary, contests, verdict
+from meshwright.bench.training_summary import PredictionVerdict, Summary, ValueRange, contests, verdict
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, text_table, tiles
 from meshwright.report.provenance import INTERVAL_CONVENTION
@@ -24,18 +24,17 @@ WIDE_RATIO = 5.0
 
 def speed_table(found: Sequence[Summary]) -> TextTable:
     """Throughput of each configuration, measured and predicted."""
-    rows = []
-    for s in found:
-        if s.is_measured:
-            here, said = s.tokens_per_s_per_device, s.predicted_rate
-            rows.append(
-                (
-                    s.name, _with_ends(here.value, here.low, here.high),
-                    "" if said is None else _with_ends(said.value, said.low, said.high),
-                    "" if s.error is None else f"{100 * s.error:+.1f} %",
-                    {True: "yes", False: "no", None: ""}[s.is_inside],
-                )
-            )  # fmt: skip
+    rows = [
+        (
+            s.name,
+            _with_ends(s.tokens_per_s_per_device),
+            "" if s.predicted_rate is None else _with_ends(s.predicted_rate),
+            "" if s.error is None else f"{100 * s.error:+.1f} %",
+            {True: "yes", False: "no", None: ""}[s.is_inside],
+        )
+        for s in found
+        if s.is_measured
+    ]
     few = any(s.is_measured and not s.has_confidence for s in found)
     return TextTable(
         title="Tokens/s/device",
@@ -49,16 +48,17 @@ def speed_table(found: Sequence[Summary]) -> TextTable:
 
 
 def use_table(found: Sequence[Summary]) -> TextTable:
-    """What each configuration made of the device."""
+    """Step time, MFU and memory of each configuration."""
     rows = []
     for s in found:
         if s.is_measured:
-            first, said = s.rows[0], s.predicted_memory_bytes
+            first, predicted_bytes = s.rows[0], s.predicted_memory_bytes
             loss = "" if s.last_loss is None else f"{s.last_loss:.3f}"
             rows.append(
                 (
                     s.name, first.plan, len(s.rows), seconds(s.step_s.value), percent(s.mfu),
-                    format_bytes(s.peak_memory_bytes), "" if said is None else format_bytes(said), loss,
+                    format_bytes(s.peak_memory_bytes),
+                    "" if predicted_bytes is None else format_bytes(predicted_bytes), loss,
                 )
             )  # fmt: skip
     conventions = dict.fromkeys(s.rows[0].mfu_convention for s in found if s.is_measured)
@@ -72,7 +72,7 @@ def use_table(found: Sequence[Summary]) -> TextTable:
 
 
 def engine_table(found: Sequence[Summary]) -> TextTable:
-    """The same configuration on several engines, beside the first that was measured."""
+    """The same configuration on several engines, relative to the first that was measured."""
     rows = []
     for contest in contests(found):
         for engine, s in contest.by_engine.items():
@@ -86,13 +86,13 @@ def engine_table(found: Sequence[Summary]) -> TextTable:
         title="Engines",
         headings=("configuration", "engine", "tokens/s/device", "over the first", "last loss", "why not"),
         rows=rows,
-        caption="The same steps on each engine, and the same count of FLOPs: rates compare as they stand.",
+        caption="The same steps on each engine, and the same count of FLOPs: rates compare directly.",
         text_columns=("engine", "why not"),
     )
 
 
 def failure_table(found: Sequence[Summary]) -> TextTable:
-    """What could not be measured, and why; equal failures of a configuration once."""
+    """Runs that could not be measured, with the reason; equal failures of a configuration once."""
     rows = []
     for s in found:
         kinds = dict.fromkeys((row.status, row.reason) for row in s.failures)
@@ -108,16 +108,16 @@ def failure_table(found: Sequence[Summary]) -> TextTable:
 
 
 def tables(found: Sequence[Summary]) -> list[TextTable]:
-    """Those that have something to say."""
+    """The tables that have rows."""
     made = (speed_table(found), engine_table(found), use_table(found), failure_table(found))
     return [table for table in made if table.rows]
 
 
 def outlier_sentences(found: Sequence[Summary]) -> list[str]:
-    """Runs that are far out of the others of their configuration."""
+    """Outliers among the runs of each configuration, one sentence each."""
     return [
-        f"{s.name}: run {row.run} is far out of the others, {seconds(row.step_s_median or 0.0)} a step; "
-        "it counts in the median all the same"
+        f"{s.name}: run {row.run} is an outlier, {seconds(row.step_s_median or 0.0)} a step; "
+        "it is included in the median"
         for s in found
         if s.is_measured
         for row in s.outliers
@@ -125,7 +125,7 @@ def outlier_sentences(found: Sequence[Summary]) -> list[str]:
 
 
 def accuracy_sentence(judged: PredictionVerdict) -> str:
-    """The last line: how good the predictions were."""
+    """One line: the errors of the predictions."""
     text = f"{judged.num_measured} of {judged.num_configurations} configurations measured"
     if judged.median_error is None:
         return f"{text}; none was predicted."
@@ -136,8 +136,8 @@ def accuracy_sentence(judged: PredictionVerdict) -> str:
     )
 
 
-def _with_ends(value: float, low: float, high: float) -> str:
-    return f"{rate(value)} ({rate(low)}–{rate(high)})"
+def _with_ends(x: ValueRange) -> str:
+    return f"{rate(x.value)} ({rate(x.low)}–{rate(x.high)})"
 
 
 # --- the page ---
@@ -213,13 +213,16 @@ def rates_svg(measured: Sequence[Summary]) -> str:
 
     rows, dots = [], []
     for s in measured:
-        here, said = s.tokens_per_s_per_device, s.predicted_rate
-        row = {"name": s.name, "value": here.value, "low": here.low, "high": here.high, "where": _where(s)}
-        if said is not None:
-            row |= {"said": said.value, "said_low": said.low, "said_high": said.high}
+        found, expected = s.tokens_per_s_per_device, s.predicted_rate
+        row = {"name": s.name, "value": found.value, "low": found.low, "high": found.high, "where": _where(s)}
+        if expected is not None:
+            ends = {"predicted_low": expected.low, "predicted_high": expected.high}
+            row |= {"predicted": expected.value, **ends}
         rows.append(row)
         dots += [{"name": s.name, "value": r.tokens_per_s_per_device} for r in s.rows]
-    ends = [row[key] for row in rows for key in ("low", "high", "said_low", "said_high") if key in row]
+    ends = [
+        row[key] for row in rows for key in ("low", "high", "predicted_low", "predicted_high") if key in row
+    ]
     is_wide = max(ends) / min(ends) > WIDE_RATIO
     scale = (
         alt.Scale(type="log", domain=[min(ends) / 1.1, max(ends) * 1.1], nice=False)
@@ -234,16 +237,16 @@ def rates_svg(measured: Sequence[Summary]) -> str:
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("name:N", sort=[s.name for s in measured], title=None)
     )
-    foretold = base.transform_filter("isValid(datum.said)")
+    predicted = base.transform_filter("isValid(datum.predicted)")
     color = alt.Color(
         "where:N", legend=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
     )
     runs = alt.Chart(alt.Data(values=dots)).encode(y=alt.Y("name:N", sort=[s.name for s in measured]))
     layers = [
-        foretold.mark_bar(color=BLUE, opacity=0.28, height={"band": 0.55}).encode(
-            x=x("said_low"), x2="said_high:Q"
+        predicted.mark_bar(color=BLUE, opacity=0.28, height={"band": 0.55}).encode(
+            x=x("predicted_low"), x2="predicted_high:Q"
         ),
-        foretold.mark_tick(color=INK, thickness=1.5, height={"band": 0.55}).encode(x=x("said")),
+        predicted.mark_tick(color=INK, thickness=1.5, height={"band": 0.55}).encode(x=x("predicted")),
         runs.mark_point(color=BLUE, filled=True, size=18, opacity=0.6, yOffset=8).encode(x=x("value")),
         base.mark_rule(strokeWidth=2).encode(x=x("low"), x2="high:Q", color=color),
         base.mark_point(filled=True, size=90, opacity=1).encode(x=x("value"), color=color),

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import meshwright as mw
-from meshwright.api.results import default_folder, only_training_in
+from meshwright.api.folders import locked, results_folder
 from meshwright.report.documents.json_values import jsonable
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -44,16 +44,16 @@ def test_the_processes_of_a_launcher_need_a_folder(monkeypatch):
 
 def test_the_default_folder_counts_up_and_resumes_the_newest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert str(default_folder("a/b c", resume=False)) == "runs/a-b-c"
+    assert str(results_folder("a/b c", resume=False)) == "runs/a-b-c"
     (tmp_path / "runs" / "x").mkdir(parents=True)
-    assert str(default_folder("x", resume=False)) == "runs/x-2"
-    assert str(default_folder("x", resume=True)) == "runs/x"
+    assert str(results_folder("x", resume=False)) == "runs/x-2"
+    assert str(results_folder("x", resume=True)) == "runs/x"
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path):
     with (
-        only_training_in(tmp_path),
+        locked(tmp_path),
         pytest.raises(mw.InputError, match="another training"),
-        only_training_in(tmp_path),
+        locked(tmp_path),
     ):
         pass

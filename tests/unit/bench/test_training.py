@@ -87,7 +87,7 @@ def test_six_runs_have_an_interval_of_95_percent_and_outliers_are_named(bench):
     assert [o["run"] for o in one["outliers"]] == [6]
     assert two["outliers"] == []
     outcome, _ = bench("--runs", 6, "--resume")
-    assert "run 6 is far out of the others" in outcome.stderr
+    assert "run 6 is an outlier" in outcome.stderr
 
 
 def test_tables_and_page_say_it_to_people(bench, folder):

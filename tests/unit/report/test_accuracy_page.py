@@ -42,9 +42,9 @@ def test_the_page_has_both_figures_and_stands_alone(report: AccuracyReport) -> N
             assert f"<h2>By {kind}</h2>" in page
 
 
-def test_the_title_says_when_each_source_was_left_out(report: AccuracyReport) -> None:
-    assert "left out" in accuracy_page(report, leave_one_source_out=True).split("</title>")[0]
-    assert "left out" not in accuracy_page(report).split("</title>")[0]
+def test_the_title_names_leave_one_source_out(report: AccuracyReport) -> None:
+    assert "leave-one-source-out" in accuracy_page(report, leave_one_source_out=True).split("</title>")[0]
+    assert "leave-one-source-out" not in accuracy_page(report).split("</title>")[0]
 
 
 def test_the_key_figures_are_those_of_the_headline(report: AccuracyReport) -> None:

@@ -119,7 +119,7 @@ def test_without_a_prediction_nothing_stands_beside(page):
 
 def test_published_runs_of_the_same_accelerator_come_first_with_their_source(page):
     text = page()
-    section = text.split("Beside published results")[1].split("</section>")[0]
+    section = text.split("Compared with published results")[1].split("</section>")[0]
     accelerators = re.findall(r"<tr><td>([\w.-]+)</td>", section)
     assert accelerators[0] == "h100"
     assert 'href="#note-' in section
@@ -130,7 +130,7 @@ def test_published_runs_of_the_same_accelerator_come_first_with_their_source(pag
     "changes", [{"device__accelerator": None}, {"run__model": {"name": "nobody-published"}}]
 )
 def test_without_published_runs_there_is_no_comparison(page, changes):
-    assert "Beside published results" not in page(**changes)
+    assert "Compared with published results" not in page(**changes)
 
 
 def test_a_training_that_diverged_at_once_has_a_page(page):

@@ -1,4 +1,4 @@
-"""The JSON documents and table rows that several commands share."""
+"""The JSON document of `meshwright plan`, and the parts that several documents share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
-    """Everything that `meshwright plan` says. The front of speed against memory only where it was asked for."""
+    """Ranked plans, counts of the search, comparisons and answers; the front of speed against memory if asked for."""
     search = ranking.search
     document = {
         "request": request_document(ranking.run, search.request),
@@ -48,7 +48,7 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
 
 
 def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:
-    """What was asked. Sequence length in tokens, batch in both counts, memory in bytes."""
+    """The question. Sequence length in tokens, batch in both counts, memory in bytes."""
     return {
         "run": run.name,
         "source": run.source,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def scale_document(report: ScaleReport) -> dict[str, Any]:
-    """Everything that was asked for; parts that were not are absent. Batches in sequences and tokens."""
+    """The parts of the study that were asked for. Batches in sequences and tokens."""
     study = report.study
     document: dict[str, Any] = {
         "request": request_document(report.run, study.request),

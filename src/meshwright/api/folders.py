@@ -13,7 +13,7 @@ RESULTS = Path("runs")
 
 
 def results_folder(name: str, *, resume: bool) -> Path:
-    """runs/NAME; a new training takes the next free number, a resumed one the newest existing one."""
+    """Return runs/NAME; a new training takes the next free number, a resumed one the newest existing one."""
     safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip(".") or "run"
     candidates = [RESULTS / safe, *(RESULTS / f"{safe}-{i}" for i in range(2, 10_000))]
     first_free = next(i for i, path in enumerate(candidates) if not path.exists())
@@ -29,6 +29,8 @@ def locked(folder: Path, *, is_restart: bool = False) -> Iterator[None]:
     with held(folder) as is_free:
         if not is_free and not is_restart:
             raise InputError(
-                "another training writes there now", got=str(folder), hint="--out another folder"
+                "another training writes there now",
+                got=str(folder),
+                hint="name another folder with --out, or out= in Python",
             )
         yield
