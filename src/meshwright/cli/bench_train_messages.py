@@ -30,7 +30,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if sys.stderr.isatty():
-            self.bar = load("meshwright.cli.drawing:counted_bar")(stream=sys.stderr)
+            self.bar = load("meshwright.cli.bars:counted_bar")(stream=sys.stderr)
             self.task = self.bar.add_task("", total=self.total, completed=self.num_done)
             self.bar.start()
         return self

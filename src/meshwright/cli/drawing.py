@@ -1,22 +1,13 @@
-"""Tables, paragraphs and progress bars, drawn with Rich. `meshwright.cli.output` opens this on the first use."""
+"""Tables and the console, drawn with Rich. `meshwright.cli.output` opens this on the first use."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -57,18 +48,3 @@ def _cell(value: object) -> Any:
     if hasattr(value, "__rich_console__") or hasattr(value, "__rich__"):
         return value
     return Text("" if value is None else str(value))
-
-
-@contextmanager
-def bar(description: str, *, total: float | None, stream: TextIO) -> Iterator[Callable[[float], None]]:
-    """A progress bar; yields `advance(amount)`."""
-    parts = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*parts, console=console(stream), transient=True) as progress:
-        task = progress.add_task(description, total=total)
-        yield lambda amount: progress.advance(task, amount)
-
-
-def counted_bar(*, stream: TextIO) -> Progress:
-    """A progress bar with a count and the remaining time, not started yet."""
-    parts = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    return Progress(*parts, TimeRemainingColumn(), console=console(stream), transient=True)

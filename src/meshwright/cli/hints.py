@@ -61,7 +61,7 @@ def usage_hint(error: click.ClickException) -> str | None:
 
 
 def _run_file_hint(option: str, command: click.Command) -> str | None:
-    """How this command sets the key of the run file that other tools call `option`; None if there is none."""
+    """Return the option that sets the run-file key which other tools call `option`; None if there is none."""
     key = load("meshwright.runfile.synonyms:key_for")(option.lstrip("-"))
     options = {flag for parameter in command.params for flag in parameter.opts}
     if key is None:

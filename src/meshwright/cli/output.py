@@ -97,5 +97,5 @@ def progress(description: str, *, total: float | None = None) -> Iterator[Callab
     if not sys.stderr.isatty():
         yield lambda amount: None
         return
-    with load("meshwright.cli.drawing:bar")(description, total=total, stream=sys.stderr) as advance:
+    with load("meshwright.cli.bars:bar")(description, total=total, stream=sys.stderr) as advance:
         yield advance
