@@ -1,4 +1,4 @@
-"""What a step costs: time, memory, energy, money, goodput. Start at `step`.
+"""Cost of a step: time, memory, energy, money, goodput. Start at `step`.
 
 flops, stages     what there is to do, and which rank does it
 compute           kernels on one device             collectives, groups, overlap   bytes between devices

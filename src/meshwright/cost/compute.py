@@ -1,4 +1,4 @@
-"""How long kernels take on one device: GEMM, grouped GEMM, attention, memory-bound work, launches.
+"""Seconds of kernels on one device: GEMM, grouped GEMM, attention, memory-bound work, launches.
 
 GEMM of m x n outputs and depth k, on U compute units of which each computes one output tile at a time:
 
@@ -29,6 +29,37 @@ from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 
+# Elements read or written per element of a layer's tensors. A read and a write is 2.
+NORM_ACCESSES = 4
+"""Two fused norms, each one read and one write."""
+
+UNFUSED_NORM_ACCESSES = 24
+"""Two norms of several kernels with fp32 copies: each moves 24 bytes per 16-bit element instead of 4."""
+
+RESIDUAL_ACCESSES = 8
+"""Residual additions and casts. Assumed; `elementwise_factor` is calibrated on top."""
+
+ROTARY_ACCESSES = 3
+"""Per element of queries and keys. Assumed, as above."""
+
+ROUTER_ACCESSES = 4
+"""Per token and expert: scores and top-k. Assumed, as above."""
+
+LOSS_BYTES = 6.0
+"""Per logit: the loss reads and writes logits in 16 and 32 bits, three times in all."""
+
+UNFUSED_FORWARD_ACCESSES = 6
+"""Times that unfused attention moves its probabilities through memory. Assumed, like those of the backward pass."""
+
+UNFUSED_BACKWARD_ACCESSES = 8
+
+UNFUSED_BACKWARD_GEMMS = 2.0
+"""Backward FLOPs of attention over its forward FLOPs: four GEMMs against two."""
+
+FUSED_BACKWARD_GEMMS = 2.5
+"""The same of a fused kernel, which computes the scores again: five against two (Dao 2023, FlashAttention-2,
+arXiv 2307.08691, section 4.1)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GemmTiles:
@@ -48,7 +79,7 @@ def gemm_tiles() -> GemmTiles:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCorrections:
-    """What measured kernels take beside the formulas here, by shape; empty where nothing was measured."""
+    """Measured kernel times over those of the formulas here, by shape; empty where nothing was measured."""
 
     linear: Mapping[str, EfficiencyCorrection] = field(
         default_factory=dict
@@ -56,14 +87,14 @@ class KernelCorrections:
     bf16: Mapping[str, EfficiencyCorrection] = field(default_factory=dict)  # the same in 16 bits
 
     def factor(self, kernel: str, *shape: Array, bf16: bool = False) -> Array:
-        """What to multiply the seconds of `kernel` by."""
+        """The factor on the seconds of `kernel`; 1 where nothing was measured."""
         correction = (self.bf16 if bf16 else self.linear).get(kernel)
         return 1.0 if correction is None else correction.factor(*shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRates(Table):
-    """What one device reaches with one software stack, datasheet and calibration joined."""
+    """Rates that one device reaches with one software stack: datasheet and calibration together."""
 
     matmul_flops_per_s: Array  # dense peak of the recipe's matmul format
     bf16_flops_per_s: Array  # dense 16-bit peak
@@ -84,7 +115,7 @@ class DeviceRates(Table):
     unfused_attention: Array  # 1: scores are written to memory
     unfused_norm: Array  # 1: norms run as several kernels with fp32 copies
     permutation_passes: Array  # reads and writes of routed tokens in one forward pass
-    head_factor: Array  # embedding, output matrix and loss against what `_head` adds up
+    head_factor: Array  # embedding, output matrix and loss against the sum of `_head`
     elementwise_kernels: Array  # memory-bound kernels of one layer's forward pass
     kernel_s: Array  # start and end of one kernel on the device
     host_layer_s: Array  # host time to issue one layer's forward pass
@@ -132,7 +163,7 @@ def gemm_s(
 
 @dataclass(frozen=True, kw_only=True)
 class PassTimes:
-    """Seconds of one module in the forward pass and in the two halves of the backward pass."""
+    """Seconds of one module in the forward pass and in the two parts of the backward pass."""
 
     forward_s: Array
     input_s: Array  # gradient of the inputs
@@ -181,6 +212,41 @@ class LayerCompute:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _LayerShapes:
+    """One micro-batch of one layer on one rank, and the rates that its kernels run at."""
+
+    model: ModelTable
+    batch: BatchTable
+    plan: PlanTable
+    precision: PrecisionTable
+    rates: DeviceRates
+    tokens: Array
+    expert_tokens: Array  # that the experts of this rank receive
+
+    @property
+    def trained(self) -> Array:
+        """1 where weights have gradients; frozen weights under adapters have none."""
+        return 1 - (self.model.lora_rank > 0) * 1
+
+    @property
+    def streaming_bytes_per_s(self) -> Array:
+        return self.rates.memory_bytes_per_s * self.rates.memory_ratio
+
+    @property
+    def stream_split(self) -> Array:
+        """Ranks over which the residual stream is split."""
+        return np.where(self.plan.sequence_parallel > 0, self.plan.tensor, 1)
+
+    @property
+    def has_experts(self) -> Array:
+        return (self.model.num_experts > 0) * 1.0
+
+    @property
+    def num_experts(self) -> Array:
+        return np.maximum(self.model.num_experts, 1)
+
+
 def layer_compute(
     *,
     model: ModelTable,
@@ -190,129 +256,179 @@ def layer_compute(
     rates: DeviceRates,
     load_factor: Array = 1.0,
 ) -> LayerCompute:
-    """Kernel times of one micro-batch. `load_factor`: busiest expert rank's tokens over the mean."""
-    h, t = model.hidden, plan.tensor
-    nq, nkv, d, dv = model.num_heads, model.num_kv_heads, model.qk_dim, model.v_dim
+    """Kernel times of one micro-batch. `load_factor`: tokens of the busiest expert rank over the mean."""
     tokens = batch.seq_len * plan.micro_batch / plan.context
-    trained = 1 - (model.lora_rank > 0) * 1
-    streaming = rates.memory_bytes_per_s * rates.memory_ratio
-    b_in = precision.linear_input_bytes
-
-    def linear(
-        m: Array, n: Array, k: Array, *, bf16: bool = False, groups: Array = 1, grouped: bool = False
-    ) -> PassTimes:
-        peak, element_bytes = rates.matmul_flops_per_s * rates.gemm_ratio, b_in
-        if bf16:  # but in fp32 nothing is narrower
-            peak = np.where(b_in > 2, peak, rates.bf16_flops_per_s * rates.bf16_gemm_ratio)
-            element_bytes = np.where(b_in > 2, b_in, 2.0)
-        rate = peak * rates.grouped_ratio if grouped else peak
-        in_bf16 = bf16 and not np.any(np.asarray(b_in) > 2)
-
-        def seconds(layout: str, rows: Array, columns: Array, depth: Array) -> Array:
-            beside = rates.corrections.factor(f"gemm/{layout}", rows, columns, depth, bf16=in_bf16)
-            if grouped:  # tiles of all groups fill the device: measured products of one say nothing of that
-                beside = np.where(np.asarray(rates.output_tiles) > 0, 1.0, beside)
-            return beside * gemm_s(
-                rows,
-                columns,
-                depth,
-                flops_per_s=rate,
-                bytes_per_s=streaming,
-                num_units=rates.num_units,
-                kernel_s=rates.kernel_s,
-                output_tiles=rates.output_tiles,
-                groups=groups,
-                element_bytes=element_bytes,
-            )
-
-        # Quantising reads 16 bits and writes the narrow format, as it is and transposed: inputs forward, output
-        # gradients backward. Quantised weights are kept for all micro-batches of a step.
-        casts = 0.0 if bf16 else precision.cast_passes * (2 + 2 * b_in) * groups / streaming
-        return PassTimes(
-            forward_s=seconds("forward", m, n, k) + casts * m * k,
-            input_s=seconds("input_gradient", m, k, n) + casts * m * n,
-            weight_s=seconds("weight_gradient", n, k, m) * trained,
-        )
-
-    grouped_query = linear(tokens, (nq * d + nkv * (d + dv)) / t, h)
-    query = linear(tokens, np.where(model.q_rank > 0, model.q_rank, nq * d / t), h)
-    query_up = linear(tokens, nq * d / t, model.q_rank)
-    key_value = linear(tokens, model.kv_rank + model.rope_dim, h)
-    key_value_up = linear(tokens, nq * (d - model.rope_dim + dv) / t, model.kv_rank)
-    is_mla = (model.is_mla > 0) * 1.0
-    latent_up = (query_up + key_value_up).times(is_mla)
-    projections = grouped_query.times(1 - is_mla) + (query + key_value).times(is_mla) + latent_up
-    attention_gemm = projections + linear(tokens, h, nq * dv / t)
-
-    up_matrices = model.ffn_matrices - 1
-    dense_ffn = linear(tokens, up_matrices * model.ffn / t, h) + linear(tokens, h, model.ffn / t)
-
-    has_experts = (model.num_experts > 0) * 1.0
-    num_experts = np.maximum(model.num_experts, 1)
-    local = num_experts / plan.expert  # experts on this rank
-    received = tokens / t * plan.expert_tensor * model.top_k * load_factor  # tokens this rank works on
-    per_expert = received / np.maximum(local, 1)
-    f_e = model.expert_ffn / plan.expert_tensor
-    routed = linear(per_expert, up_matrices * f_e, h, groups=local, grouped=True) + linear(
-        per_expert, h, f_e, groups=local, grouped=True
+    expert_tokens = tokens / plan.tensor * plan.expert_tensor * model.top_k * load_factor
+    s = _LayerShapes(
+        model=model,
+        batch=batch,
+        plan=plan,
+        precision=precision,
+        rates=rates,
+        tokens=tokens,
+        expert_tokens=expert_tokens,
     )
-    shared = linear(tokens, up_matrices * model.shared_ffn / t, h) + linear(tokens, h, model.shared_ffn / t)
-    experts = routed.times(has_experts) + shared.times(has_experts * (model.shared_ffn > 0))
-
-    split = np.where(plan.sequence_parallel > 0, t, 1)
-    # seconds per element read or written
-    moved = rates.elementwise_factor * precision.activation_bytes / streaming
-    starts = rates.elementwise_kernels * rates.kernel_s
-
-    # Two norms read and write once when fused; with fp32 copies each moves 24 bytes per element instead of 4.
-    def beside(kernel: str, elements: Array) -> Array:
-        return rates.corrections.factor(f"elementwise/{kernel}", elements)
-
-    norm = tokens * np.where(rates.unfused_norm > 0, 24, 4) * h / split * moved
-    norm = norm * beside("rms_norm", tokens * h / split)
-    others = tokens * (8 * h / split + 3 * (nq * d + nkv * d) / t) * moved
-    common = norm + others * beside("swiglu", tokens * h / split)
-    activation = tokens * model.ffn_matrices * model.ffn / t * moved
-    activation = activation * beside("swiglu", tokens * model.ffn / t)
-    expert_width = received * f_e + tokens * model.shared_ffn / t
-    expert_activation = model.ffn_matrices * expert_width * moved * beside("swiglu", expert_width)
-    # Permute before and after the exchange, unpermute and weigh after: reads or writes of the routed tokens.
-    permutation = (
-        (rates.permutation_passes * received * h + tokens * 4 * num_experts / split) * 2.0 / streaming
-    )
-    router = linear(tokens / split, num_experts, h, bf16=True)
-
-    parameters = count_parameters(model)
-    attention_flops = 2 * tokens * parameters.attention_layer / t
-    dense_flops = 2 * tokens * parameters.dense_ffn_layer / t
-    expert_flops = 2 * (
-        received * parameters.expert / plan.expert_tensor + tokens * parameters.shared_layer / t
-    )
-    core_flops = tokens * _keys(model, batch) * 2 * nq / t * (d + dv)
-
+    attention_gemm, latent_up = _attention_gemm(s)
+    norm_s, activation_s, moe_activation_s, common_s = _elementwise(s)
+    dense_floor, moe_floor = _floors(s)
+    head_gemm = _linear(s, tokens, model.vocab / plan.tensor, model.hidden, bf16=True)
     return LayerCompute(
         attention_gemm=attention_gemm,
         attention_core=_attention_core(model, batch, plan, rates, tokens),
-        dense_ffn=dense_ffn,
-        experts=experts,
-        router=(router + _memory_bound(permutation)).times(has_experts),
-        elementwise=_memory_bound(common + activation + starts),
-        moe_elementwise=_memory_bound(common + expert_activation + starts),
-        head=_head(model, plan, rates, tokens, linear(tokens, model.vocab / t, h, bf16=True)),
-        norm_s=norm,
-        activation_s=activation,
-        moe_activation_s=expert_activation,
-        dense_floor=_floor(attention_flops, dense_flops, core_flops, rates, trained),
-        moe_floor=_floor(attention_flops, expert_flops, core_flops, rates, trained),
+        dense_ffn=_feed_forward(s, model.ffn),
+        experts=_experts(s),
+        router=_router(s),
+        elementwise=_memory_bound(common_s + activation_s + rates.elementwise_kernels * rates.kernel_s),
+        moe_elementwise=_memory_bound(
+            common_s + moe_activation_s + rates.elementwise_kernels * rates.kernel_s
+        ),
+        head=_head(model, plan, rates, tokens, head_gemm),
+        norm_s=norm_s,
+        activation_s=activation_s,
+        moe_activation_s=moe_activation_s,
+        dense_floor=dense_floor,
+        moe_floor=moe_floor,
         latent_up=latent_up,
     )
 
 
+def _linear(
+    s: _LayerShapes,
+    m: Array,
+    n: Array,
+    k: Array,
+    *,
+    bf16: bool = False,
+    groups: Array = 1,
+    grouped: bool = False,
+) -> PassTimes:
+    """One linear layer: its GEMM forward and both GEMMs backward, with the casts of narrow formats.
+
+    m rows (tokens), n outputs, k inputs. `bf16`: in 16 bits whatever the recipe; in an fp32 run, in fp32.
+    """
+    rates, b_in, streaming = s.rates, s.precision.linear_input_bytes, s.streaming_bytes_per_s
+    peak, element_bytes = rates.matmul_flops_per_s * rates.gemm_ratio, b_in
+    if bf16:
+        peak = np.where(b_in > 2, peak, rates.bf16_flops_per_s * rates.bf16_gemm_ratio)
+        element_bytes = np.where(b_in > 2, b_in, 2.0)
+    rate = peak * rates.grouped_ratio if grouped else peak
+    in_bf16 = bf16 and not np.any(np.asarray(b_in) > 2)
+
+    def seconds(layout: str, rows: Array, columns: Array, depth: Array) -> Array:
+        correction = rates.corrections.factor(f"gemm/{layout}", rows, columns, depth, bf16=in_bf16)
+        if grouped:  # tiles of all groups fill the device: a correction measured on one GEMM does not apply
+            correction = np.where(np.asarray(rates.output_tiles) > 0, 1.0, correction)
+        return correction * gemm_s(
+            rows,
+            columns,
+            depth,
+            flops_per_s=rate,
+            bytes_per_s=streaming,
+            num_units=rates.num_units,
+            kernel_s=rates.kernel_s,
+            output_tiles=rates.output_tiles,
+            groups=groups,
+            element_bytes=element_bytes,
+        )
+
+    # Quantising reads 16 bits and writes the narrow format, as it is and transposed: inputs forward, output
+    # gradients backward. Quantised weights are kept for all micro-batches of a step.
+    casts = 0.0 if bf16 else s.precision.cast_passes * (2 + 2 * b_in) * groups / streaming
+    return PassTimes(
+        forward_s=seconds("forward", m, n, k) + casts * m * k,
+        input_s=seconds("input_gradient", m, k, n) + casts * m * n,
+        weight_s=seconds("weight_gradient", n, k, m) * s.trained,
+    )
+
+
+def _attention_gemm(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
+    """(all projections, the part of them that expands MLA's latent)."""
+    model, t, tokens, h = s.model, s.plan.tensor, s.tokens, s.model.hidden
+    nq, nkv, d, dv = model.num_heads, model.num_kv_heads, model.qk_dim, model.v_dim
+    grouped_query = _linear(s, tokens, (nq * d + nkv * (d + dv)) / t, h)
+    query = _linear(s, tokens, np.where(model.q_rank > 0, model.q_rank, nq * d / t), h)
+    query_up = _linear(s, tokens, nq * d / t, model.q_rank)
+    key_value = _linear(s, tokens, model.kv_rank + model.rope_dim, h)
+    key_value_up = _linear(s, tokens, nq * (d - model.rope_dim + dv) / t, model.kv_rank)
+    is_mla = (model.is_mla > 0) * 1.0
+    latent_up = (query_up + key_value_up).times(is_mla)
+    projections = grouped_query.times(1 - is_mla) + (query + key_value).times(is_mla) + latent_up
+    return projections + _linear(s, tokens, h, nq * dv / t), latent_up
+
+
+def _feed_forward(s: _LayerShapes, width: Array) -> PassTimes:
+    """A dense feed-forward block of this width, split over tensor ranks."""
+    up = (s.model.ffn_matrices - 1) * width / s.plan.tensor
+    return _linear(s, s.tokens, up, s.model.hidden) + _linear(
+        s, s.tokens, s.model.hidden, width / s.plan.tensor
+    )
+
+
+def _experts(s: _LayerShapes) -> PassTimes:
+    """Routed experts of one rank as grouped GEMMs, and the shared ones."""
+    model, h = s.model, s.model.hidden
+    local = s.num_experts / s.plan.expert  # experts on this rank
+    per_expert = s.expert_tokens / np.maximum(local, 1)
+    width = model.expert_ffn / s.plan.expert_tensor
+    routed = _linear(
+        s, per_expert, (model.ffn_matrices - 1) * width, h, groups=local, grouped=True
+    ) + _linear(s, per_expert, h, width, groups=local, grouped=True)
+    shared = _feed_forward(s, model.shared_ffn)
+    return routed.times(s.has_experts) + shared.times(s.has_experts * (model.shared_ffn > 0))
+
+
+def _router(s: _LayerShapes) -> PassTimes:
+    """Scores, top-k, and permutation: reads or writes of the routed tokens around both all-to-alls."""
+    scores = _linear(s, s.tokens / s.stream_split, s.num_experts, s.model.hidden, bf16=True)
+    elements = s.rates.permutation_passes * s.expert_tokens * s.model.hidden
+    elements = elements + s.tokens * ROUTER_ACCESSES * s.num_experts / s.stream_split
+    return (scores + _memory_bound(elements * 2.0 / s.streaming_bytes_per_s)).times(s.has_experts)
+
+
+def _elementwise(s: _LayerShapes) -> tuple[Array, Array, Array, Array]:
+    """Forward seconds of memory-bound kernels: (norms, activation, experts' activation, norms and the rest)."""
+    model, t, tokens, h = s.model, s.plan.tensor, s.tokens, s.model.hidden
+    split, rates = s.stream_split, s.rates
+    # seconds per element read or written
+    moved = rates.elementwise_factor * s.precision.activation_bytes / s.streaming_bytes_per_s
+
+    def correction(kernel: str, elements: Array) -> Array:
+        return rates.corrections.factor(f"elementwise/{kernel}", elements)
+
+    norm = tokens * np.where(rates.unfused_norm > 0, UNFUSED_NORM_ACCESSES, NORM_ACCESSES) * h / split * moved
+    norm = norm * correction("rms_norm", tokens * h / split)
+    rotary = ROTARY_ACCESSES * (model.num_heads + model.num_kv_heads) * model.qk_dim / t
+    others = tokens * (RESIDUAL_ACCESSES * h / split + rotary) * moved
+    activation = tokens * model.ffn_matrices * model.ffn / t * moved
+    activation = activation * correction("swiglu", tokens * model.ffn / t)
+    expert_width = s.expert_tokens * model.expert_ffn / s.plan.expert_tensor + tokens * model.shared_ffn / t
+    moe_activation = model.ffn_matrices * expert_width * moved * correction("swiglu", expert_width)
+    return norm, activation, moe_activation, norm + others * correction("swiglu", tokens * h / split)
+
+
+def _floors(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
+    """Least time of a dense and of a mixture-of-experts layer at the rate that the power limit sustains."""
+    model, t, tokens, parameters = s.model, s.plan.tensor, s.tokens, count_parameters(s.model)
+    attention = 2 * tokens * parameters.attention_layer / t
+    dense = 2 * tokens * parameters.dense_ffn_layer / t
+    experts = s.expert_tokens * parameters.expert / s.plan.expert_tensor
+    experts = 2 * (experts + tokens * parameters.shared_layer / t)
+    core = tokens * _keys(model, s.batch) * 2 * model.num_heads / t * (model.qk_dim + model.v_dim)
+    return (
+        _floor(attention, dense, core, s.rates, s.trained),
+        _floor(attention, experts, core, s.rates, s.trained),
+    )
+
+
 def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, trained: Array) -> PassTimes:
-    """Forward FLOPs of one layer (projections, feed-forward, scores) at the rate the power limit sustains."""
+    """Forward FLOPs of one layer (projections, feed-forward, scores) at the sustained rate."""
     linear = (attention + ffn) / (rates.matmul_flops_per_s * rates.sustained_ratio)
     scores = core / (rates.bf16_flops_per_s * rates.sustained_ratio)
-    return PassTimes(forward_s=linear + scores, input_s=linear + 2.5 * scores, weight_s=linear * trained)
+    return PassTimes(
+        forward_s=linear + scores,
+        input_s=linear + FUSED_BACKWARD_GEMMS * scores,
+        weight_s=linear * trained,
+    )
 
 
 def _memory_bound(forward_s: Array) -> PassTimes:
@@ -323,8 +439,8 @@ def _memory_bound(forward_s: Array) -> PassTimes:
 def _head(
     model: ModelTable, plan: PlanTable, rates: DeviceRates, tokens: Array, gemm: PassTimes
 ) -> PassTimes:
-    """Output matrix and cross-entropy; the loss reads and writes the logits in 16 and 32 bits, three times in all."""
-    loss = tokens * model.vocab / plan.tensor * 6.0 / (rates.memory_bytes_per_s * rates.memory_ratio)
+    """Output matrix and cross-entropy."""
+    loss = tokens * model.vocab / plan.tensor * LOSS_BYTES / (rates.memory_bytes_per_s * rates.memory_ratio)
     loss = loss * rates.elementwise_factor
     return (gemm + PassTimes(forward_s=loss, input_s=loss, weight_s=0.0 * loss)).times(rates.head_factor)
 
@@ -341,17 +457,18 @@ def _attention_core(
     """Scores and values, mean over full and windowed layers of one micro-batch on one rank."""
     keys = _keys(model, batch)
     per_token = 2 * model.num_heads / plan.tensor * (model.qk_dim + model.v_dim)
-    # An unfused kernel computes the whole square and moves the probabilities through memory six times.
+    # An unfused kernel computes the whole square and moves the probabilities through memory.
     flops = tokens * per_token * np.where(rates.unfused_attention > 0, batch.seq_len, keys)
     scores = tokens * model.num_heads / plan.tensor * batch.seq_len * 2.0
     traffic = rates.unfused_attention * scores / (rates.memory_bytes_per_s * rates.memory_ratio)
     unfused = rates.unfused_attention > 0
     forward = np.where(unfused, rates.bf16_gemm_ratio, rates.attention_forward_ratio)
     backward = np.where(unfused, rates.bf16_gemm_ratio, rates.attention_backward_ratio)
-    backward_flops = np.where(unfused, 2.0, 2.5) * flops  # the fused kernel computes the scores again
+    backward_flops = np.where(unfused, UNFUSED_BACKWARD_GEMMS, FUSED_BACKWARD_GEMMS) * flops
     shape = (model.num_heads * plan.micro_batch / plan.tensor, batch.seq_len / plan.context, model.qk_dim)
-    forward_s = flops / (rates.bf16_flops_per_s * forward) + 6 * traffic + rates.kernel_s
-    backward_s = backward_flops / (rates.bf16_flops_per_s * backward) + 8 * traffic + rates.kernel_s
+    peak = rates.bf16_flops_per_s
+    forward_s = flops / (peak * forward) + UNFUSED_FORWARD_ACCESSES * traffic + rates.kernel_s
+    backward_s = backward_flops / (peak * backward) + UNFUSED_BACKWARD_ACCESSES * traffic + rates.kernel_s
     return PassTimes(
         forward_s=forward_s * rates.corrections.factor("attention/forward", *shape),
         input_s=backward_s * rates.corrections.factor("attention/backward", *shape),

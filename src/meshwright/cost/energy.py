@@ -28,11 +28,11 @@ from meshwright.units import JOULE_PER_KWH
 
 @dataclass(frozen=True, kw_only=True)
 class PowerModel:
-    """What one device and its surroundings draw."""
+    """Power of one device and of its share of the node and the building."""
 
     idle_w: Array  # per device, powered and waiting
     tdp_w: Array  # per device
-    node_w: Array  # per device: the rest of the node, shared out
+    node_w: Array  # per device: its share of the rest of the node
     pue_ratio: Array  # building over equipment, >= 1
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ def activity_ratio(*, components_s: Mapping[str, Array], intensity_ratio: Mappin
     """Mean activity of a step: time-weighted mean of the intensity of its components.
 
     `components_s` is as in `specs.estimate.StepEstimate`; `intensity_ratio` gives the share of the dynamic
-    range that a component draws (1 for large matrix products, little for a bubble) and needs the key `other`
+    range that a component draws (1 for large GEMMs, little for a bubble) and needs the key `other`
     for the rest.
 
     >>> intensity = {"matmul": 1.0, "other": 0.2}
@@ -99,7 +99,7 @@ def device_power_w(*, power: PowerModel, activity_ratio: Array) -> Array:
 
 
 def facility_power_w(*, power: PowerModel, activity_ratio: Array, num_devices: Array) -> Array:
-    """What the building draws for `num_devices` devices and their nodes."""
+    """Power of the building for `num_devices` devices and their nodes."""
     device_w = device_power_w(power=power, activity_ratio=activity_ratio)
     return num_devices * (device_w + power.node_w) * power.pue_ratio
 

@@ -4,7 +4,7 @@
     N_mla  = h r_q + r_q n_q d + h (r_kv + d_r) + r_kv n_q (d - d_r + d_v) + n_q d_v h
     N_ffn  = g h f                         g = 3 matrices when gated, 2 when not
     N_moe  = E g h f_e + g h f_s + h E     of which a token uses k of E experts
-    core(s)= 2 s̄ n_q (d + d_v)             forward FLOPs of scores and their product with V, per token
+    core(s)= 2 s̄ n_q (d + d_v)             forward FLOPs of the scores and of weighing V, per token
     F      = 6 N_active + 3 Σ_layers core  forward and backward, no recomputation
 
 s̄ is the mean number of keys a query sees: s/2 when causal, s when not, at most the window in windowed layers.
@@ -26,7 +26,7 @@ from meshwright.cost.tables import ModelTable
 
 
 class AttentionCount(StrEnum):
-    """How attention FLOPs are counted; travels with every MFU."""
+    """Convention by which attention FLOPs are counted; stated with every MFU."""
 
     CAUSAL = "causal"  # half of the score matrix: what must be computed
     FULL = "full"  # the whole matrix: PaLM appendix B, Megatron-LM before 2025, torchtitan

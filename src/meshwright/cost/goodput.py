@@ -47,7 +47,7 @@ _NEWTON_STEPS = 5  # quadratic convergence from a near start: 4 reach double pre
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Where wall time goes; with the goodput they add up to one."""
+    """Shares of wall time that are lost; with the goodput their sum is one."""
 
     save_ratio: float  # training blocked by saves
     rework_ratio: float  # work done and lost
@@ -204,7 +204,7 @@ def estimate_goodput(
 def sensitivity(
     *, num_devices: int, bytes_per_device: float, num_spares: int | None = None
 ) -> tuple[GoodputSwing, ...]:
-    """How far each assumption alone moves the goodput between its ends, the largest swing first."""
+    """Goodput at both ends of each assumption's range, one at a time, the largest swing first."""
 
     def at(name: str, value: float) -> float:
         size = {"num_devices": num_devices, "bytes_per_device": bytes_per_device}

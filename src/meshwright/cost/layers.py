@@ -5,9 +5,9 @@
 What hides behind what:
 
     tensor parallel    a calibrated share overlaps with its GEMMs
-    context parallel   keys and values travel while the attention of the part before runs
+    context parallel   keys and values are sent while attention runs on the previous part
     expert parallel    a calibrated share of the all-to-all overlaps
-    FSDP               a layer's gather behind the layer before it; gather and reduction share the wire backward
+    FSDP               a layer's gather behind the layer before it; backward, gather and reduction share the link
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LayerParts:
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext:
-    """What every function below needs to know of a plan and its system."""
+    """Inputs that every function below shares: plan, model, batch and system."""
 
     model: ModelTable
     batch: BatchTable
@@ -86,7 +86,7 @@ class StepContext:
         return self.batch.global_batch / (self.plan.micro_batch * self.plan.data)
 
     def collective_s(self, wire_s: Array, group: Group, *, count: Array = 1) -> Array:
-        """`count` gathers or reductions of parameters, with what the process does around each collective."""
+        """Seconds of `count` gathers or reductions of parameters, with the host work around each."""
         around = self.rates.data_collective_s * count * (group.size > 1)
         return wire_s * self.rates.data_collective_factor + around
 
@@ -168,7 +168,7 @@ def _backward_free(forward_s: Array, input_s: Array) -> PassTimes:
 
 
 def _throttled(parts: Parts, floor: PassTimes) -> PassTimes:
-    """What the power limit adds where a layer would run its arithmetic faster than the device sustains."""
+    """Time that the power limit adds where a layer would run its arithmetic faster than the device sustains."""
 
     def lacking(part: str) -> Array:
         return np.maximum(getattr(floor, part) - _sum(parts, part), 0.0)
@@ -180,7 +180,7 @@ def _tensor_parallel(s: StepContext) -> PassTimes:
     """Two gathers and two scatters per pass with sequence parallelism, two all-reduces without.
 
     Korthikanti et al. 2022, arXiv 2205.05198, section 4.2. Backward gathers the saved inputs once more for the
-    weight gradients, beside the input-gradient GEMM.
+    weight gradients, concurrently with the input-gradient GEMM.
     """
     size, rates = s.tokens * s.model.hidden * s.precision.activation_bytes, s.rates
 
@@ -196,7 +196,7 @@ def _tensor_parallel(s: StepContext) -> PassTimes:
 
 
 def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
-    """Attention in as many parts as there are ranks, and keys and values of all other parts beside it.
+    """Attention in as many parts as there are ranks, while keys and values of all other parts arrive.
 
     Backward also brings their gradients home.
     """
@@ -234,7 +234,7 @@ def _expert_parallel(s: StepContext) -> PassTimes:
 
 
 def _recomputed(s: StepContext, compute: LayerCompute, parts: Parts, *, is_moe: bool) -> PassTimes:
-    """What runs forward a second time in the backward pass, mean over a rank's layers."""
+    """Forward work that the backward pass repeats, mean over a rank's layers."""
     plan = s.plan
     if is_moe:
         activation_s, module, gemm_s = compute.moe_activation_s, "moe", compute.experts.forward_s
@@ -258,7 +258,7 @@ def _recomputed(s: StepContext, compute: LayerCompute, parts: Parts, *, is_moe: 
 
 
 def _gather(s: StepContext, parts: Parts, dense_weights: Array, expert_weights: Array) -> PassTimes:
-    """FSDP per layer and micro-batch: what is left of gather and reduction after hiding behind compute."""
+    """FSDP per layer and micro-batch: gather and reduction that compute does not hide."""
     groups, precision, rates = s.groups, s.precision, s.rates
     trained = 1 - (s.model.lora_rank > 0) * 1
     has_experts = np.asarray(expert_weights) > 0
@@ -286,8 +286,7 @@ def _gather(s: StepContext, parts: Parts, dense_weights: Array, expert_weights: 
 
 
 def _hooks(s: StepContext) -> PassTimes:
-    """What a process does around each layer's passes where states are shared out, to see whether something is to be
-    exchanged."""
+    """Host work around each layer's passes under data parallelism: the hooks that start collectives."""
     once = 0.5 * s.rates.data_layer_s * (s.plan.data * s.plan.context > 1)
     return _backward_free(once, once)
 

@@ -77,7 +77,7 @@ def owned_usd_per_device_hour(
     yearly_upkeep_ratio: Array = 0.0,
     utilization_ratio: Array = 1.0,
 ) -> Array:
-    """What an owned device costs in each hour that somebody uses it.
+    """Price of an owned device per hour in use.
 
     Per device: `capital_usd` with its share of node, network, storage and installation; `residual_ratio` of
     it comes back at the end of life; `facility_w` is drawn at the building's meter, used or not;

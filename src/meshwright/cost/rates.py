@@ -22,7 +22,7 @@ from meshwright.specs.precision import Precision
 
 @dataclass(frozen=True, kw_only=True)
 class SystemFacts(Table):
-    """What does not depend on calibration: datasheet numbers and traits of the stack."""
+    """Facts that do not depend on calibration: datasheet numbers and traits of the stack."""
 
     matmul_format: str | NDArray[np.str_]
     matmul_flops_per_s: Array

@@ -1,6 +1,6 @@
 """Recovery from failures: what a checkpoint and a restart cost, and how many spare nodes a run needs.
 
-Times that nobody publishes for one system are assumptions of the catalogue (`catalog.reliability`). Each
+Times that are published for no system are assumptions of the catalogue (`catalog.reliability`). Each
 function takes `given`, a mapping from the name of an assumption to the value that the caller knows better.
 """
 
@@ -18,7 +18,7 @@ from meshwright.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointCost:
-    """What one checkpoint costs: `stall_s` (delta) blocks training, `lag_s` (L) passes until it can be
+    """Cost of one checkpoint: `stall_s` (delta) blocks training, `lag_s` (L) passes until it can be
     restored."""
 
     stall_s: Array

@@ -1,11 +1,11 @@
-"""How the layers of a model lie on the ranks of a pipeline.
+"""Layers of a model on the ranks of a pipeline.
 
 p ranks with v chunks each make S = p v virtual stages. When S divides the number of layers all are equal. When it
 does not, middle chunks take ceil(L / S) layers and the first and last, which also hold the embedding and the head,
-share what is left: Megatron-Core's "account for embedding and loss in the pipeline split", and what the published
+take the rest: Megatron-Core's "account for embedding and loss in the pipeline split", and what the published
 configurations of Llama 3.1 405B (126 layers) and BLOOM (70 layers) do.
 
-nanotron splits by cost instead: the head counts as V h parameters beside the layers' own, and a layer that crosses
+nanotron splits by cost instead: the head counts as V h parameters, and a layer that crosses
 the boundary of a rank stays before it, so early ranks hold more layers than late ones.
 """
 

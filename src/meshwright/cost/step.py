@@ -174,10 +174,10 @@ def mean_of_ranks(stages: RankTimes, p: Array, part: str) -> Array:
 
 
 def oversubscribed_s(longest_s: Array, work_s: Array, cpu_oversubscription: Array) -> Array:
-    """When ranks end whose longest chain is `longest_s` and whose work is `work_s` each.
+    """End of ranks whose longest chain is `longest_s` and whose work is `work_s` each.
 
-    Where `crowd` of them share a processor, one that waits leaves its share to the others: a chain that had it to
-    itself would take a crowd-th, and all ends no sooner than the work of all.
+    With `cpu_oversubscription` n, n ranks run on one processor. A rank that waits leaves its time to the others, so the
+    longest chain takes 1/n of its length, but the step is never shorter than the work of all.
     """
     return np.maximum(longest_s / cpu_oversubscription, work_s)
 

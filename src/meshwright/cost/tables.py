@@ -59,7 +59,7 @@ class ModelTable(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTable(Table):
-    """What one optimizer step consumes."""
+    """Sequences of one optimizer step."""
 
     seq_len: Array  # tokens per sequence
     global_batch: Array  # sequences per step
@@ -121,7 +121,7 @@ class PrecisionTable(Table):
 
     @property
     def activation_bytes(self) -> Array:
-        """Of what layers hand on: as products take it, but never narrower than 16 bits."""
+        """Bytes per element between layers: the format of GEMM inputs, but never narrower than 16 bits."""
         return np.maximum(self.linear_input_bytes, 2.0)
 
 

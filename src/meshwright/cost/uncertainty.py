@@ -1,4 +1,4 @@
-"""How sure the cost model is of a step time: calibration's spread carried through to log seconds.
+"""Uncertainty of a step time: the spread of calibrated parameters carried through to log seconds.
 
     sd^2 = scale^2 ( residual_sd^2 + Σ_parameters (d log T / d parameter)^2 sd_parameter^2 )
 
@@ -19,11 +19,11 @@ from meshwright.calibration.parameters import Calibration, Factors
 Z80 = 1.2815515655446004
 DERIVATIVE_STEP = 0.02
 BF16_GEMM = "bf16_gemm_ratio"
-"""The 16-bit twin of `gemm_ratio`: the same parameter for another number format."""
+"""`gemm_ratio` of 16-bit GEMMs: the same parameter for another number format."""
 
 Etas = Mapping[str, NDArray[np.float64]]
 LogStep = Callable[[Etas, Etas], NDArray[np.float64]]
-"""Log seconds per step of every row, from transformed parameters and their 16-bit twins."""
+"""Log seconds per step of every row, from transformed parameters and those of 16-bit GEMMs."""
 
 
 def derivatives(

@@ -1,4 +1,4 @@
-"""What a step does once: reduce gradients, update parameters, gather them again. Exposed seconds."""
+"""Work of a step that runs once: reduce gradients, update parameters, gather them again. Exposed seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.cost.stages import StageLayers
 from meshwright.specs.plan import Sharding
 
 OPTIMIZER_BYTES = 34.0
-"""Per parameter: master and both moments read and written (24), gradient read twice for norm and update (8),
+"""Per parameter: master and both optimizer states read and written (24), gradient read twice for norm and update (8),
 16-bit weight written (2)."""
 
 
@@ -81,7 +81,7 @@ def _tables_s(s: StepContext) -> Array:
 
 
 def _exposed_by_chunk(s: StepContext, comm_s: Array, pass_s: Array) -> Array:
-    """What is left of `comm_s` behind the passes of one micro-batch (`pass_s`) or, with virtual stages, of many.
+    """Seconds of `comm_s` that the passes of one micro-batch (`pass_s`) or, with virtual stages, of many do not hide.
 
     Interleaving ends one chunk's backward passes before the next chunk's: all chunks but the last to finish reduce
     behind a round of p micro-batches each, and are gathered so before the first forward passes. Only one chunk in v
@@ -97,7 +97,7 @@ def _exposed_by_chunk(s: StepContext, comm_s: Array, pass_s: Array) -> Array:
 
 
 def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
-    """One pass over gradients, master weights and moments of the rank's share, or their way over the host link."""
+    """One pass over gradients, master weights and optimizer states of the shard, or the host link's time."""
     dense, expert = trained_parameters(s, layers)
     plan, rates = s.plan, s.rates
     sharded = plan.sharding > Sharding.NONE
@@ -105,7 +105,7 @@ def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
         sharded, s.groups.expert_shard.size, 1
     )
     streaming = rates.device.memory_bytes_per_s * rates.device.memory_ratio
-    beside = rates.device.corrections.factor("optimizer/adamw", count)
-    on_device = count * OPTIMIZER_BYTES * rates.optimizer_passes / streaming * beside
+    correction = rates.device.corrections.factor("optimizer/adamw", count)
+    on_device = count * OPTIMIZER_BYTES * rates.optimizer_passes / streaming * correction
     on_host = count * (s.precision.master_bytes + s.precision.optimizer_state_bytes) / rates.host_bytes_per_s
     return np.where(plan.offload_optimizer > 0, np.maximum(on_device, on_host), on_device)

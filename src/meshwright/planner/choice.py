@@ -13,7 +13,7 @@ from meshwright.specs.run import Run
 
 
 def free_request(run: Run) -> PlanRequest:
-    """What the planner is asked when it may choose the whole plan, also of a run that pins one."""
+    """The request with the whole plan free, also of a run that pins one."""
     request = request_for(run)
     # A pinned plan comes with a micro-batch, which would hold the search to it.
     return request if run.plan is None else replace(request, fixed={})

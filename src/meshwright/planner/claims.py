@@ -1,4 +1,4 @@
-"""Published claims, computed: what the cost model or the catalogue says beside what was printed.
+"""Published claims, computed: the value of the cost model or the catalogue next to the printed one.
 
 `catalog.claim_answers` says which claims can be computed and what has to be assumed for it.
 """
@@ -38,7 +38,7 @@ CATALOGUE_VALUES: dict[str, Callable[[Accelerator], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimPrediction:
-    """What is computed for one claim, in the claim's unit. `plans` are those that it rests on."""
+    """The computed value of one claim, in the claim's unit. `plans` are those that it rests on."""
 
     claim: Claim
     value: Estimate
@@ -51,7 +51,7 @@ class ClaimPrediction:
 
     @property
     def is_inside(self) -> bool:
-        """Whether what was printed, which is rounded, may lie in the interval."""
+        """True if the printed value, which is rounded, may lie in the interval."""
         within = claim_answer(self.claim).within
         return self.value.low - within <= self.claim.value <= self.value.high + within
 

@@ -1,4 +1,4 @@
-"""What is known of an engine before it runs: the choices that it offers, and what it refuses.
+"""Facts about an engine before it runs: the choices that it offers, and the plans that it refuses.
 
 Each engine's own `facts` holds this, read in the validators of the version that its adapter targets. Only what an
 engine lists is offered; what upstream cannot do is a legality rule with a reason, never a patch.
@@ -19,7 +19,7 @@ CHEAP = ("norm", "activation")
 
 
 class Scope(IntEnum):
-    """Which part of a plan a rule looks at; the search asks each as early as it can."""
+    """Part of a plan that a rule needs; the search applies each rule as early as it can."""
 
     SHAPE = 0  # degrees and schedule
     BATCH = 1  # ... and the micro-batch
@@ -27,7 +27,7 @@ class Scope(IntEnum):
 
 
 class Severity(Enum):
-    """What a broken rule means."""
+    """Meaning of a broken rule."""
 
     REFUSED = "refused"  # the engine does not run it
     DISCOURAGED = "discouraged"  # it runs, and is known to be slow
@@ -59,7 +59,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The choices one engine offers. What is left out it cannot do."""
+    """The choices one engine offers. It cannot do what is not listed."""
 
     title: str  # in messages, with the version that this is about
     stack: str  # the framework whose measurements stand for it, as `meshwright.catalog.stacks` has it
@@ -70,7 +70,7 @@ class EngineFacts:
     partial_full: bool = False  # full recomputation of the first k layers of a rank
     dense_activation: bool = False  # recomputes activations of dense feed-forward blocks apart
     uneven_layers: bool = False  # first and last stage may hold fewer layers
-    any_vocabulary: bool = False  # tensor ranks need not divide it: it is padded, or shared unevenly
+    any_vocabulary: bool = False  # tensor ranks need not divide it: it is padded, or split unevenly
     repeats_kv_heads: bool = False  # where there are fewer than tensor ranks
     any_replicas: bool = False  # replicas of shards with whole parameters too
     whole_sequences: bool = False  # experts under tensor parallelism without sequence parallelism
@@ -83,7 +83,7 @@ class EngineFacts:
 
 
 def engine_facts(engine: str) -> EngineFacts:
-    """What the engine of this name accepts. Raises as `catalog.engine_facts`."""
+    """Facts about the engine of this name. Raises as `catalog.engine_facts`."""
     return catalog.engine_facts(engine)
 
 

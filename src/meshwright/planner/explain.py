@@ -1,4 +1,4 @@
-"""Why this plan, why not that one, and what is missing when nothing fits: plain values, in ms and GiB.
+"""Explanations: this plan against another, and the shortfall when nothing fits. Plain values, in ms and GiB.
 
 Signs: a difference is the loser's number minus the winner's, so a positive one speaks for the winner.
 """
@@ -67,7 +67,7 @@ class PlanComparison:
 
 
 class WhyNotVerdict(Enum):
-    """What came of asking why not."""
+    """Outcome of a why-not question."""
 
     BEST = "best"  # it is the winner, or as good
     SLOWER = "slower"
@@ -114,7 +114,7 @@ class Infeasible:
 
 
 def compare(winner: RankedPlan, loser: RankedPlan, *, usable_bytes: float) -> PlanComparison:
-    """Where `loser` loses its time, and how much memory each leaves of `usable_bytes`."""
+    """Compare two plans: time by component, and the memory that each leaves of `usable_bytes`."""
     first, second = _components_s(winner), _components_s(loser)
     names = first | second
     times = [
@@ -171,7 +171,7 @@ def why_not(
 
 
 def explain_infeasible(result: PlanResult, *, suggest: bool = True) -> Infeasible:
-    """What `result`, a search without plans, lacked; with `suggest` also what would make it fit."""
+    """Explain a search that found no plan: memory or rules; with `suggest` also changes that would make one fit."""
     request, nearest = result.request, result.least_memory
     available = gib(request.usable_bytes)
     suggestions = _suggestions(request) if suggest else ()
@@ -260,7 +260,7 @@ def _with_more_devices(request: PlanRequest) -> list[str]:
 
 
 def _word(name: str, value: object) -> object:
-    """A fixed value as a run file would say it."""
+    """A fixed value as a run file writes it."""
     return Sharding(value).name.lower() if name == "sharding" else getattr(value, "value", value)
 
 
@@ -270,14 +270,14 @@ def _first_plan(request: PlanRequest) -> str | None:
 
 
 def memory_parts_gib(memory: MemoryTable) -> dict[str, float]:
-    """GiB of each part of the fullest rank, and what is reserved beside them."""
+    """GiB of each part of the fullest rank, and what is reserved outside the allocator."""
     parts = {name: gib(_number(getattr(memory, f"{name}_bytes"))) for name in MEMORY_PARTS}
     parts["beside the allocator"] = gib(_number(memory.reserved_bytes) - _number(memory.allocated_bytes))
     return parts
 
 
 def _components_s(ranked: RankedPlan) -> dict[str, float]:
-    """Components that add up to the simulated step: what the event graph changed is bubble."""
+    """Components whose sum is the simulated step: the event graph's change is in the bubble."""
     components = ranked.components_s
     components["bubble"] = components.get("bubble", 0.0) + ranked.step_s - ranked.closed_form_s
     return components

@@ -54,7 +54,7 @@ def simulate_pipeline(plan: Plan, steps: StepTable) -> Timeline | None:
 
 
 def _stage_times(shape: PipelineShape, steps: StepTable) -> StageTimes:
-    """Seconds per stage: a rank's time shared out evenly over the stages it holds."""
+    """Seconds per stage: a rank's time split evenly over its stages."""
     first, middle, last = steps.stages.first, steps.stages.middle, steps.stages.last
     columns = np.empty((3, shape.num_stages))
     for rank in range(shape.num_ranks):

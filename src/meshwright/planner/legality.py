@@ -1,4 +1,4 @@
-"""Which plans an engine accepts, for one plan and for a million.
+"""Legality: the plans that an engine accepts, for one plan and for a million.
 
 `legal_mask` evaluates the rules of `planner.rules` over a whole table, `violations` turns those that fail for
 one plan into sentences. Both read the same rules, so "why not TP=8" has the answer that the search acted on.
@@ -55,7 +55,7 @@ def legal_mask(plan: PlanTable, *, context: LegalityContext, scope: Scope | None
 def violations(plan: Plan, *, context: LegalityContext) -> list[Violation]:
     """Every rule that `plan` breaks, refusals first. Empty: the engine accepts it.
 
-    Beside the rules, a split of layers that the cost model would not follow is refused.
+    A split of layers that the cost model would not follow is refused as well.
     """
     row = plan_row(plan)
     broken = [r for r in rules_of(context.facts) if not bool(r.holds(context, row))]
@@ -86,7 +86,7 @@ def _listed(counts: tuple[int, ...]) -> str:
 
 
 def broken_rules(plan: PlanTable, *, context: LegalityContext) -> NDArray[np.int64]:
-    """How many rules that refuse each row breaks."""
+    """Number of refusing rules that each row breaks."""
     broken = np.zeros(np.shape(plan.tensor), dtype=np.int64)
     for rule in rules_of(context.facts):
         if rule.severity is Severity.REFUSED:

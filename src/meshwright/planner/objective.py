@@ -1,4 +1,4 @@
-"""What is made best, as arrays: the smaller the value, the better the plan.
+"""Objectives as arrays: the smaller the value, the better the plan.
 
     throughput  seconds per step: tokens, devices and with them tokens/s/device follow
     time        seconds of the whole run
@@ -96,7 +96,7 @@ def goal_for(
 ) -> Goal:
     """The goal with the catalogue's price and power where `costs` states none.
 
-    Raises InputError when the objective needs a price or a power that nobody knows.
+    Raises InputError when the objective needs a price or a power that is unknown.
     """
     costs = costs or Costs()
     price = costs.usd_per_device_hour

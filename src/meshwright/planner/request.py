@@ -1,4 +1,4 @@
-"""What the planner is asked, and the tables of numbers it works with."""
+"""Request to the planner, and the tables of numbers it works with."""
 
 from __future__ import annotations
 

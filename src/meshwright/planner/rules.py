@@ -19,7 +19,7 @@ from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Shardi
 
 
 def is_divisor(part: Array, whole: Array) -> NDArray[np.bool_]:
-    """Where `whole` is a multiple of `part`."""
+    """True where `whole` is a multiple of `part`."""
     return np.asarray(whole) % np.maximum(part, 1) == 0
 
 
@@ -29,12 +29,12 @@ def num_micro_batches(context: LegalityContext, plan: PlanTable) -> Array:
 
 
 def has_schedule(plan: PlanTable, *schedules: Schedule) -> NDArray[np.bool_]:
-    """Where the plan's schedule is one of `schedules`."""
+    """True where the plan's schedule is one of `schedules`."""
     return np.isin(plan.schedule, [SCHEDULES.index(s) for s in schedules])
 
 
 def has_experts(context: LegalityContext) -> bool:
-    """Whether the model is a mixture of experts."""
+    """True if the model is a mixture of experts."""
     return bool(context.model.num_experts > 0)
 
 

@@ -35,7 +35,7 @@ RELAXED = ("data_parallel", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """What the search asks of the cost model; every call takes and returns tables of equal length."""
+    """The functions of the cost model that the search calls; every call takes and returns tables of equal length."""
 
     memory: Callable[[PlanTable], MemoryTable]
     steps: Callable[[PlanTable], StepTable]

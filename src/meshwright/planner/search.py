@@ -44,7 +44,7 @@ from meshwright.specs.plan import Plan
 from meshwright.units import gib
 
 EXTRA_FINALISTS = 6
-"""Simulated beside the k best, because the event graph may rank neighbours unlike the closed form."""
+"""Simulated besides the k best, because the event graph may rank neighbours unlike the closed form."""
 
 BLOCK_ROWS = 16_384
 """Candidates evaluated at once: their columns stay in the cache of one core."""
@@ -64,7 +64,7 @@ class Distinct(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many plans each stage of the search saw."""
+    """Number of plans in each stage of the search."""
 
     enumerated: int  # shapes x choices of the space, legal or not
     nodes: int  # legal pairs of shape and micro-batch, each bounded once

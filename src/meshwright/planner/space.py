@@ -1,4 +1,4 @@
-"""What may vary: every candidate plan as rows of one table, made by broadcasting.
+"""The space of plans: every candidate as a row of one table, made by broadcasting.
 
 A candidate is a *shape* (degrees, virtual stages, schedule: who computes what) with a *choice* (sharding,
 replicas, micro-batch, recomputation, offload: how each rank does it). Shapes and choices combine freely;

@@ -26,7 +26,7 @@ from meshwright.specs.run import Costs, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a training takes. `cost` is None without a price, `energy` without a power."""
+    """Time, cost and energy of a training. `cost` is None without a price, `energy` without a power."""
 
     num_tokens: float
     num_steps: float
@@ -37,7 +37,7 @@ class Training:
 
 
 def state_bytes(request: PlanRequest) -> float:
-    """What a checkpoint holds: weights, master weights and moments of everything that is trained, once."""
+    """Bytes of a checkpoint: weights, master weights and optimizer states of everything that is trained, once."""
     parameters, precision = count_parameters(request.model_table), request.precision
     lora = request.model.num_layers * parameters.lora_layer
     trained = lora if request.lora is not None else parameters.total

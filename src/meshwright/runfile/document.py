@@ -43,7 +43,7 @@ _TAGS = {  # the ones that the parser gives to untagged values
 
 @dataclass(frozen=True, kw_only=True)
 class RunFileDocument:
-    """What a run file says, before anyone asks whether it makes sense."""
+    """The content of a run file, before it is validated."""
 
     file: str
     text: str = ""

@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 def same_fields(kind: type[T], section: schema.RunFileSection) -> T:
-    """The dataclass whose fields are called like the section's keys; keys that it lacks are left out."""
+    """The dataclass whose fields are called like the section's keys; keys that it lacks are ignored."""
     return kind(**{f.name: getattr(section, f.name) for f in fields(kind)})  # pyright: ignore[reportArgumentType]
 
 
 def inline_model(given: schema.InlineModel) -> Model:
-    """The model; keys that were left out follow from the others. Raises `BelowError` where they disagree."""
+    """The model; omitted keys follow from the others. Raises `BelowError` where they disagree."""
     a, x = given.attention, given.experts
     num_dense_layers = given.num_layers if x is None else x.num_dense_layers
     if num_dense_layers > given.num_layers:

@@ -17,7 +17,7 @@ _DEFAULT_MODULES = ("core_attention",)  # the first thing that every framework's
 def plan_from_section(section: schema.ParallelSection, *, data_shard: int, micro_batch: int) -> Plan:
     """The plan that a `parallel` section pins.
 
-    A schedule that is left out is 1F1B, or interleaved where there are virtual stages.
+    An omitted schedule is 1F1B, or interleaved where there are virtual stages.
     """
     recompute, modules, layers = _recompute(section.recompute)
     return Plan(

@@ -40,7 +40,7 @@ class BelowError(InputError):
 
 
 def key_name(path: KeyPath) -> str:
-    """How a key is written in messages.
+    """A key as messages write it.
 
     >>> key_name(("parallel", "layers_per_stage", 2))
     'parallel.layers_per_stage[2]'

@@ -90,7 +90,7 @@ class RunFileSection(BaseModel):
 
 
 class InlineAttention(RunFileSection):
-    """`specs.model.Attention`, with usual values where a key is left out."""
+    """`specs.model.Attention`, with usual values where a key is omitted."""
 
     kind: Annotated[AttentionKind, _Lax] = AttentionKind.GQA
     num_heads: Size
@@ -174,7 +174,7 @@ class InlineLora(RunFileSection):
 
 
 class DataSection(RunFileSection):
-    """Where tokens come from and how many make a sequence."""
+    """Source of the tokens, and the length of a sequence."""
 
     source: Text = "synthetic"
     tokenizer: Text | None = None
@@ -184,7 +184,7 @@ class DataSection(RunFileSection):
 
 
 class BatchSection(RunFileSection):
-    """What one optimizer step consumes, and in which portions."""
+    """Size of an optimizer step and of a micro-batch."""
 
     global_tokens: Tokens | None = None
     global_sequences: Count | None = None
@@ -265,7 +265,7 @@ class CostsSection(RunFileSection):
 
 
 class CheckpointSection(RunFileSection):
-    """When weights and optimizer states are saved."""
+    """Saving of weights and optimizer states."""
 
     folder: Text
     every_steps: Count = 1000
@@ -274,7 +274,7 @@ class CheckpointSection(RunFileSection):
 
 
 class EvaluateSection(RunFileSection):
-    """When the validation loss is taken."""
+    """Evaluation on validation data."""
 
     every_steps: Count = 1000
     num_batches: Count = 16
@@ -283,7 +283,7 @@ class EvaluateSection(RunFileSection):
 
 
 class FaultsSection(RunFileSection):
-    """What is done about steps whose numbers cannot be right."""
+    """Actions on steps with a non-finite or spiking loss."""
 
     not_finite: Literal["stop", "skip", "roll_back"] = "stop"
     spike: Literal["ignore", "stop", "skip", "roll_back"] = "ignore"
@@ -293,7 +293,7 @@ class FaultsSection(RunFileSection):
 
 
 class TrainSection(RunFileSection):
-    """How long to train, and what to do on the way."""
+    """Length of the training, checkpoints, evaluation, trackers."""
 
     steps: Count | None = None
     tokens: Tokens | None = None

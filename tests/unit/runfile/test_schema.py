@@ -38,7 +38,7 @@ def test_the_page_names_every_precision() -> None:
     [
         (schema.InlineAttention, models.Attention, set()),
         (schema.InlineExperts, models.Experts, set()),
-        (schema.InlineModel, models.Model, set()),
+        (schema.InlineModel, models.Model, {"unsupported"}),
         (schema.InlineLora, models.Lora, set()),
         (schema.ParallelSection, Plan, {"micro_batch", "recompute_modules", "recompute_layers"}),
         (schema.OptimizerSection, runs.Optimizer, set()),

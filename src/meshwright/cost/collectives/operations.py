@@ -26,7 +26,7 @@ from meshwright.cost.collectives.network import Group
 
 
 def all_gather_s(bytes_total: Array, group: Group) -> Array:
-    """Every rank ends with the whole buffer.
+    """All-gather: every rank ends with the whole buffer.
 
     bytes_total: S, bytes of the gathered buffer (each rank brings S/n).
     """
@@ -34,7 +34,7 @@ def all_gather_s(bytes_total: Array, group: Group) -> Array:
 
 
 def reduce_scatter_s(bytes_total: Array, group: Group) -> Array:
-    """Every rank ends with its n-th of the sum.
+    """Reduce-scatter: every rank ends with its n-th of the sum.
 
     bytes_total: S, bytes of the buffer that each rank brings (each keeps S/n).
     """
@@ -42,7 +42,7 @@ def reduce_scatter_s(bytes_total: Array, group: Group) -> Array:
 
 
 def all_reduce_s(bytes_total: Array, group: Group) -> Array:
-    """Every rank ends with the whole sum: the best of two passes (ring or doubling) and the tree.
+    """All-reduce: every rank ends with the whole sum. The best of two passes (ring or doubling) and the tree.
 
     bytes_total: S, bytes of the buffer that each rank brings and gets back.
     """
@@ -57,7 +57,7 @@ def ring_all_reduce_s(bytes_total: Array, group: Group) -> Array:
 
 
 def all_to_all_s(bytes_per_rank: Array, group: Group) -> Array:
-    """Every rank sends a different n-th of its buffer to every rank, directly.
+    """All-to-all: every rank sends a different n-th of its buffer to every rank, directly.
 
     bytes_per_rank: bytes of one rank's send buffer, its own n-th (which stays) included. A rank's remote
     share 1 - 1/N leaves by its own port and, on rail-optimised leaves, mostly to other rails, so across the
@@ -93,7 +93,7 @@ def all_to_all_hierarchical_s(
 
 
 def distinct_destinations(copies: Array, places: Array) -> Array:
-    """Expected number of different places among `copies` uniform, independent choices of one of `places`.
+    """Expected number of different destinations among `copies` uniform, independent draws from `places`.
 
     places * (1 - (1 - 1/places)^copies). Experts are drawn without replacement, which spreads a little wider:
     at 8 of 256 experts over 8 places 5.28 against 5.25.
@@ -115,7 +115,7 @@ def send_receive_s(num_bytes: Array, group: Group) -> Array:
 
 
 def _measured(group: Group, kernel: str, num_bytes: Array, formula_s: Array) -> Array:
-    """What was measured of this exchange inside a machine, else what the formula says."""
+    """The measured time of this collective inside a machine, else the formula's."""
     if not group.measured.curves:
         return formula_s
     inside_s = group.measured.seconds(kernel, num_bytes, group.size, formula_s)

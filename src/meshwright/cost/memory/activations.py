@@ -5,7 +5,7 @@ linear layer's saved input (2, less under fp8 recipes):
 
     residual   (4 h + 2 b h) / r               inputs of both norms, their outputs (inputs of the linear layers)
     attention  (2 n_q d + 2 n_kv (d + d_v) + 2 n_q d_v + 4 n_q) / t      q, k, v, output, log-sum-exp
-    dense FFN  (2 (m - 1) + b) f / t           m matrices: gate and up (or one) before, their product after
+    dense FFN  (2 (m - 1) + b) f / t           m matrices: gate and up (or one) before the activation, its output after
     MoE FFN    k (b h z + (2 (m - 1) + b) f_e) / t + shared experts + 8 E / r       z: expert tensor width
     latent     2 (2 r_q + 2 r_kv + d_r)        MLA: compressed tensors and their norms, on every tensor rank
     dropout    2 h / r                         one byte per element and mask
@@ -65,7 +65,7 @@ class _Kind:
 
     everything: Array  # without recomputation
     dropped: Array  # by the modules that the plan names
-    saved: Array  # when every second matrix product is recomputed
+    saved: Array  # when every second GEMM is recomputed
 
 
 def layer_bytes(
@@ -76,7 +76,7 @@ def layer_bytes(
     constants: MemoryConstants,
     tokens: Array,
 ) -> LayerBytes:
-    """What a layer of each kind keeps for `tokens` tokens of a micro-batch, after recomputation."""
+    """Bytes that a layer of each kind keeps for `tokens` tokens of a micro-batch, after recomputation."""
     share = 1 / plan.tensor
     stream = np.where(plan.sequence_parallel > 0, share, 1.0)
     modules = _modules(model, batch, plan, precision, constants, share, stream)
@@ -110,7 +110,7 @@ def _after(plan: PlanTable, kind: _Kind, inputs: Array, covered: Array) -> tuple
 
 
 def _dense(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array) -> _Kind:
-    """Of the feed-forward, the first and the last matrix product are saved ones."""
+    """Of the feed-forward, the outputs of the first and the last GEMM are saved."""
     block = plan.recomputes("mlp")
     either = np.maximum(plan.recomputes("activation"), block)
     everything, dropped = _attention(plan, modules)
@@ -122,7 +122,7 @@ def _dense(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, 
 
 
 def _moe(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array) -> _Kind:
-    """Of the experts, the exchanged tokens are saved both ways and no product."""
+    """Of the experts, the tokens of both all-to-alls are saved and no GEMM output."""
     block = plan.recomputes("moe")
     either = np.maximum(plan.recomputes("activation"), block)
     everything, dropped = _attention(plan, modules)
@@ -138,7 +138,7 @@ def _moe(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, sh
 
 
 def _attention(plan: PlanTable, modules: _Modules) -> tuple[Array, Array]:
-    """What both kinds of layers have in common: everything, and what the named modules drop of it."""
+    """The attention half of both kinds of layers: (all bytes, those that the named modules recompute)."""
     parts = {name: getattr(modules, name) for name in ("norm", "core_attention", "mla_up_projection")}
     return modules.rest + sum(parts.values()), sum(
         plan.recomputes(name) * part for name, part in parts.items()
@@ -191,7 +191,7 @@ def _ffn_keeps_inputs(model: ModelTable) -> Array:
 
 
 def _saved_by_attention(model: ModelTable, share: Array, inputs: Array) -> Array:
-    """Per token, what selective recomputation of every second matrix product saves of the attention block.
+    """Per token, bytes of the attention block that selective recomputation of every second GEMM saves.
 
     Of query, key, value and output projection the first and third, and the attention itself.
     """

@@ -1,6 +1,6 @@
 """Weights, gradients and optimizer states of one pipeline rank, in bytes.
 
-With w, g and o bytes of weight, gradient and optimizer states per parameter, and D ranks that share them out:
+With w, g and o bytes of weight, gradient and optimizer states per parameter, and D ranks over which they are sharded:
 
     none          w + g + o
     optimizer     w + g + o / D                                     ZeRO-1
@@ -31,7 +31,7 @@ from meshwright.specs.plan import Sharding
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayers:
-    """What one pipeline rank holds: layers by kind, and whether the embedding and the head (0 or 1)."""
+    """Layers of one pipeline rank by kind, and 1 where it holds the embedding or the head."""
 
     dense: Array
     moe: Array

@@ -1,4 +1,4 @@
-"""How long a pipeline-parallel step takes, and how many activations it keeps.
+"""Time of a pipeline-parallel step, and the activations that it keeps.
 
 schedules    the order of operations on every rank: gpipe, 1f1b, interleaved, zero_bubble, zbv, dualpipe
 graph        what each operation waits for, built once per shape

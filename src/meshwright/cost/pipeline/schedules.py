@@ -25,7 +25,7 @@ from meshwright.specs.plan import Plan, Schedule
 
 
 class Placement(Enum):
-    """Where the stages of a model lie on the ranks."""
+    """Placement of a model's stages on the ranks."""
 
     LOOP = "loop"  # chunk c of rank r is stage c p + r
     V = "v"  # down the ranks and up again: rank 0 has the first and the last stage

@@ -1,4 +1,4 @@
-"""How long a pipeline takes: the longest path through its event graph, for any stage times.
+"""Simulated time of a pipeline: the longest path through its event graph, for any stage times.
 
     end(op) = max(end(previous on its rank), end(producer of its input) + transfer) + duration
 
@@ -24,7 +24,7 @@ TRANSFER, PAIR_SAVING = 4, 5
 
 
 class Sends(Enum):
-    """What a rank does while it sends an activation or a gradient to another rank."""
+    """Behaviour of a rank while it sends an activation or a gradient to another rank."""
 
     OVERLAPPED = "overlapped"  # goes on computing; only a waiting receiver notices the transfer
     BLOCKING = "blocking"  # waits until the transfer is done

@@ -1,4 +1,4 @@
-"""What happens when devices are added: strong and weak scaling, emulation, replica sizes, sensitivity.
+"""Scaling: strong and weak scaling, emulation, replica sizes, sensitivity.
 
 sizes        cluster, batch and plan at another size     curve      each size against the first
 emulation    a small cluster that stands for a large one  replicas   which replica is best

@@ -4,7 +4,7 @@
     speedup(W)    = efficiency(W) x W / W0
 
 The definition is that of table 1 in "At-scale AI training on AMD Instinct MI350/MI300X series GPUs"
-(whitepaper, AMD 2025): realised over ideal performance. Failures are not in it: `goodput` stands beside it.
+(whitepaper, AMD 2025): realised over ideal performance. Failures are not in it: `goodput` is given separately.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ScalePoint:
     costed: Costed
     efficiency: Estimate  # its interval holds only what does not cancel against the first size
     speedup: float
-    goodput: Goodput | None  # None: failures are left out
-    training: Training | None = None  # None: nobody says how many tokens
+    goodput: Goodput | None  # None: failures are not counted
+    training: Training | None = None  # None: the number of tokens is unknown
 
     @property
     def num_devices(self) -> int:

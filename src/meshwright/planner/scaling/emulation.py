@@ -6,7 +6,7 @@ devices, two replicas, with the share of the global batch that they would have a
     batch on the small cluster = global batch x small / W
 
 Each replica then runs as many micro-batches as it would in the large cluster, so the pipeline's bubble and
-everything inside a replica are seen. What is not seen is computed beside it: the same replica, as many as W
+everything inside a replica are seen. What is not seen is computed: the same replica, as many as W
 devices hold (rounded to whole ones, with the same share of the batch each), and the difference by component.
 """
 
@@ -22,7 +22,7 @@ from meshwright.specs.estimate import Estimate
 
 UNSEEN: Mapping[str, tuple[str, ...]] = {
     "data parallel": ("data_parallel", "gather"),  # larger groups, more of them across the spine
-    "optimizer": ("optimizer",),  # states are shared out over more devices
+    "optimizer": ("optimizer",),  # states are sharded over more devices
     "stragglers": ("stragglers",),  # more devices to wait for
 }
 

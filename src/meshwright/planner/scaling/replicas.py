@@ -1,7 +1,7 @@
-"""Which replica is best: the planner's answer for each number of devices that may hold the model once.
+"""The best replica: the planner's answer for each number of devices that may hold the model once.
 
 A larger replica has less of the model on each device, so less to reduce and gather between replicas, and more
-pipeline stages or wider exchanges inside. "At-scale AI training on AMD Instinct MI350/MI300X series GPUs"
+pipeline stages or wider collectives inside. "At-scale AI training on AMD Instinct MI350/MI300X series GPUs"
 (whitepaper, AMD 2025, section "Replica size selection") looks for the largest that is still efficient.
 """
 

@@ -1,4 +1,4 @@
-"""What the answer owes to each assumption: one is changed at a time, the rest stays.
+"""Sensitivity of the answer to each assumption: one is changed at a time, the rest stays.
 
 Two kinds of change. An assumption of the run (batch, sequence length, network, ...) may ask for another plan,
 so the planner is asked again, unless the study keeps its plan. An assumption of the cost model (routing,

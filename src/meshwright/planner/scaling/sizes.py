@@ -32,7 +32,7 @@ from meshwright.units import gib
 
 
 class Mode(StrEnum):
-    """What happens to the global batch when devices are added."""
+    """The global batch when devices are added."""
 
     STRONG = "strong"  # it stays
     WEAK = "weak"  # it grows with the devices
@@ -40,11 +40,11 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is asked at every size.
+    """The question asked at every size.
 
     `request` is the run at the size its file states; its global batch is for that size. `plan` is kept at
     every size but for its data-parallel width; None: the planner chooses at each. `known` are plans found
-    before. `num_tokens`: of the whole training, None where nobody says. `load_factor`: tokens of the busiest
+    before. `num_tokens`: of the whole training, None if unknown. `load_factor`: tokens of the busiest
     expert rank over the mean.
     """
 

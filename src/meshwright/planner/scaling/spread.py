@@ -1,4 +1,4 @@
-"""How sure a comparison of two sizes is: what they share cancels.
+"""Uncertainty of a comparison of two sizes: what they have in common cancels.
 
 Both steps are predictions of one model of one system, so a GEMM that runs faster than calibrated makes both
 faster. With g the derivatives of log step time to the calibrated parameters,
