@@ -20,7 +20,7 @@ from meshwright.errors import InputError
 from meshwright.fitting.device_fabric import fit_fabric, measured_collectives
 from meshwright.fitting.device_kernels import MAX_RATIO, KernelFits, fit_kernels
 from meshwright.fitting.device_rates import (
-    DeviceRates,
+    MeasuredRates,
     RowsByFamily,
     accelerator_of,
     copy_bytes_per_s,
@@ -83,7 +83,7 @@ def _fit(device: Mapping[str, Any], of: RowsByFamily) -> KernelFits:
     memory_ratio = (
         1.0 if on_host else copy_bytes_per_s(of[PointFamily.MEMORY]) / accelerator.memory_bytes_per_s
     )
-    rates = DeviceRates(
+    rates = MeasuredRates(
         accelerator=accelerator, memory_ratio=min(memory_ratio, MAX_RATIO), kernel_s=launch_s(of)
     )
     known = {**(HOST if on_host else {}), **TODAY}
@@ -136,7 +136,7 @@ def _with_threads(
         peak_flops_per_s=peaks_of(of[PointFamily.GEMM]),
         memory_bytes_per_s=copy_bytes_per_s(of[PointFamily.MEMORY]),
     )
-    found = fit_kernels(DeviceRates(accelerator=own, memory_ratio=MAX_RATIO, kernel_s=kernel_s), of)
+    found = fit_kernels(MeasuredRates(accelerator=own, memory_ratio=MAX_RATIO, kernel_s=kernel_s), of)
     return Kernels(
         peak_flops_per_s=own.peak_flops_per_s,
         memory_bytes_per_s=own.memory_bytes_per_s,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from meshwright.calibration.correction import EfficiencyCorrection, fit_correction
 from meshwright.calibration.parameters import MeasuredParameter
 from meshwright.cost.update import OPTIMIZER_BYTES
-from meshwright.fitting.device_rates import BF16, DeviceRates, RowsByFamily, bisect
+from meshwright.fitting.device_rates import BF16, MeasuredRates, RowsByFamily, bisect
 from meshwright.fitting.errors import Errors, errors_of, sd_of
 from meshwright.records.device import DeviceRow
 from meshwright.records.points import Point, PointFamily
@@ -57,7 +57,7 @@ class KernelPoints:
 class KernelFits:
     """Parameters, corrections and errors of all kernels. `fit_kernels` fills them family by family."""
 
-    rates: DeviceRates
+    rates: MeasuredRates
     parameters: dict[str, MeasuredParameter]
     kernels: dict[str, KernelPoints] = field(default_factory=dict)
     errors: dict[PointFamily, Errors] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class KernelFits:
 
 
 def fit_kernels(
-    rates: DeviceRates, of: RowsByFamily, *, parameters: dict[str, MeasuredParameter] | None = None
+    rates: MeasuredRates, of: RowsByFamily, *, parameters: dict[str, MeasuredParameter] | None = None
 ) -> KernelFits:
     """Fits of all kernels; found values are added to `parameters`."""
     found = KernelFits(rates=rates, parameters={} if parameters is None else parameters)

@@ -28,7 +28,7 @@ BISECTIONS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceRates:
+class MeasuredRates:
     """Rates that the kernels of one device are modelled with."""
 
     accelerator: Accelerator

@@ -8,7 +8,6 @@ Only steps are measured. Checkpoints, validation and trackers of a run file are 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -93,7 +92,9 @@ def configurations(
     if len(set(keys)) < len(keys):
         raise InputError("--sweep names a key twice", got=next(k for k in keys if keys.count(k) > 1))
     names = _names(paths)
-    combinations = list(itertools.product(*([f"{s.key}={value}" for value in s.values] for s in sweeps)))
+    combinations: list[tuple[str, ...]] = [()]
+    for sweep in sweeps:
+        combinations = [(*c, f"{sweep.key}={value}") for c in combinations for value in sweep.values]
     if len(names) * len(combinations) > MAX_CONFIGURATIONS:
         raise InputError(
             "too many configurations", got=len(names) * len(combinations), allowed=f"<= {MAX_CONFIGURATIONS}"

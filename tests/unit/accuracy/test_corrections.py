@@ -43,7 +43,7 @@ def runs(read_many):
     return read_many(*ROWS)
 
 
-def test_a_row_has_the_surface_of_its_accelerator_and_format():
+def test_a_row_has_the_correction_of_its_accelerator_and_format():
     rows = RowCorrections(
         by_device={"h100": H100, "b200": {"gemm/forward/fp8": slower(3.0)}},
         devices=np.array(["h100", "b200", "h100", "a100"]),
@@ -74,7 +74,7 @@ def test_rows_are_predicted_as_the_planner_would(runs):
     assert rates[3] == 1, "H200 has no surface here"
 
 
-def test_a_source_is_left_out_with_the_surfaces_in_place(runs):
+def test_leave_one_source_out_applies_the_corrections(runs):
     by_device = {"h100": H100}
     problem = make_problem(runs, prior(), corrections=by_device)
     solution = solve(problem, prior(), use=np.full(len(runs), True))

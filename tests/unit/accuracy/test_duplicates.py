@@ -12,7 +12,7 @@ RESULT: dict[str, object] = {
 SILENT = RESULT | {"tp": "", "pp": "", "cp": "", "dp": "", "mbs": ""}
 
 
-def test_a_silent_result_takes_the_only_parallelism_its_twins_state(read_many: ReadMany) -> None:
+def test_a_silent_result_gets_the_only_parallelism_of_its_duplicates(read_many: ReadMany) -> None:
     stated, silent = read_many(RESULT, SILENT)
     assert stated.conditions
     assert silent.conditions
@@ -20,12 +20,12 @@ def test_a_silent_result_takes_the_only_parallelism_its_twins_state(read_many: R
     assert any(note.startswith("parallelism TP4") for note in silent.assumed)
 
 
-def test_twins_that_disagree_or_differ_in_batch_say_nothing(read_many: ReadMany) -> None:
+def test_duplicates_that_disagree_or_differ_in_batch_are_ignored(read_many: ReadMany) -> None:
     for others in ([RESULT, RESULT | {"tp": 2, "dp": 4}], [RESULT | {"gbs": 16}]):
         assert read_many(*others, SILENT)[-1].reason is Reason.NO_PARALLELISM
 
 
-def test_only_benchmark_results_have_twins(read_many: ReadMany) -> None:
+def test_only_benchmark_results_have_duplicates(read_many: ReadMany) -> None:
     elsewhere = {"source_key": "a_blog"}
     assert read_many(RESULT | elsewhere, SILENT | elsewhere)[1].reason is Reason.NO_PARALLELISM
 
@@ -33,7 +33,7 @@ def test_only_benchmark_results_have_twins(read_many: ReadMany) -> None:
 RECIPE: dict[str, object] = {"source_key": "vendor", "tp": 1, "pp": 2, "cp": 1, "dp": 4, "vpp": 4}
 
 
-def test_virtual_stages_left_out_are_those_of_the_recipe(read_many: ReadMany) -> None:
+def test_missing_virtual_stages_are_those_of_the_recipe(read_many: ReadMany) -> None:
     stated, silent = read_many(RECIPE, RECIPE | {"vpp": "", "num_gpus": 16, "dp": 8})
     assert stated.conditions
     assert silent.conditions

@@ -1,4 +1,4 @@
-"""Which runs count as stating their memory, and how the shares are counted."""
+"""Runs that state what decides their memory, and the counts of the shares."""
 
 from __future__ import annotations
 

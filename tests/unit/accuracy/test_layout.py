@@ -33,7 +33,7 @@ def plan_of(read_one: ReadOne) -> Callable[..., Plan]:
         ("", Sharding.OPTIMIZER),
     ],
 )
-def test_words_for_sharding(plan_of: Callable[..., Plan], dp_type: str, sharding: Sharding) -> None:
+def test_names_of_sharding(plan_of: Callable[..., Plan], dp_type: str, sharding: Sharding) -> None:
     assert plan_of(dp_type=dp_type).sharding is sharding
 
 
@@ -147,7 +147,7 @@ def test_schedule(plan_of: Callable[..., Plan], cells: dict[str, object], schedu
         ("save_dot_with_context_except_mlp", Recompute.SELECTIVE, ("mlp",), None),
     ],
 )  # fmt: skip
-def test_words_for_recomputation(
+def test_names_of_recomputation(
     plan_of: Callable[..., Plan], text: str, kind: Recompute, modules: tuple[str, ...], layers: int | None
 ) -> None:
     plan = plan_of(recompute=text, pp=2, dp=2, layers=32)
@@ -163,7 +163,7 @@ def test_sequence_parallelism_as_stated_or_as_the_framework_of_the_time(plan_of:
     assert not plan_of(**tensor, **old).sequence_parallel
 
 
-def test_experts_need_ranks_and_divide(read_one: ReadOne) -> None:
+def test_experts_need_ranks_and_divisibility(read_one: ReadOne) -> None:
     moe = {"model": "Mixtral-8x7B", "cp": 1, "dp": 8}
     fits = read_one(**moe, ep=8).conditions
     assert fits

@@ -84,7 +84,7 @@ def test_rows_give_prediction_and_error_or_the_reason(report: AccuracyReport) ->
     assert rows["memory only"]["memory_measured_bytes"] == 25e9
 
 
-def test_failed_configurations_beside_runs_that_worked(report: AccuracyReport) -> None:
+def test_failed_configurations_and_runs_that_worked(report: AccuracyReport) -> None:
     failed = report.failed
     assert failed
     assert failed.total.correctly_rejected_ratio == pytest.approx(1 / 2)

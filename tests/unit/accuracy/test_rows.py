@@ -122,7 +122,7 @@ def test_groups_name_the_catalogues_accelerator_also_for_unpredicted_rows(read_o
     assert not read_one(gpu="TPU v5p").is_gpu
 
 
-def test_sweeps_are_told_by_their_own_words_or_by_the_list(read_one: ReadOne) -> None:
+def test_sweeps_are_recognised_by_their_row_or_by_the_list(read_one: ReadOne) -> None:
     assert not read_one().is_sweep
     assert read_one(quality="B-third-party-sweep").is_sweep
     assert read_one(source_key="vtrain_single").is_sweep

@@ -55,7 +55,7 @@ def test_the_model_is_that_of_the_row(read_one):
     assert tables_of([c]).model.take(0) == model_row(c.model)
 
 
-def test_memory_of_each_row_is_that_of_the_row_alone(read_many):
+def test_memory_of_each_row_is_independent_of_the_others(read_many):
     rows = conditions(read_many({}, {"recompute": "full"}, {"framework": "torchtitan", "dp_type": "FSDP"}))
     together = memory_of(rows, tables_of(rows)).reserved_bytes
     alone = [float(memory_of([c], tables_of([c])).reserved_bytes[0]) for c in rows]

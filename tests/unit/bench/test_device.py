@@ -100,7 +100,7 @@ def test_kernels_are_measured_with_fewer_threads_too(tmp_path, monkeypatch):
     assert torch.get_num_threads() == before
 
 
-def test_products_of_the_three_layouts_are_those_of_a_linear_layer():
+def test_gemms_of_the_three_layouts_are_those_of_a_linear_layer():
     shapes = {}
     for point in list(points_of(PointFamily.GEMM, device_type="cpu", formats=["fp32"]))[3:6]:
         shapes[point.kernel] = tuple(task_of(point, CPU).run().shape)

@@ -1,4 +1,4 @@
-"""What is surely faster is kept, the rest is left alone; a GPU's choices are offered to a stand-in."""
+"""Only significantly faster choices are kept; those of a GPU are tested with a stand-in."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def tuned(monkeypatch):
     return run
 
 
-def test_a_route_that_is_faster_is_kept_for_its_product_alone(tuned):
+def test_a_faster_route_is_kept_only_for_its_gemm(tuned):
     def seconds(p: Gemm, now: GemmChoices) -> float:
         return 0.5 if p == GRADIENT and now.routes.get(p) is GemmRoute.TORCH_ROWS else 1.0
 
@@ -110,7 +110,7 @@ def test_threads_are_chosen_and_routes_under_them(tuned):
     assert "4 threads" in found.tried
 
 
-def test_threads_that_the_environment_sets_are_left_alone(tuned, monkeypatch):
+def test_threads_that_the_environment_sets_are_not_changed(tuned, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert free_threads(1) is None
     found = tuned(lambda p, now: 1.0, most_threads=None)
@@ -135,7 +135,7 @@ def test_a_route_that_rounds_worse_is_not_tried(monkeypatch):
 
 
 @pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
-def test_real_products_are_measured():
+def test_real_gemms_are_measured():
     counts = {
         FORWARD: 2,
         GRADIENT: 1,

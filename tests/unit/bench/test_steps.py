@@ -70,7 +70,7 @@ def test_a_run_has_the_numbers_of_its_point():
 
 
 @pytest.mark.parametrize("kernel", KERNELS[PointFamily.TRAINING])
-def test_a_plan_divides_what_its_name_says(kernel):
+def test_a_plan_shards_the_axis_of_its_name(kernel):
     n = 1 if kernel in APART else 4
     plan = plan_of(replace(SMALL, kernel=kernel, num_processes=1 if kernel == "isolated" else 4))
     assert plan.num_devices == n
@@ -127,7 +127,7 @@ def small(kernel: str) -> Point:
 
 
 @pytest.mark.distributed
-def test_two_processes_exchange_and_train_in_every_way(tmp_path, monkeypatch):
+def test_two_processes_communicate_and_train_in_every_way(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     from meshwright.bench import device as campaign
     from meshwright.records.device import DeviceRecorder, PointStatus, read

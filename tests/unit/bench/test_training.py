@@ -61,7 +61,7 @@ def test_runs_take_turns_and_each_round_begins_with_another_configuration():
     assert order == [("1", 1), ("2", 1), ("4", 1), ("2", 2), ("4", 2), ("1", 2)]
 
 
-def test_the_median_of_the_runs_stands_beside_the_prediction(bench):
+def test_the_median_of_the_runs_is_compared_with_the_prediction(bench):
     outcome, rows = bench("--runs", 3, "--steps", 4, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     one, two = outcome.json["configurations"]
@@ -124,7 +124,7 @@ def test_without_a_prediction_there_is_no_verdict(bench):
     ],
 )
 def test_what_goes_wrong_is_a_line_and_costs_no_other(bench, what, status, reason, num_rows):
-    """What is the configuration's fault is not tried again in the same sweep."""
+    """A configuration's own failure is not repeated in the same sweep."""
     outcome, rows = bench("--runs", 2, micro_1=what)
     assert outcome.exit_code == 0, outcome.stderr
     wrong = [row for row in rows if row.configuration == "tiny micro=1"]
@@ -191,7 +191,7 @@ def test_another_device_does_not_mix(bench):
     assert len(rows) == 2
 
 
-def test_engines_stand_beside_each_other_and_one_that_refuses_is_a_line(meshwright, folder):
+def test_engines_are_compared_and_one_that_refuses_is_a_line(meshwright, folder):
     (folder / "behaviour.json").write_text(
         json.dumps({"engine=torchtitan": "slow", "engine=megatron": "refuse"})
     )

@@ -97,7 +97,7 @@ def test_below_the_smallest_it_takes_what_the_smallest_took(collectives, factor)
 
 @given(measured(), sizes, st.integers(2, 8))
 def test_several_groups_at_once_take_turns(collectives, size, num_groups):
-    """Of `crowd` processes a group has `count`: so many such groups exchange through the same memory."""
+    """Each of several groups with `count` processes communicates through the same memory."""
     kernel, (count, *_) = one_of(collectives)
     alone = MeasuredCollectives(curves=collectives.curves, processes_per_host=count)
     together = MeasuredCollectives(curves=collectives.curves, processes_per_host=num_groups * count)
@@ -117,7 +117,7 @@ def test_where_nothing_was_measured_the_formula_stands(collectives, size):
 
 
 @given(measured(), sizes)
-def test_one_process_and_an_empty_message_exchange_nothing(collectives, size):
+def test_one_process_and_an_empty_message_take_no_time(collectives, size):
     kernel, counts = one_of(collectives)
     assert taken(collectives, kernel, size, 1) == 0
     assert taken(collectives, kernel, 0, counts[0]) == 0

@@ -1,4 +1,4 @@
-"""Surfaces give back what was measured, know what they do not know, and never leave the range of the measured."""
+"""Efficiency corrections: measured points, uncertainty, and the range of the measured ratios."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_measured_points_come_back_within_their_noise():
     assert off.max() < 0.12
 
 
-def test_points_between_are_nearer_the_truth_than_the_formula_alone():
+def test_points_between_are_predicted_better_than_by_the_formula():
     new = RNG.uniform(5.5, 11.5, size=(200, 3))
-    with_surface = np.abs(FITTED.predict(new).mean - truth(new))
+    corrected = np.abs(FITTED.predict(new).mean - truth(new))
     without = np.abs(truth(new) - np.median(FITTED.y))
-    assert np.median(with_surface) < 0.4 * np.median(without)
+    assert np.median(corrected) < 0.4 * np.median(without)
 
 
-def test_left_out_errors_are_those_of_fitting_without_the_point():
+def test_leave_one_out_errors_are_those_of_fits_without_the_point():
     small = correction(num_points=12)
     out = small.leave_one_out()
     for i in range(12):
@@ -94,13 +94,13 @@ def test_arrays_give_what_numbers_give():
         assert grid[i, j] == pytest.approx(FITTED.factor(float(sizes[i, 0]), 2.0**j, 512))
 
 
-def test_a_constant_device_has_a_constant_surface():
+def test_a_constant_device_has_a_constant_correction():
     flat = fit_correction(X, np.full(len(X), 0.3), np.full(len(X), 0.01), axes=AXES)
     assert flat is not None
     assert flat.factor(100, 1000, 10) == pytest.approx(np.exp(0.3))
 
 
-def test_too_few_points_are_no_surface():
+def test_too_few_points_give_no_correction():
     few = FEWEST_POINTS - 1
     assert fit_correction(X[:few], truth(X[:few]), np.full(few, 0.1), axes=AXES) is None
 

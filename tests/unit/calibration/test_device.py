@@ -35,7 +35,7 @@ def correction(value: float):
 
 
 def kernels(share: float, *, factor: float) -> Kernels:
-    """What a `share` of the machine reaches, its elementwise kernels so many times the bytes of perfect ones."""
+    """Kernels with a `share` of the machine, whose elementwise kernels move `factor` times the least bytes."""
     return Kernels(
         peak_flops_per_s={name: share * rate for name, rate in PEAKS.items()},
         memory_bytes_per_s=share * 50e9,
@@ -97,7 +97,7 @@ class TestKernelsByThreads:
         assert calibration.corrections == own.corrections
         assert values(machine, count)["elementwise_factor"] == own.parameters["elementwise_factor"].value
 
-    def test_threads_that_nobody_measured_are_scaled_from_the_nearest(self, machine):
+    def test_threads_that_were_not_measured_are_scaled_from_the_nearest(self, machine):
         """Of four processes each has two threads; four and one are as near, in doublings, so either may be taken."""
         peak = machine.cluster(4).accelerator.peak_flops_per_s["bf16"]
         of_each = [k.peak_flops_per_s["bf16"] * 2 / threads for threads, k in machine.by_threads.items()]
@@ -106,7 +106,7 @@ class TestKernelsByThreads:
         assert two.cluster(4).accelerator.peak_flops_per_s["bf16"] == pytest.approx(of_each[0])
         assert two.cluster(4).accelerator.memory_bytes_per_s == pytest.approx(0.6 * 50e9 / 2)
 
-    def test_without_them_processes_divide_the_machine(self, machine):
+    def test_without_them_processes_have_equal_parts_of_the_machine(self, machine):
         even = replace(machine, by_threads={})
         accelerator = even.cluster(4).accelerator
         assert accelerator.peak_flops_per_s == {name: rate / 4 for name, rate in PEAKS.items()}
@@ -114,7 +114,7 @@ class TestKernelsByThreads:
         assert even.calibration(num_devices=4).corrections == machine.corrections
 
 
-class TestCrowd:
+class TestOversubscription:
     @pytest.mark.parametrize(("count", "cpu_oversubscription"), [(1, 1), (2, 1), (8, 1), (12, 1.5), (32, 4)])
     def test_it_is_processes_for_each_core(self, machine, count, cpu_oversubscription):
         assert machine.cpu_oversubscription(count) == cpu_oversubscription
@@ -132,10 +132,10 @@ class TestCrowd:
             assert at[32][name] == pytest.approx(4 * machine.parameters[name].value)
         assert at[32]["elementwise_factor"] == at[8]["elementwise_factor"]
 
-    def test_exchanges_know_how_many_share_the_memory(self, machine):
+    def test_collectives_know_the_processes_of_their_host(self, machine):
         assert machine.calibration(num_devices=8).collectives.processes_per_host == 8
 
-    def test_gpus_do_not_crowd(self, machine):
+    def test_gpus_are_not_oversubscribed(self, machine):
         gpus = replace(machine, shares_host=False, num_devices=16, num_cores=8)
         assert gpus.cluster(16).accelerator == machine.accelerator
         assert values(gpus, 16)["step_s"] == machine.parameters["step_s"].value
@@ -144,7 +144,7 @@ class TestCrowd:
 
 class TestSharing:
     def factor(self, machine, count: int) -> float:
-        """What sharing multiplies a step by."""
+        """Factor of contention on a step."""
         return values(machine, count)["general_factor"] / machine.parameters["general_factor"].value
 
     def test_measured_numbers_of_processes_have_their_own(self, machine):

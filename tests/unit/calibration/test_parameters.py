@@ -126,7 +126,7 @@ class TestParametersFile:
             device, _, number_format = key.partition("/")
             assert number_format in catalog.accelerator(device).peak_flops_per_s, key
 
-    def test_its_own_words_name_the_files_there_are(self):
+    def test_its_docstring_names_the_files_there_are(self):
         text = (STEP_CALIBRATION.parent / "parameters.toml").read_text(encoding="utf-8")
         named = set(re.findall(r"[\w./]*\b\w+\.(?:json|toml)\b", text))
         assert {n for n in named if not (STEP_CALIBRATION.parent / Path(n).name).exists()} == set()

@@ -62,13 +62,13 @@ def test_rates_are_those_of_the_machine(found, machine):
     assert attention == pytest.approx(machine.attention_ratio * machine.flops_per_s, rel=0.05)
 
 
-def test_shapes_that_were_left_out_are_predicted_better_than_by_the_formula(found):
+def test_unseen_shapes_are_predicted_better_than_by_the_formula(found):
     gemm = found.details["errors"]["gemm"]
     assert gemm["median"] < 0.06
     assert gemm["median"] < 0.5 * gemm["formula_median"]
 
 
-def test_a_surface_gives_back_its_measured_points(found, records):
+def test_a_correction_gives_back_its_measured_points(found, records):
     gemm = [r for r in records.measured if r.point.family is PointFamily.GEMM and r.point.format == "bf16"]
     off = []
     for row in gemm:
@@ -81,7 +81,7 @@ def test_a_surface_gives_back_its_measured_points(found, records):
     assert np.quantile(off, 0.9) < 0.03
 
 
-def test_exchanges_take_what_was_measured(found, records):
+def test_collectives_take_the_measured_time(found, records):
     rows = [r for r in records.measured if r.point.family is PointFamily.COLLECTIVES]
     assert (
         set(found.collectives.curves)
@@ -94,7 +94,7 @@ def test_exchanges_take_what_was_measured(found, records):
         assert seconds == pytest.approx(row.seconds_median)
 
 
-def test_a_size_that_nobody_measured_lies_between_its_neighbours(found, machine):
+def test_an_unmeasured_size_lies_between_its_neighbours(found, machine):
     """On a line of the logarithms: a factor of two between two sizes hides little of latency + bytes over rate."""
     for size in (3_000, 100_000, 3_000_000):
         point = Point(family=PointFamily.COLLECTIVES, kernel="all_gather", size_bytes=size, num_processes=2)
@@ -198,7 +198,7 @@ def test_here_becomes_a_cluster_the_planner_knows(tiny, file, found):
     assert estimate.step.step.tier.name == "INTERPOLATED"
 
 
-def test_processes_divide_a_cpu(tiny, file, found):
+def test_processes_have_equal_parts_of_a_cpu(tiny, file, found):
     keys = ("data_shard=2", "tensor=2")
     pinned = [f"parallel={{{', '.join(k.replace('=', ': ') for k in keys)}}}", f"calibration={file}"]
     cluster = runfile.load(tiny, overrides=["batch.micro=1", *pinned]).cluster
@@ -240,7 +240,7 @@ def test_a_slower_machine_has_a_longer_step(slowdown, machine, found, tmp_path, 
     assert steps[1] / steps[0] == pytest.approx(slowdown, rel=0.15)
 
 
-def test_the_next_measurement_is_the_one_that_the_step_needs_and_nobody_made(tiny, file, found, tmp_path):
+def test_the_next_measurement_is_one_that_the_step_needs_and_that_is_missing(tiny, file, found, tmp_path):
     run = runfile.load(tiny, overrides=[f"calibration={file}"])
     before = advise(run)
     gains = [c.gain for c in before.candidates]

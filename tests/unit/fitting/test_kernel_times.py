@@ -68,7 +68,7 @@ def test_the_update_grows_with_the_parameters():
     assert UPDATE_S < parts["optimizer"] < UPDATE_S * asked.model.num_layers
 
 
-def test_experts_are_told_from_plain_products():
+def test_experts_are_distinguished_from_plain_gemms():
     seconds, parts = step_s(request("mixtral-8x7b"), times(experts_s=0.03), Plan(micro_batch=1))
     assert parts["experts"] + parts["router"] == pytest.approx(4 * 32 * 0.03, rel=0.1)
     assert seconds > 4 * 32 * LAYER_S
@@ -83,7 +83,7 @@ def test_a_noisier_measurement_widens_the_interval():
     assert widths[1] > 1.2 * widths[0]
 
 
-def test_a_slow_exchange_slows_data_parallel_steps():
+def test_a_slow_all_reduce_slows_data_parallel_steps():
     asked = replace(request(), cluster=cluster("h100-2x1"))
     found = []
     for seconds in (1e-3, 1e-1):
@@ -103,7 +103,7 @@ def test_measured_parameters_leave_nothing_of_the_fit():
     assert known.num_rows("architecture", "Hopper") > 0  # what was not measured stands
 
 
-def test_processes_on_one_processor_spend_time_around_an_exchange_that_nobody_measured():
+def test_processes_on_one_cpu_spend_an_assumed_time_around_collectives():
     asked = replace(request(), cluster=cluster("h100-2x1"))
     collective = CollectiveTime(size_bytes=2**24, num_devices=2, seconds=1e-3, sd=0.02)
     found = {}

@@ -28,7 +28,7 @@ def fitted(runs) -> Fitted:
 
 @pytest.fixture(scope="module")
 def done() -> list[int]:
-    """What `progress` was told."""
+    """Calls of `progress`."""
     return []
 
 

@@ -37,17 +37,17 @@ Rows = Mapping[str, Sequence[Any]]
 
 
 def seconds_of(m: int, n: int, k: int, *, number_format: str) -> float:
-    """What the machine of these tests takes."""
-    product_s = gemm_s(
+    """Seconds on the machine of these tests."""
+    modelled_gemm_s = gemm_s(
         float(m), float(n), float(k), flops_per_s=H100.peak_flops_per_s[number_format] * LEVEL,
         bytes_per_s=STREAMING, kernel_s=KERNEL_S, num_units=H100.num_compute_units,
         element_bytes=2.0 if number_format == "bf16" else 1.0,
     )  # fmt: skip
     quantising_s = 0.0 if number_format == "bf16" else 3 * m * k / STREAMING + KERNEL_S
-    return float(product_s) * (SHALLOW if k <= SHALLOW_K else 1.0) + quantising_s
+    return float(modelled_gemm_s) * (SHALLOW if k <= SHALLOW_K else 1.0) + quantising_s
 
 
-def product_rows(shapes: Sequence[tuple[int, int, int]] = SHAPES) -> dict[str, list[Any]]:
+def gemm_rows(shapes: Sequence[tuple[int, int, int]] = SHAPES) -> dict[str, list[Any]]:
     rows: dict[str, list[Any]] = {name: [] for name in ("gemm_dtype", "m", "n", "k", "latency")}
     for theirs, ours in (("bfloat16", "bf16"), ("fp8", "fp8"), ("fp8_block", "fp8")):
         for shape in shapes:
@@ -109,7 +109,7 @@ class Package:
         parquet.write_table(pa.table(dict(rows)), path)
 
 
-PRODUCTS_FILE = "h100_sxm/gemm/trtllm/1.3.0rc20/gemm_perf.parquet"
+GEMM_FILE = "h100_sxm/gemm/trtllm/1.3.0rc20/gemm_perf.parquet"
 
 
 @pytest.fixture
@@ -126,9 +126,9 @@ def package(tmp_path, monkeypatch) -> Package:
     )
     monkeypatch.syspath_prepend(str(base))
     made = Package(data=data)
-    slower = {**product_rows(), "latency": [3 * t for t in product_rows()["latency"]]}
+    slower = {**gemm_rows(), "latency": [3 * t for t in gemm_rows()["latency"]]}
     made.write("h100_sxm/gemm/trtllm/1.3.0rc9/gemm_perf.parquet", slower)  # older
-    made.write(PRODUCTS_FILE, product_rows())
+    made.write(GEMM_FILE, gemm_rows())
     made.write("h100_sxm/attention/trtllm/1.3.0rc20/context_attention_perf.parquet", attention_rows())
     made.write("h100_sxm/comm/nccl/2.29.2/nccl_perf.parquet", collective_rows())
     return made
@@ -146,7 +146,7 @@ def test_shape_is_learned_and_level_is_not(package):
     assert found.calibration().offsets == fitted().offsets
 
 
-def test_attention_is_forward_alone_and_without_a_window(package):
+def test_attention_is_only_forward_and_without_a_window(package):
     found = calibrate_from_tables("h100", framework="trtllm")
     correction = found.corrections["attention/forward/bf16"]
     assert correction.factor(512, 8192, 128) == pytest.approx(1.0, abs=0.1)
@@ -163,13 +163,13 @@ def test_whose_measurements_they_are_is_kept(package):
         "Apache-2.0",
     )
     source = tables["corrections"]["gemm/bf16"]
-    assert source["file"] == PRODUCTS_FILE
+    assert source["file"] == GEMM_FILE
     assert source["framework"] == "trtllm 1.3.0rc20"
     assert len(source["sha256"]) == 64
     assert "trtllm 1.3.0rc20 on h100" in found.made
 
 
-def test_errors_are_of_what_was_left_out(package):
+def test_errors_are_those_of_leave_one_out(package):
     errors = calibrate_from_tables("h100", framework="trtllm").details["errors"]
     assert errors["gemm/bf16"]["num_points"] == len(SHAPES)
     assert errors["gemm/bf16"]["p90"] < 0.5 * errors["gemm/bf16"]["formula_p90"]
@@ -193,7 +193,7 @@ def change(rows: dict[str, list[Any]], index: int, latency: float) -> dict[str, 
 )
 def test_a_row_that_cannot_be_is_refused_and_named(package, latency, note):
     index = SHAPES.index((4096, 4096, 4096))
-    package.write(PRODUCTS_FILE, change(product_rows(), index, latency))
+    package.write(GEMM_FILE, change(gemm_rows(), index, latency))
     source = calibrate_from_tables("h100", framework="trtllm").details["tables"]["corrections"]["gemm/bf16"]
     assert source["num_rows"] == len(SHAPES) - 1
     assert any("1 row" in n and note in n for n in source["notes"]), source["notes"]
@@ -201,8 +201,8 @@ def test_a_row_that_cannot_be_is_refused_and_named(package, latency, note):
 
 def test_less_time_for_more_work_is_named_and_kept(package):
     index = SHAPES.index((4096, 4096, 4096))
-    rows = product_rows()
-    package.write(PRODUCTS_FILE, change(rows, index, rows["latency"][index] * 3))
+    rows = gemm_rows()
+    package.write(GEMM_FILE, change(rows, index, rows["latency"][index] * 3))
     source = calibrate_from_tables("h100", framework="trtllm").details["tables"]["corrections"]["gemm/bf16"]
     assert source["num_rows"] == len(SHAPES)
     assert any("8192 x 4096 x 4096" in n for n in source["notes"]), source["notes"]
@@ -210,14 +210,14 @@ def test_less_time_for_more_work_is_named_and_kept(package):
 
 def test_sizes_of_serving_do_not_count(package):
     odd = [(m + 1, n, k) for m, n, k in SHAPES] + [(16, n, k) for m, n, k in SHAPES if m == 512]
-    package.write(PRODUCTS_FILE, product_rows([*SHAPES, *odd]))
+    package.write(GEMM_FILE, gemm_rows([*SHAPES, *odd]))
     source = calibrate_from_tables("h100", framework="trtllm").details["tables"]["corrections"]["gemm/bf16"]
     assert source["num_rows"] == len(SHAPES)
 
 
 def test_tables_of_another_accelerator_are_refused(package):
-    rows = product_rows()
-    package.write(PRODUCTS_FILE, {**rows, "latency": [t / 3 for t in rows["latency"]]})
+    rows = gemm_rows()
+    package.write(GEMM_FILE, {**rows, "latency": [t / 3 for t in rows["latency"]]})
     with pytest.raises(InputError, match="faster than the peak"):
         calibrate_from_tables("h100", framework="trtllm")
 
@@ -233,11 +233,11 @@ def test_what_the_package_lacks(package, device, framework, words):
 
 
 def test_other_columns_and_broken_files(package):
-    rows = product_rows()
-    package.write(PRODUCTS_FILE, {"ms" if name == "latency" else name: v for name, v in rows.items()})
+    rows = gemm_rows()
+    package.write(GEMM_FILE, {"ms" if name == "latency" else name: v for name, v in rows.items()})
     with pytest.raises(InputError, match="not a table"):
         calibrate_from_tables("h100", framework="trtllm")
-    (package.data / PRODUCTS_FILE).write_bytes(b"no Parquet")
+    (package.data / GEMM_FILE).write_bytes(b"no Parquet")
     with pytest.raises(InputError, match="cannot be read"):
         calibrate_from_tables("h100", framework="trtllm")
 

@@ -44,7 +44,7 @@ def trainings(num_processes: int, start: int, stop: int) -> list[Point]:
 def take(
     machine: DeviceCalibration, points: list[Point], *, noise: float = 0.0, samples: int = SAMPLES
 ) -> list[DeviceRow]:
-    """What steps take on `machine`, measured with so much noise."""
+    """Steps of `machine`, measured with `noise`."""
     rows = [row_of(p, Measurement(seconds=(1.0,) * samples, calls=1, target_ratio=0.03)) for p in points]
     draw, steps_s = random.Random(3), np.exp(_log_steps(machine, _cases(rows), len(rows)))
     measured = []
@@ -62,7 +62,7 @@ def records(machine, tmp_path_factory) -> Records:
 
 @pytest.fixture(scope="module")
 def kernels(records) -> DeviceCalibration:
-    """What kernels and exchanges alone say."""
+    """The calibration of kernels and collectives without steps."""
     return calibrate([records])
 
 
@@ -96,7 +96,7 @@ def errors(machine: DeviceCalibration, rows: list[DeviceRow]) -> np.ndarray:
     return _log_steps(machine, _cases(rows), len(rows)) - measured
 
 
-def test_kernels_alone_miss_what_lies_between_them(kernels, added, seen):
+def test_kernels_without_steps_miss_the_residual(kernels, added, seen):
     assert added.before == pytest.approx(errors(kernels, seen))
     assert typical_error(added.before) > 0.1
 
@@ -108,14 +108,14 @@ def test_steps_that_were_not_seen_are_predicted(kernels, added, unseen):
     assert typical_error(off) < 0.2 * typical_error(errors(kernels, unseen))
 
 
-def test_a_step_left_out_is_missed_by_little_more_than_its_noise(added, seen):
+def test_a_step_is_predicted_from_the_others_within_little_more_than_its_noise(added, seen):
     assert typical_error(added.leave_one_out) < 1.5 * NOISE
     fitted = errors(added.device, seen)
     assert np.all(np.abs(added.leave_one_out) >= np.abs(fitted))
     assert np.all(np.sign(added.leave_one_out) == np.sign(fitted))
 
 
-def test_the_interval_holds_four_of_five_left_out_steps(added):
+def test_the_interval_holds_four_of_five_steps_in_leave_one_out(added):
     assert np.mean(np.abs(added.leave_one_out) <= Z80 * added.device.unexplained_sd) >= 0.8
 
 
@@ -146,15 +146,15 @@ def test_too_few_steps_say_nothing(kernels, seen):
     assert fit_residual(kernels, []) is None
 
 
-def test_only_what_was_divided_is_fitted(kernels, seen):
-    """Steps of one process say nothing of exchanges or of sharing."""
+def test_only_parameters_of_the_measured_axes_are_fitted(kernels, seen):
+    """Steps of one process give no information on collectives or contention."""
     found = fit_residual(kernels, [row for row in seen if row.point.num_processes == 1])
     assert found is not None
     assert found.device.contention == {}
     assert not {name for name in found.device.parameters if "exchange" in name}
 
 
-def test_what_more_processes_spend_around_an_exchange_is_found(kernels, truth):
+def test_the_time_of_more_processes_around_collectives_is_found(kernels, truth):
     """Four wait for each other less than half as long as two would say."""
     machine = replace(truth, by_processes={"data_collective_s": {2: 1.0, 4: 0.2}})
     rows = take(machine, trainings(1, 0, 16) + trainings(2, 0, 24) + trainings(4, 0, 24), noise=NOISE)
@@ -176,7 +176,7 @@ def test_a_gpu_keeps_what_belongs_to_a_processor(kernels, seen):
 
 
 def test_parts_of_the_machine_keep_their_distance_from_the_whole(kernels, seen):
-    """What steps say of a kernel they say of it with fewer threads too."""
+    """A factor on a kernel found from steps also applies with fewer threads."""
     share = Kernels(
         peak_flops_per_s=kernels.accelerator.peak_flops_per_s,
         memory_bytes_per_s=kernels.accelerator.memory_bytes_per_s,

@@ -56,7 +56,7 @@ def test_it_writes_a_calibration_that_says_what_it_was_made_from(written):
     assert "fitting 11 rows of 2 sources" in stderr
 
 
-def test_intervals_hold_as_many_left_out_rows_as_they_say(few, written):
+def test_intervals_hold_the_stated_share_of_unseen_rows(few, written):
     runs = [r for r in read_runs(few) if r.reason is None]
     error, sd = leave_one_source_out_errors(runs, fit(runs, made="x"))
     inside = np.abs(error) <= Z80 * written[0]["interval_scale"] * sd * (1 + 1e-6)

@@ -1,4 +1,4 @@
-"""What is measured: a model's shapes first, then a grid without gaps or repetitions."""
+"""Points: a model's shapes first, then a grid without gaps or repetitions."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_the_time_is_shared_out_whole():
     assert alone + TOGETHER_SHARE == pytest.approx(1)
 
 
-def test_the_three_products_of_a_linear_layer_have_the_same_flops():
+def test_the_three_gemms_of_a_linear_layer_have_the_same_flops():
     products = gemm_points(48, 80, 112, format="bf16")
     assert {p.flops for p in products} == {2 * 48 * 80 * 112}
     assert [(p.m, p.n, p.k) for p in products] == [(48, 80, 112), (48, 112, 80), (80, 112, 48)]
 
 
-def test_a_model_s_products_add_up_to_its_linear_flops():
+def test_a_model_s_gemms_sum_to_its_linear_flops():
     asked = workload("llama3.1-8b")
     shapes = {
         (p.m, p.n, p.k) for p in islice(points(PointFamily.GEMM, workload=asked, formats=["bf16"]), 3, 3 + 15)
@@ -74,7 +74,7 @@ def test_a_model_s_products_add_up_to_its_linear_flops():
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "llama3.1-70b"])
-def test_a_plan_divides_the_shapes(name):
+def test_a_plan_shards_the_shapes(name):
     whole = points(PointFamily.GEMM, workload=workload(name), formats=["bf16"])
     split = points(PointFamily.GEMM, workload=workload(name, tensor=8, data_shard=4), formats=["bf16"])
     assert sum(p.flops for p in split[3:18]) < 0.5 * sum(p.flops for p in whole[3:18])

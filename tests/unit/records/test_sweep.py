@@ -29,7 +29,7 @@ def made(*paths, sweeps=(), overrides=(), steps=5):
         ("name=x=y", ("x=y",)),
     ],
 )
-def test_values_are_divided_at_commas_outside_brackets_and_quotes(text, values):
+def test_values_are_split_at_commas_outside_brackets_and_quotes(text, values):
     assert parse_sweep(text).values == values
 
 
@@ -41,7 +41,7 @@ def test_what_is_no_sweep_is_refused(text):
         parse_sweep(text)
 
 
-def test_several_sweeps_are_their_product(run_file):
+def test_several_sweeps_give_all_combinations(run_file):
     found = made(run_file, sweeps=["batch.micro=1,2", "precision=bf16,fp32"])
     assert [c.name for c in found] == [
         "tiny micro=1 precision=bf16",
