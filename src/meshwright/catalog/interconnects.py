@@ -22,6 +22,8 @@ def fabric_named_by(description: str, accelerator: str) -> str | None:
     'aws-efa-p5'
     """
     for rule in _rules():
-        if accelerator in rule["accelerators"] and re.search(str(rule["words"]), description, re.IGNORECASE):  # pyright: ignore[reportOperatorIssue]
+        if accelerator in rule["accelerators"] and re.search(
+            str(rule["description"]), description, re.IGNORECASE
+        ):  # pyright: ignore[reportOperatorIssue]
             return str(rule["fabric"])
     return None

@@ -54,7 +54,7 @@ def test_the_record_of_the_page_is_all_that_is_needed(data):
     assert catalog.entry(catalog.CatalogKind.ACCELERATOR, "h300").source_of("driver_names")
 
 
-def test_a_copied_record_is_recognised_by_its_own_names_alone(data):
+def test_a_copied_record_is_recognised_only_by_its_own_names(data):
     text = (data / "accelerators" / "h200.toml").read_text(encoding="utf-8")
     text = re.sub(r"^aliases = .*$", 'aliases = ["H200-NVL"]', text, flags=re.MULTILINE)
     text = re.sub(r"^driver_names = \[.*$", 'driver_names = ["NVIDIA H200 NVL"]', text, flags=re.MULTILINE)

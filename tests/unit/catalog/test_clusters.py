@@ -18,7 +18,7 @@ from meshwright.errors import InputError, UnknownNameError
         ("tpu-v5p-4x16", "tpu-v5p", 64, 64, "ici-v5p"),
         ("tpu-v5e-8x64", "tpu-v5e", 512, 256, "ici-v5e"),  # two pods
         ("cpu-1x1", "cpu", 1, 1, "cpu-ethernet"),
-        ("H100-4x2", "h100", 8, 4, "nvswitch-4-ndr"),  # half a node
+        ("H100-4x2", "h100", 8, 4, "nvswitch-4-ndr"),  # half of a node
     ],
 )
 def test_names_read_as_clusters(name, accelerator, num_devices, domain, fabric_name):
@@ -36,9 +36,9 @@ def test_every_accelerator_has_a_usual_system(name):
 
 
 def test_part_of_a_mesh_has_part_of_its_links():
-    whole, half, single = cluster("mi300x-8x1"), cluster("mi300x-4x2"), cluster("mi300x-1x8")
+    whole, smaller, single = cluster("mi300x-8x1"), cluster("mi300x-4x2"), cluster("mi300x-1x8")
     assert whole.fabric.scale_up_bytes_per_s == 448e9
-    assert half.fabric.scale_up_bytes_per_s == 3 * 64e9
+    assert smaller.fabric.scale_up_bytes_per_s == 3 * 64e9
     assert single.fabric.scale_up_bytes_per_s == 64e9  # nothing to talk to; kept positive
     # a switch gives its full rate to any two devices
     assert cluster("h100-2x1").fabric.scale_up_bytes_per_s == 450e9

@@ -24,7 +24,7 @@ def test_names_and_facts_import_no_contract(engine_package, install_engines):
 
 
 @pytest.mark.parametrize(
-    ("value", "facts", "kind", "words"),
+    ("value", "facts", "kind", "text"),
     [
         (
             "nowhere.contract",
@@ -37,10 +37,10 @@ def test_names_and_facts_import_no_contract(engine_package, install_engines):
         ("contract", "", InputError, "lies in no package"),
     ],
 )
-def test_a_broken_engine_is_named(engine_package, install_engines, value, facts, kind, words):
+def test_a_broken_engine_is_named(engine_package, install_engines, value, facts, kind, text):
     engine_package("mine", facts=facts)
     install_engines(mine=value)
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=text):
         catalog.engine_facts("mine")
 
 

@@ -1,4 +1,4 @@
-"""Which fabric a source means by its own words."""
+"""Fabric of a source's description."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULES = tomllib.loads(
 
 
 @pytest.mark.parametrize(
-    ("words", "accelerator", "fabric"),
+    ("description", "accelerator", "fabric"),
     [
         ("NVLink4 8-GPU; AWS EFA between nodes", "h100", "aws-efa-p5"),
         ("NVLink3 8-GPU; 4x100 Gb/s Omni-Path per node (Jean Zay)", "a100", "omni-path-100-a100"),
@@ -29,13 +29,13 @@ RULES = tomllib.loads(
         ("", "h100", None),
     ],
 )
-def test_words(words, accelerator, fabric):
-    assert fabric_named_by(words, accelerator) == fabric
+def test_description(description, accelerator, fabric):
+    assert fabric_named_by(description, accelerator) == fabric
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: f"{r['words']}-{r['fabric']}")
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: f"{r['description']}-{r['fabric']}")
 def test_every_rule_names_what_the_catalogue_has(rule):
-    re.compile(rule["words"])
+    re.compile(rule["description"])
     assert rule["fabric"] in catalog.fabric_names()
     assert all(catalog.accelerator(name).name == name for name in rule["accelerators"])
 

@@ -77,7 +77,7 @@ def test_shapes_give_the_published_number_of_parameters(name, total):
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_published_totals_beside_the_shapes_agree_with_them(name):
+def test_published_totals_agree_with_the_shapes(name):
     published = entry(CatalogKind.MODEL, name).published
     without_mtp = published.get("total_parameters_without_mtp")
     if without_mtp is None:

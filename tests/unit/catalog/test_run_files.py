@@ -20,7 +20,7 @@ def test_a_file_of_that_name_wins(tmp_path, monkeypatch):
     assert runfile.load("moe-2t").model.name == "llama3-8b"
 
 
-def test_a_name_that_is_nearly_one_is_told(tmp_path, monkeypatch):
+def test_a_near_name_is_suggested(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunFileError, match="did you mean 'mixtral-8x7b', which ships") as caught:
         runfile.load("mixtral-8x7")

@@ -70,7 +70,7 @@ Max locked memory         unlimited            unlimited            bytes
 
 @dataclass
 class Fake:
-    """What a node is made of, to be changed before it is looked at."""
+    """Files and commands of a node, to be changed before the checks run."""
 
     files: dict[str, str]
     commands: dict[str, Any]

@@ -60,12 +60,12 @@ def test_the_worst_device_of_a_node_counts():
     assert compare(cluster(slow)).exclude == ("odd",)
 
 
-def test_a_node_that_failed_by_itself_is_left_out():
+def test_a_node_that_failed_a_check_is_excluded():
     found = compare(cluster(report("odd", status="fail")))
     assert (found.failed, found.exclude) == ({"odd": ("rates.gemm",)}, ("odd",))
 
 
-def test_without_a_majority_nobody_is_called_an_outlier():
+def test_without_a_majority_there_is_no_outlier():
     found = compare([report("a"), report("b", facts={"driver": "6.12.12"})])
     assert (found.outliers, found.undecided) == ((), {"driver": {"6.14.14": 1, "6.12.12": 1}})
 

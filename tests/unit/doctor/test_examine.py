@@ -132,8 +132,8 @@ def test_a_lost_device_of_nvidia_speaks_instead_of_a_value(look, nvidia):
 
 
 def test_a_driver_that_differs_from_its_library(look, nvidia):
-    words = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.172"
-    nvidia.commands["nvidia-smi -q -x"] = CommandOutput(code=18, stdout=words)
+    text = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.172"
+    nvidia.commands["nvidia-smi -q -x"] = CommandOutput(code=18, stdout=text)
     verdict = look(nvidia)["devices.present"][0]
     assert (verdict.status, verdict.measured) == (CheckStatus.FAIL, 0)
     assert "570.172" in verdict.message
@@ -262,7 +262,7 @@ def test_an_nvlink_is_down(look, nvidia):
     assert bad(look(nvidia)) == {("links.scale-up", "device 0")}
 
 
-def test_a_device_with_half_its_lanes_and_a_power_cap(look, healthy):
+def test_a_device_with_fewer_lanes_and_a_power_cap(look, healthy):
     healthy.files[CARD.format(8) + "/current_link_width"] = "8\n"
     healthy.files[CARD.format(8) + "/hwmon/hwmon10/power1_cap"] = "1000000000\n"
     found = look(healthy)
@@ -341,7 +341,7 @@ def test_a_port_that_is_down_where_its_like_are_up(look, healthy):
     assert found["rdma.total"][0].status is CheckStatus.WARN
 
 
-def test_a_port_that_nobody_cabled_is_a_warning(look, healthy):
+def test_an_unused_port_is_a_warning(look, healthy):
     card = "/sys/class/infiniband/mlx5_bond"
     healthy.files |= {f"{card}/board_id": "MT_storage\n", f"{card}/ports/1/state": "1: DOWN\n"}
     assert bad(look(healthy)) == {("rdma.state", "mlx5_bond/1")}
@@ -473,7 +473,7 @@ def test_a_log_that_may_not_be_read(look, healthy):
     assert look(healthy, chosen=("log",))["log.kernel"][0].status is CheckStatus.PASS
 
 
-def test_the_patterns_leave_a_healthy_log_alone():
+def test_the_patterns_match_nothing_in_a_healthy_log():
     text = (RECORDED / "dmesg-healthy.txt").read_text()
     assert not [n for n, (p, _, _) in kernel_log._patterns().items() if p.search(text)]
 

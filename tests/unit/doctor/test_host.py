@@ -52,7 +52,7 @@ def _is_alive(pid):
     return state != "Z"
 
 
-def test_words_and_exit_code_of_a_command():
+def test_output_and_exit_code_of_a_command():
     done = run_command(
         [sys.executable, "-c", "import sys; print(1); print('why', file=sys.stderr); sys.exit(3)"], 30
     )

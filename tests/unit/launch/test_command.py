@@ -36,9 +36,9 @@ def test_a_dry_run_tells_everything_and_leaves_nothing(
     place, num_nodes, files, program, meshwright, run_file
 ):
     before = sorted(Path.cwd().iterdir())
-    words = ("launch", run_file, "--on", *place.split(), *DRY)
-    document = meshwright(*words, "--json").json
-    shown = meshwright(*words).stdout
+    arguments = ("launch", run_file, "--on", *place.split(), *DRY)
+    document = meshwright(*arguments, "--json").json
+    shown = meshwright(*arguments).stdout
     assert set(document["files"]) == files
     assert document["commands"][0][0] == program
     assert (document["num_nodes"], document["devices_per_node"]) == (num_nodes, 8)
@@ -78,7 +78,7 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "said"),
     [
         (
             "--on slurm --nodes 3",
@@ -106,11 +106,11 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
         ("--on slurm --set engine=maxtext --set precision=nvfp4", "the maxtext engine cannot do this run"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(words, said, meshwright, run_file):
+def test_bad_input_is_one_message_and_exit_code_2(arguments, said, meshwright, run_file):
     Path("bad.txt").write_text("node07\n")
     Path("wrong.txt").write_text("two words\n")
     Path("typo.yaml").write_text("interface: x\nslurm: {partitoin: a}\n")
-    outcome = meshwright("launch", run_file, *words.split())
+    outcome = meshwright("launch", run_file, *arguments.split())
     assert outcome.exit_code == 2
     assert said in outcome.stderr
     assert not Path("runs").exists()
@@ -127,7 +127,7 @@ def test_where_the_program_is_missing_exit_code_3_says_what_to_install(
     assert not Path("runs").exists()
 
 
-def test_a_refusal_of_sbatch_is_told_in_its_words(meshwright, run_file, monkeypatch):
+def test_a_refusal_of_sbatch_is_reported_verbatim(meshwright, run_file, monkeypatch):
     monkeypatch.setattr(start.shutil, "which", lambda program: program)
     refusal = subprocess.CompletedProcess([], 1, "", "sbatch: error: invalid partition specified: gpu\n")
     monkeypatch.setattr(start.subprocess, "run", lambda *a, **k: refusal)

@@ -87,7 +87,7 @@ def container_of(request, site):
     return spec["containers"][0], spec
 
 
-def test_kubernetes_replaces_nothing_in_words_and_values(request_there):
+def test_kubernetes_expands_nothing_in_arguments_and_values(request_there):
     """It reads $(NAME) in commands and variables, and $$ as one $."""
     said = EnvironmentVariable(name="SECRET", value="a$$b$(HOME)", reason="as given", source="--env")
     request = request_there(argv=("python", "$(HOME)"), environment=(said,))
@@ -112,7 +112,7 @@ def test_volumes_have_names_of_their_own(request_there):
         jsonschema.validate(document, SCHEMA)
 
 
-def test_memory_is_locked_for_rdma_alone(request_there):
+def test_memory_is_locked_only_for_rdma(request_there):
     """Namespaces under the baseline of Pod Security refuse the capability."""
     assert "IPC_LOCK" in str(container_of(request_there(), USUAL))
     assert "IPC_LOCK" not in str(
@@ -127,7 +127,7 @@ def test_the_schema_is_closed(request_there):
         jsonschema.validate(job, SCHEMA)
 
 
-def test_one_node_is_a_master_alone(request_there):
+def test_one_node_is_a_single_master(request_there):
     _, job = documents(request_there(num_nodes=1), settings(USUAL, KubernetesJobKind.PYTORCHJOB))
     assert set(job["spec"]["pytorchReplicaSpecs"]) == {"Master"}
 
@@ -154,7 +154,7 @@ def test_devices_are_asked_for_by_vendor(vendor, resource, request_there):
     assert container["resources"] == {"limits": limits}
 
 
-def test_hosts_are_left_out(request_there):
+def test_hosts_are_excluded(request_there):
     _, job = documents(request_there(), settings(USUAL, KubernetesJobKind.JOBSET))
     assert "'operator': 'NotIn', 'values': ['node07', 'node11']" in str(job)
     _, job = documents(request_there(exclude=()), settings(USUAL, KubernetesJobKind.JOBSET))
@@ -162,7 +162,7 @@ def test_hosts_are_left_out(request_there):
 
 
 @pytest.mark.parametrize(
-    ("change", "fields", "words"),
+    ("change", "fields", "text"),
     [
         ({"image": None}, {}, "needs an image"),
         ({"claims": ()}, {}, "results would be lost"),
@@ -170,9 +170,9 @@ def test_hosts_are_left_out(request_there):
         ({}, {"checkpoints": "/scratch/saved"}, "checkpoints would be lost"),
     ],
 )
-def test_what_would_be_lost_is_refused(change, fields, words, request_there):
+def test_what_would_be_lost_is_refused(change, fields, text, request_there):
     request = replace(request_there(), **fields)
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=text):
         dispatch(request, settings(USUAL.model_copy(update=change), KubernetesJobKind.JOBSET))
 
 

@@ -68,7 +68,7 @@ def test_files_and_commands_of_a_dispatch(make_request):
     assert found.notes == ()
 
 
-def test_a_resumed_job_is_told_so(make_request):
+def test_a_resumed_job_counts_a_restart(make_request):
     text = script(make_request(resume=True), settings(USUAL))
     assert "export MESHWRIGHT_RESTARTS=$((${SLURM_RESTART_COUNT:-0} + 1))" in text
 
@@ -99,12 +99,12 @@ def test_names_and_paths_of_any_kind_are_quoted(make_request):
 def test_lines_of_the_site_run_before_unset_variables_are_errors_and_do_not_win_over_what_is_said(
     make_request, tmp_path
 ):
-    """What `module` and `conda activate` do: read what is not set, and set what the run sets too."""
+    """As `module` and `conda activate` do: read unset variables, and set what the run sets too."""
     setup = ('seen="[$NOT_SET_ANYWHERE]"', "export NCCL_DEBUG=TRACE")
     text = script(make_request(), settings(SlurmSite(setup=setup)))
-    words = text[: text.index("mkdir -p")] + '\necho "$seen $NCCL_DEBUG"\n'
+    text = text[: text.index("mkdir -p")] + '\necho "$seen $NCCL_DEBUG"\n'
     done = subprocess.run(
-        ["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True, env={"SLURM_JOB_ID": "1"}
+        ["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True, env={"SLURM_JOB_ID": "1"}
     )
     assert done.stdout == "[] WARN\n", done.stderr
 
@@ -170,7 +170,7 @@ def test_what_follows_from_the_exit_code(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "text"),
     [
         ({"directives": ("partition=x",)}, "an option of sbatch"),
         ({"directives": ("--requeue\n#SBATCH --uid=0",)}, "an option of sbatch"),
@@ -181,14 +181,14 @@ def test_what_follows_from_the_exit_code(
         ({"time": "1:59"}, "over before the request to save"),
     ],
 )
-def test_what_sbatch_would_misread_is_refused(change, words, make_request):
-    with pytest.raises(InputError, match=words):
+def test_what_sbatch_would_misread_is_refused(change, text, make_request):
+    with pytest.raises(InputError, match=text):
         script(make_request(), settings(USUAL.model_copy(update=change)))
 
 
-def test_a_state_is_read_from_the_words_of_scontrol():
-    words = "JobId=7 JobName=x JobState=PENDING Reason=BeginTime Requeue=1 Restarts=2 ExitCode=0:9 NodeList=(null)"
-    found = job_state(words)
+def test_a_state_is_parsed_from_the_output_of_scontrol():
+    text = "JobId=7 JobName=x JobState=PENDING Reason=BeginTime Requeue=1 Restarts=2 ExitCode=0:9 NodeList=(null)"
+    found = job_state(text)
     assert str(found) == "pending (BeginTime), restart 2"
     assert found.exit_code == 137
 
@@ -198,7 +198,7 @@ def test_following_tells_of_states_and_steps_until_the_end(tmp_path, monkeypatch
         ["JobState=PENDING Reason=Priority", None, "JobState=RUNNING", "JobState=FAILED ExitCode=1:0"]
     )
     (tmp_path / "steps.jsonl").write_text('{"step": 4, "loss": 3.25}\n{"step": 5, "lo')
-    monkeypatch.setattr(follow, "_query", lambda job: (words := next(answers)) and job_state(words))
+    monkeypatch.setattr(follow, "_query", lambda job: (text := next(answers)) and job_state(text))
     said: list[str] = []
     ended = follow.follow("7", folder=tmp_path, say=said.append, poll_s=0)
     assert ended.exit_code == 1
@@ -213,4 +213,4 @@ def test_following_tells_of_states_and_steps_until_the_end(tmp_path, monkeypatch
 def test_a_job_that_slurm_does_not_know_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "_query", lambda job: None)
     with pytest.raises(InfeasibleError, match="does not answer"):
-        follow.follow("7", folder=tmp_path, say=lambda words: None, poll_s=0)
+        follow.follow("7", folder=tmp_path, say=lambda text: None, poll_s=0)
