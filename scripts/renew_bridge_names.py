@@ -4,9 +4,9 @@
     python scripts/renew_bridge_names.py megatron_bridge-0.6.2-*.whl megatron_core-0.19.2-*.whl \\
         --older megatron_bridge-0.3.1-*.whl megatron_core-0.16.1-*.whl
 
-Wheels are read as text: nothing of them is installed or run. A section of ConfigContainer has the fields of its first
-class, those that it inherits from Megatron-Core and megatron.training among them, with their defaults; a default that
-is no literal stands as its source behind an equals sign. `computed` are those that nobody sets, `others` fields of the
+Wheels are read as text, and neither installed nor executed. A section of ConfigContainer has the fields of its first
+class, including those inherited from Megatron-Core and megatron.training, with their defaults; a default that is not a
+literal is its source after an equals sign. `computed` are fields that are not set by users, `others` fields of the
 section's other classes, of classes derived from them, and of an older release.
 """
 
@@ -46,11 +46,11 @@ class Wheels:
         self.ancestors = cache(self._ancestors)
 
     def named(self) -> str:
-        """The wheels with what they hash to."""
+        """Return the wheels with their hashes."""
         return ", ".join(f"{p.name} sha256:{hashlib.sha256(p.read_bytes()).hexdigest()}" for p in self.paths)
 
     def _module(self, module: str) -> tuple[dict[str, ast.ClassDef], dict[str, Name]]:
-        """Classes and imported names of a module."""
+        """Return the classes and imported names of a module."""
         classes, imported = {}, {}
         package = module if self._is_package(module) else module.rpartition(".")[0]
         for node in ast.walk(ast.parse(self.sources[module])):
@@ -66,7 +66,7 @@ class Wheels:
         return any(name.startswith(f"{module}.") for name in self.sources)
 
     def find(self, name: str, *, seen_from: str) -> Name | None:
-        """Where the class called `name` in module `seen_from` is defined; None outside the wheels."""
+        """Return the definition of the class `name` in module `seen_from`; None outside the wheels."""
         if seen_from not in self.sources:
             return None
         classes, imported = self.module(seen_from)
@@ -75,7 +75,7 @@ class Wheels:
         return self.find(imported[name][1], seen_from=imported[name][0]) if name in imported else None
 
     def bases(self, name: Name) -> list[Name]:
-        """The classes that `name` is derived from, as they are written."""
+        """Return the base classes of `name` as written."""
         written = [base for base in self.module(name[0])[0][name[1]].bases if isinstance(base, ast.Name)]
         found = [self.find(base.id, seen_from=name[0]) for base in written]
         return [base for base in found if base and base != name]
@@ -84,7 +84,7 @@ class Wheels:
         return frozenset({name}).union(*(self.ancestors(base) for base in self.bases(name)))
 
     def _fields(self, name: Name) -> dict[str, Any]:
-        """Fields of a dataclass with their defaults, those of its bases first; a base to the left wins."""
+        """Return the fields of a dataclass with their defaults, those of its bases first; the leftmost base wins."""
         node = self.module(name[0])[0][name[1]]
         found: dict[str, Any] = {}
         for base in reversed(self.bases(name)):
@@ -100,7 +100,7 @@ class Wheels:
         return found
 
     def sections(self) -> Iterator[tuple[str, list[Name]]]:
-        """Fields of the container with the classes that their annotations name."""
+        """Return the fields of the container with the classes in their annotations."""
         for line in self.module(CONTAINER[0])[0][CONTAINER[1]].body:
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                 names = [node for node in ast.walk(line.annotation) if isinstance(node, ast.Name)]
@@ -110,7 +110,7 @@ class Wheels:
                     yield line.target.id, classes
 
     def derived(self, classes: list[Name]) -> Iterator[Name]:
-        """All classes of Megatron-Bridge that are, or are derived from, one of `classes`."""
+        """Return the classes of Megatron-Bridge that are, or are derived from, one of `classes`."""
         for module in self.sources:
             if module.startswith("megatron.bridge."):
                 for name in self.module(module)[0]:
@@ -125,7 +125,7 @@ def _is_computed(value: ast.expr | None) -> bool:
 
 
 def _default(value: ast.expr | None) -> Any:
-    """A literal, or the expression as text behind an equals sign."""
+    """Return a literal, or the expression as text after an equals sign."""
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
         said = {keyword.arg: keyword.value for keyword in value.keywords}
         if "default_factory" in said:
@@ -144,7 +144,7 @@ def _default(value: ast.expr | None) -> Any:
 
 
 def described(wheels: Wheels, older: Wheels) -> dict[str, Any]:
-    """Class, fields and other fields, by section."""
+    """Return class, fields and other fields by section."""
     former = {
         section: {f for name in older.derived(classes) for f in older.fields(name)}
         for section, classes in older.sections()
@@ -165,7 +165,7 @@ def described(wheels: Wheels, older: Wheels) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read the wheels named on the command line, and write the file."""
+    """Read the wheels on the command line, and write the file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

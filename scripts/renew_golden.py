@@ -1,9 +1,9 @@
-"""Write anew what the run files that ship are lowered to: tests/unit/engines/golden, a file a run and engine.
+"""Renew the golden files of the shipped run files: tests/unit/engines/golden, one file per run and engine.
 
     python scripts/renew_golden.py [RUN ...]
 
-The planner is asked for each plan, which then stands in the file: a new calibration changes nothing until the next
-renewal. Read the difference before it is committed.
+The planner chooses each plan, which is stored in the file: a new calibration has no effect until the next renewal.
+Review the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDER = Path("results")
 
 
 def main() -> None:
-    """Renew the files of the runs named on the command line; of all without one."""
+    """Renew the files of the runs on the command line; of all runs without an argument."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def renew(name: str, engine: str) -> None:
-    """Write the file of one run and engine; take it away where the engine refuses the run."""
+    """Write the file of one run and engine; delete it if the engine refuses the run."""
     path = GOLDEN / f"{name}.{engine}.txt"
     run = runfile.load(name, overrides=[f"engine={engine}"])
     if find_engine(engine).check(run):
@@ -52,14 +52,14 @@ def renew(name: str, engine: str) -> None:
 
 
 def golden_text(name: str, overrides: list[str]) -> str:
-    """`overrides` and what the run file `name` with them is lowered to."""
+    """Return `overrides` and the launch of the run file `name` with them."""
     run = runfile.load(name, overrides=overrides)
     launch = find_engine(run.engine).lower(run, folder=FOLDER)
     return "\n".join([*(f"--set {one}" for one in overrides), *_lines(launch)]) + "\n"
 
 
 def _lines(launch: Launch) -> list[str]:
-    """All that a launch says."""
+    """Return all fields of a launch as lines."""
     lines = [f"=== {launch.num_processes} processes", *launch.argv]
     lines += [f"{variable}={value}" for variable, value in sorted(launch.env.items())]
     for path, text in sorted(launch.files.items()):

@@ -1,9 +1,9 @@
-"""Write anew which keys a configuration of MaxText can have: src/meshwright/engines/maxtext/config/keys.json.
+"""Renew the keys of MaxText's configurations: src/meshwright/engines/maxtext/config/keys.json.
 
     ~/.cache/meshwright/maxtext-0.2.5/bin/python scripts/renew_maxtext_names.py
 
-The environment of `python -m meshwright.engines.maxtext.environment` runs it. Keys are the fields of MaxTextConfig,
-which refuses others; defaults are those of base.yml, null where it does not say the key or names a place.
+Run it in the environment of `python -m meshwright.engines.maxtext.environment`. Keys are the fields of MaxTextConfig,
+which refuses others; defaults are those of base.yml, null for absent keys and for paths.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Write anew what TOML files of torchtitan can say: src/meshwright/engines/torchtitan/toml_files/keys.json.
+"""Renew the keys of torchtitan's TOML files: src/meshwright/engines/torchtitan/toml_files/keys.json.
 
     for v in 0.1.0 0.2.0 0.2.2; do pip download --no-deps torchtitan==$v; done
     python scripts/renew_torchtitan_names.py torchtitan-0.1.0-*.whl torchtitan-0.2.0-*.whl torchtitan-0.2.2-*.whl
 
-Wheels are read as text, oldest first: nothing of them is run. Keys are the fields of JobConfig, which refuses others,
-with the defaults of the newest version that has them; a default that is no literal is null.
+Wheels are read as text, oldest first, and not executed. Keys are the fields of JobConfig, which refuses others,
+with the defaults of the newest version that has them; a default that is not a literal is null.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def fields(wheel: Path) -> Iterator[tuple[str, Any]]:
-    """Every key of one version, `section.key`, with its default."""
+    """Yield every key of one version, `section.key`, with its default."""
     with zipfile.ZipFile(wheel) as archive:
         path = next(name for name in FILES if name in archive.namelist())
         tree = ast.parse(archive.read(path))
@@ -58,7 +58,7 @@ def fields(wheel: Path) -> Iterator[tuple[str, Any]]:
 
 
 def default(value: ast.expr | None) -> Any:
-    """A literal, or what a `default_factory` makes."""
+    """Return a literal, or the result of a `default_factory`."""
     if isinstance(value, ast.Call):
         factory = next((word.value for word in value.keywords if word.arg == "default_factory"), None)
         if isinstance(factory, ast.Name) and factory.id == "list":
