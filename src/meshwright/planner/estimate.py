@@ -18,7 +18,7 @@ from meshwright.cost.mfu import mfu
 from meshwright.cost.pipeline.simulate import Timeline
 from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, system_facts
 from meshwright.cost.step import StepTable, estimate_steps
-from meshwright.cost.tables import plan_row
+from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.cost.uncertainty import Etas, derivatives, log_variances, spread
 from meshwright.planner.finalists import simulate_pipeline, simulated_step_s
 from meshwright.planner.request import PlanRequest
@@ -71,13 +71,7 @@ def estimate_plan(
     step_s = closed if simulated is None else simulated
     components = {name: float(np.ravel(value)[0]) for name, value in steps.components_s.items()}
     components["bubble"] += step_s - closed
-    memory = estimate_memory(
-        model=request.model_table,
-        batch=request.batch_table,
-        plan=row,
-        precision=request.precision_table,
-        constants=memory_constants(request.stack),
-    )
+    memory = _memory_table(request, row)
     total = sum(float(v[0]) for v in variances.values())
     tokens_per_s = request.global_batch * request.seq_len / plan.num_devices / step_s
     flops = float(model_flops_per_token(request.model_table, seq_len=request.seq_len))
@@ -114,6 +108,16 @@ def _tier(calibration: Calibration, factors: Factors) -> Tier:
         return Tier.INTERPOLATED
     known = [calibration.num_rows(level, factors[level]) > 0 for level in ("device_format", "framework")]
     return (Tier.GUESSED, Tier.DATASHEET, Tier.INTERPOLATED)[sum(known)]
+
+
+def _memory_table(request: PlanRequest, row: PlanTable) -> MemoryTable:
+    return estimate_memory(
+        model=request.model_table,
+        batch=request.batch_table,
+        plan=row,
+        precision=request.precision_table,
+        constants=memory_constants(request.stack),
+    )
 
 
 def _memory(memory: MemoryTable, request: PlanRequest, plan: Plan) -> MemoryEstimate:
