@@ -1,0 +1,56 @@
+"""Shared options: lists of numbers, times, and choices that are read when they are needed."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import pytest
+
+from meshwright.cli.options import LazyChoice, budget_option, numbers
+from meshwright.errors import InputError
+
+parse = numbers(low=0, high=100, example="1,2", word="auto")
+
+
+def parsed(text):
+    option = click.Option(["--workers"])
+    return parse(click.Context(click.Command("probe")), option, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [(None, None), ("auto", None), (" auto ", None), ("4,2,2", (2, 4)), ("0, 1_00,", (0, 100))],
+)
+def test_numbers_are_ascending_and_each_once(text, found):
+    assert parsed(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "got"), [("1,101", "101"), ("-1", "-1"), ("x", "x"), (",", ","), ("1.5", "1.5")]
+)
+def test_a_wrong_number_is_named(text, got):
+    with pytest.raises(InputError) as caught:
+        parsed(text)
+    assert caught.value.message == (
+        f"--workers has a wrong number: got {got!r}, allowed: auto, or 0 to 100, as in 1,2"
+    )
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("180s", 180), ("3m", 180), ("1.5h", 5400)])
+def test_a_budget_is_in_seconds(text, seconds):
+    command = click.command()(budget_option(default="1s", help="")(lambda budget_s: budget_s))
+    assert command.make_context("probe", ["--budget", text]).params == {"budget_s": seconds}
+
+
+def test_a_lazy_choice_asks_each_time():
+    names = ["a"]
+    choice = LazyChoice("tests_probe:names")
+    choice_module = type("Module", (), {"names": staticmethod(lambda: tuple(names))})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tests_probe", choice_module)
+        assert choice.choices == ("a",)
+        names.append("b")
+        assert choice.convert("b", None, None) == "b"
+        with pytest.raises(click.BadParameter):
+            choice.convert("c", None, None)

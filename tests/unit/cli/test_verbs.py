@@ -1,0 +1,99 @@
+"""Declarations of verbs: help, examples, options and bodies."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from meshwright.cli import main, verbs
+from meshwright.cli.verbs import LazyGroup
+from meshwright.specs.precision import PRECISIONS
+
+PRESENT = list(main.VERBS)
+
+
+def leaves(name: str) -> dict[str, click.Command]:
+    """The command of a verb, or those of a group of them, by what one types."""
+    command = main.group.get_command(click.Context(main.group), name)
+    assert command is not None
+    if not isinstance(command, LazyGroup):
+        return {name: command}
+    found = {n: command.get_command(click.Context(command), n) for n in command.verbs}
+    return {f"{name} {n}": c for n, c in found.items() if c is not None}
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_help_of_a_verb_has_examples_that_parse(meshwright, name):
+    for words, command in leaves(name).items():
+        outcome = meshwright(*words.split(), "--help")
+        assert outcome.exit_code == 0
+        lines = [line.strip() for line in outcome.stdout.splitlines()]
+        examples = [line for line in lines if line.startswith(f"meshwright {words}")]
+        assert examples, f"`meshwright {words} --help` shows no example"
+        for example in examples:
+            arguments = shlex.split(example, comments=True)[1 + len(words.split()) :]
+            command.make_context(words, arguments)  # raises a usage error for an option that is gone
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_the_body_of_a_verb_takes_its_options(name):
+    for command in leaves(name).values():
+        assert isinstance(command, verbs.LazyCommand)
+        parameters = inspect.signature(verbs.load(command.body)).parameters.values()
+        taken = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        options = {parameter.name for parameter in command.params}
+        assert taken <= options
+        takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        assert takes_more or options <= taken
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_the_help_of_a_verb_begins_with_its_line_in_the_table(name):
+    command = main.group.get_command(click.Context(main.group), name)
+    assert command.help.partition("\n")[0] == main.VERBS[name].help
+    if isinstance(command, LazyGroup):
+        for words, leaf in leaves(name).items():
+            assert leaf.help.partition("\n")[0] == command.verbs[words.split()[1]].help
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_every_option_and_every_verb_is_explained(name):
+    for command in leaves(name).values():
+        assert len(command.help.split("\n\n")) > 1, "a summary, and at least one paragraph"
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help
+                assert parameter.is_flag or parameter.metavar or isinstance(parameter.type, click.Choice)
+
+
+def test_only_the_mechanism_imports_inside_a_function():
+    """Names for type checkers are excepted, and so is what `require_torch` guards: there is none at present."""
+    found = {}
+    for path in sorted(Path(verbs.__file__).parent.rglob("*.py")):
+        inside = [
+            node.lineno
+            for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(function, ast.FunctionDef)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        if inside:
+            found[path.name] = inside
+    assert found == {}
+
+
+def test_the_help_names_every_precision(meshwright):
+    printed = meshwright("plan", "--help").stdout
+    assert [name for name in PRECISIONS if not re.search(rf"\b{name}\b", printed)] == []
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_every_verb_has_json(name):
+    for command in leaves(name).values():
+        assert "--json" in {option for parameter in command.params for option in parameter.opts}
