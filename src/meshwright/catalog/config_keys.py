@@ -75,7 +75,7 @@ class ConfigKeys:
             self.refuse(f"{key}: {value!r}")
 
     def unsupported(self, same: Mapping[str, tuple[Any, ...]] = SAME_MEANING) -> tuple[str, ...]:
-        """What the config asks for beyond what was read, each as `key: value`.
+        """Return what the config requests and no reader supports, each as `key: value`.
 
         A key counts unless it was read, has no effect, is null, or has one of its values in `same`.
         """
