@@ -77,7 +77,8 @@ def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
     stream = StringIO()
     stream.write(
         f"# {run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for MaxText {VERSION}.\n"
-        "# Written by Meshwright from the run file beside it. What is not here is as in MaxText's base.yml.\n"
+        "# Written by Meshwright from the run file in the same folder. "
+        "Absent keys have the values of MaxText's base.yml.\n"
     )
     YAML().dump(configuration(run, plan, folder=folder), stream)
     return stream.getvalue()

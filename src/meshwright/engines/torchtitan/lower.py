@@ -72,7 +72,7 @@ def module_text(run: Run, plan: Plan) -> str:
     names = {*roots(list(functions.values())), *roots(trainer), "nn", "partial", "Path", "Trainer"}
     blocks = [
         f'"""{run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for torchtitan '
-        f'{VERSION}.\n\nWritten by Meshwright from the run file beside it.\n"""',
+        f'{VERSION}.\n\nWritten by Meshwright from the run file in the same folder.\n"""',
         imports(names, table=_TABLE),
         "FOLDER = Path(__file__).parent",
         _initializations(run),
