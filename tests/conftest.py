@@ -34,6 +34,10 @@ settings.register_profile(
 settings.load_profile("meshwright")
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are as wide as in a pipe, whatever the terminal or pytest-xdist says."""
@@ -229,7 +233,7 @@ class Training:
 
 def wait_until(condition: Callable[[], object], process: Command) -> None:
     """Look until `condition` holds; fail when the process ends first."""
-    deadline_s = time.monotonic() + 120
+    deadline_s = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline_s
         if process.poll() is not None:

@@ -143,7 +143,7 @@ def test_a_run_whose_disk_fills_says_so_and_goes_on_when_there_is_room(tiny_run,
     train = f"{{steps: 40, checkpoint: {{folder: {tiny_disk}, every_steps: 5, keep: KEEP}}}}"
     training = tiny_run(tmp_path / "run", train=train.replace("KEEP", "9"))
     process = training.start()
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 2, stderr
     assert f"cannot write a checkpoint below {tiny_disk}: No space left on device" in stderr
     steps = [c.step for c in checkpoint.checkpoints(tiny_disk)]

@@ -36,7 +36,7 @@ def test_a_lost_process_is_replaced_and_the_run_goes_on(training, wait_for):
     process = training.start("--max-restarts", "1")
     wait_for(training.checkpoints, process)
     os.kill(workers_of(process.pid)[-1], signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     assert "was lost" in stderr
     assert json.loads(stdout)["statistics"]["steps"] == 60

@@ -20,7 +20,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "meshw
 
 def stopped(training, process, *, exit_code=128 + signal.SIGTERM):
     """The record of a run that was asked to stop: what it says was saved is on the disk."""
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == exit_code, stderr
     record = json.loads(stdout)
     assert record["ending"] == "stopped"
@@ -73,7 +73,7 @@ def test_sigterm_to_torchrun_saves(tiny_run, tmp_path, wait_for):
     process = training.start(under=TORCHRUN)
     wait_for(training.steps, process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert process.returncode != 0  # torchrun's own
     assert training.checkpoints() == [len(training.losses())]
     record = json.loads((tmp_path / "out" / "record.json").read_text())
