@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist
+from tests.warm import start_warm_ranks
 
 from meshwright import runfile
 from meshwright.engines.base import TrainOptions
@@ -249,10 +249,7 @@ def check_copies(rank: int, folder: str) -> None:
 
 @pytest.mark.distributed
 def test_copies_stay_equal(tmp_path: Path):
-    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "meshwright.engines.native.assembly"])
-    torch.multiprocessing.start_processes(
-        check_copies, args=(str(tmp_path),), nprocs=4, start_method="forkserver"
-    )
+    start_warm_ranks(check_copies, args=(str(tmp_path),), nprocs=4)
 
 
 @pytest.mark.distributed

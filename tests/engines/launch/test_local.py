@@ -102,6 +102,7 @@ def test_bad_input_is_exit_code_2_and_is_tried_once(tmp_path, tiny_run):
     assert "starting again" not in stderr
 
 
+@pytest.mark.slow  # the exit code comes through torchrun as in the test above; native refuses in its own tests
 def test_checkpoints_in_the_way_are_bad_input(tmp_path, tiny_run):
     training = tiny_run(
         tmp_path, **SECTIONS | {"train": "{steps: 4, checkpoint: {folder: saved, every_steps: 2}}"}

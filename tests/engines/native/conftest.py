@@ -1,4 +1,4 @@
-"""Tests that compute: few threads and a cache of their own."""
+"""Tests that compute: few threads, a cache of their own, and ranks that start warm."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _small(one_thread_and_a_cache: None) -> None: ...
+def _small(one_thread_and_a_cache: None, warm_ranks: None) -> None: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
 import signal
 from pathlib import Path
@@ -14,6 +13,7 @@ pytest.importorskip("safetensors")
 
 import torch.distributed as dist
 from safetensors.torch import load_file
+from tests.warm import start_warm_ranks
 from torch.distributed.tensor import DTensor
 
 from meshwright import runfile
@@ -146,10 +146,7 @@ def check_plans(rank: int, meeting: str) -> None:
 @pytest.mark.distributed
 def test_a_plan_equals_one_process(tmp_path):
     write_base(tmp_path / "base")
-    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "meshwright.engines.native.assembly"])
-    torch.multiprocessing.start_processes(
-        check_plans, args=(str(tmp_path),), nprocs=2, start_method="forkserver"
-    )
+    start_warm_ranks(check_plans, args=(str(tmp_path),), nprocs=2)
 
 
 def test_dropout_is_dropped():

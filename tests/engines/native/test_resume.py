@@ -21,12 +21,27 @@ ALONE = {
 FSDP = {
     "parallel": "{data_shard: 2, sharding: parameters}",
     "optimizer": OPTIMIZER,
-    "train": "{steps: 80, checkpoint: {folder: saved, every_steps: 7, keep: 3}}",
+    "train": "{steps: 60, checkpoint: {folder: saved, every_steps: 7, keep: 3}}",
 }
 TORCHRUN = (
     "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "meshwright",
 )  # fmt: skip
 has_proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_run, tmp_path_factory):
+    """`undisturbed(sections)`: the run that nothing kills, trained once for these sections."""
+    trained = {}
+
+    def train(sections):
+        key = str(sections)
+        if key not in trained:
+            trained[key] = tiny_run(tmp_path_factory.mktemp("whole"), **sections)
+            trained[key].train()
+        return trained[key]
+
+    return train
 
 
 def kill_at_random(training, wait_for, *, kills: int, seed: int) -> None:
@@ -51,22 +66,21 @@ def kill_at_random(training, wait_for, *, kills: int, seed: int) -> None:
     ],
     ids=["one process", "two processes"],
 )
-def test_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections):
-    undisturbed, disturbed = tiny_run(tmp_path / "whole", **sections), tiny_run(tmp_path / "cut", **sections)
-    undisturbed.train()
+def test_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections, undisturbed):
+    disturbed = tiny_run(tmp_path / "cut", **sections)
     kill_at_random(disturbed, wait_for, kills=2, seed=1)
-    assert disturbed.losses() == undisturbed.losses()
-    assert disturbed.checkpoints() == undisturbed.checkpoints()
+    assert disturbed.losses() == undisturbed(sections).losses()
+    assert disturbed.checkpoints() == undisturbed(sections).checkpoints()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("sections", [ALONE, FSDP], ids=["one process", "two processes"])
-def test_many_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections, seed):
-    undisturbed, disturbed = tiny_run(tmp_path / "whole", **sections), tiny_run(tmp_path / "cut", **sections)
-    undisturbed.train()
+def test_many_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections, seed, undisturbed):
+    sections = sections | {"train": sections["train"].replace("steps: 60", "steps: 160")}  # room for eight
+    disturbed = tiny_run(tmp_path / "cut", **sections)
     kill_at_random(disturbed, wait_for, kills=8, seed=seed)
-    assert disturbed.losses() == undisturbed.losses()
+    assert disturbed.losses() == undisturbed(sections).losses()
 
 
 def ranks_below(pid: int) -> list[int]:
@@ -77,7 +91,7 @@ def ranks_below(pid: int) -> list[int]:
 
 @has_proc
 @pytest.mark.distributed
-def test_torchrun_replaces_a_killed_process(tiny_run, tmp_path, wait_for):
+def test_torchrun_replaces_a_killed_process(tiny_run, tmp_path, wait_for, undisturbed):
     training = tiny_run(tmp_path / "cut", **FSDP)
     process = training.start(under=TORCHRUN)
     wait_for(training.checkpoints, process)
@@ -86,10 +100,8 @@ def test_torchrun_replaces_a_killed_process(tiny_run, tmp_path, wait_for):
     assert process.returncode == 0, stderr
     assert "exitcode: -9" in stderr  # the one that was lost, and not those that lost it
     record = json.loads((training.folder / "out" / "record.json").read_text())
-    assert (record["ending"], record["statistics"]["steps"]) == ("done", 80)
-    undisturbed = tiny_run(tmp_path / "whole", **FSDP)
-    undisturbed.train()
-    assert training.losses() == undisturbed.losses()
+    assert (record["ending"], record["statistics"]["steps"]) == ("done", 60)
+    assert training.losses() == undisturbed(FSDP).losses()
 
 
 ALL = (

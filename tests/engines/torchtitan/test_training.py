@@ -24,7 +24,10 @@ def plan(words: str) -> str:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("out", "parallel"), [("one", ALONE), ("two", SHARDED)])
+@pytest.mark.parametrize(
+    ("out", "parallel"),
+    [("one", ALONE), pytest.param("two", SHARDED, marks=pytest.mark.slow)],  # experts are sharded by default
+)
 def test_losses_are_those_of_the_native_engine(toys, train, steps, native, assert_equal, out, parallel):
     done = train("dense", out, parallel, page=True)
     assert done.returncode == 0, done.stderr

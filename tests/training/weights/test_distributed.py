@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 import torch.distributed as dist
+from tests.warm import start_warm_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -114,8 +114,4 @@ def same(left, right) -> bool:
 
 @pytest.mark.distributed
 def test_sharded_models_begin_load_and_save_as_one_process(tmp_path: Path):
-    # One server imports torch and is copied: starting four interpreters would take longer than the test.
-    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "meshwright.training.weights"])
-    torch.multiprocessing.start_processes(
-        check_layouts, args=(str(tmp_path), 4), nprocs=4, start_method="forkserver"
-    )
+    start_warm_ranks(check_layouts, args=(str(tmp_path), 4), nprocs=4)

@@ -22,6 +22,8 @@ from meshwright.records.steps import plan_of, run_of
 from meshwright.specs.plan import Sharding
 from meshwright.specs.run import Run
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 FORMATS = ("fp32", "bf16")
 APART = {"isolated", "concurrent"}  # each process trains a model of its own
 SMALL = Point(

@@ -19,6 +19,8 @@ from meshwright.specs.model import AttentionKind
 from meshwright.specs.plan import Plan, Schedule, Sharding
 from meshwright.training.models import build_model
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 TEXT = """
 model: llama3.1-70b
 data: {source: synthetic, sequence_length: 8192}
