@@ -304,7 +304,7 @@ def test_accuracy_takes_no_calibration_of_one_machine(package, meshwright, tmp_p
     path.write_text(json.dumps(to_document(measured)))
     outcome = meshwright("accuracy", "--calibration", path)
     assert outcome.exit_code == 2
-    assert "what one machine was measured to do" in outcome.stderr
+    assert "a calibration of one machine" in outcome.stderr
 
 
 @pytest.mark.parametrize(
