@@ -73,10 +73,10 @@ def ended(monkeypatch):
 
 
 def test_a_step_that_takes_too_long(tmp_path, ended, capfd):
-    with Watchdog(tmp_path, rank=3, timeout_s=0.2) as watchdog:
-        watchdog.start_timer()
+    with Watchdog(tmp_path, rank=3, timeout_s=0.2) as watch:
+        watch.start_timer()
         time.sleep(1.0)
-        watchdog.stop_timer()
+        watch.stop_timer()
     assert ended[0] == 1
     assert "test_a_step_that_takes_too_long" in (tmp_path / "stacks" / "rank-00003.txt").read_text()
     assert watchdog.stacks(tmp_path) == tmp_path / "stacks"
@@ -84,9 +84,9 @@ def test_a_step_that_takes_too_long(tmp_path, ended, capfd):
 
 
 def test_what_may_take_long_is_not_watched(tmp_path, ended):
-    with Watchdog(tmp_path, rank=0, timeout_s=0.2) as watchdog:
-        watchdog.start_timer()
-        watchdog.stop_timer()
+    with Watchdog(tmp_path, rank=0, timeout_s=0.2) as watch:
+        watch.start_timer()
+        watch.stop_timer()
         time.sleep(1.0)
     assert not ended
     assert watchdog.stacks(tmp_path) is None
