@@ -6,10 +6,11 @@ import re
 import tomllib
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 
 @cache
-def _rules() -> tuple[dict[str, object], ...]:
+def _rules() -> tuple[dict[str, Any], ...]:
     text = (files("meshwright.catalog") / "data" / "interconnects.toml").read_text(encoding="utf-8")
     return tuple(tomllib.loads(text)["interconnect"])
 
@@ -22,8 +23,6 @@ def fabric_named_by(description: str, accelerator: str) -> str | None:
     'aws-efa-p5'
     """
     for rule in _rules():
-        if accelerator in rule["accelerators"] and re.search(
-            str(rule["description"]), description, re.IGNORECASE
-        ):  # pyright: ignore[reportOperatorIssue]
-            return str(rule["fabric"])
+        if accelerator in rule["accelerators"] and re.search(rule["description"], description, re.IGNORECASE):
+            return rule["fabric"]
     return None
