@@ -136,7 +136,7 @@ def refuse_checkpoints(run: Run, options: TrainOptions, *, newest_step: Callable
     if step is not None:
         raise InputError(
             f"{saves.folder} already holds checkpoints, the newest after step {step}",
-            hint="go on with --resume, or name another folder with --set train.checkpoint.folder=...",
+            hint="continue with --resume, or name another folder with --set train.checkpoint.folder=...",
         )
 
 

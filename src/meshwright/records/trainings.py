@@ -124,7 +124,7 @@ class TrainingRecorder:
                 raise InputError(
                     "there are trainings already",
                     got=str(self.path),
-                    hint="go on with --resume, or name another --out",
+                    hint="continue with --resume, or name another --out",
                 )
             self._resume()
         write_atomically(self.path, _text(self.rows))
