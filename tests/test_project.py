@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", "scripts", ".ci")
 TEXT_SUFFIXES = {"", ".py", ".md", ".toml", ".yaml", ".yml", ".json", ".csv", ".sh"}
 MAX_LINES = 600
+GENERATED = {ROOT / "docs" / "reference" / "commands.md"}  # looked up, not read from end to end
 
 PRESENT = [name for name, verb in VERBS.items() if importlib.util.find_spec(verb.target.partition(":")[0])]
 
@@ -72,7 +73,7 @@ def test_a_reader_can_hold_every_file_in_the_head():
     long = {}
     for path in text_files():
         num_lines = len(path.read_text(encoding="utf-8").splitlines())
-        if path.suffix in {".py", ".md"} and num_lines >= MAX_LINES:
+        if path.suffix in {".py", ".md"} and num_lines >= MAX_LINES and path not in GENERATED:
             long[str(path.relative_to(ROOT))] = num_lines
     assert long == {}
 

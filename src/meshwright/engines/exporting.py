@@ -113,8 +113,8 @@ def _default_dtype(kind: ExportKind) -> Dtype:
 
 
 def _require_whole(saved: SavedCheckpoint) -> None:
-    if damage := checkpoints.verify(saved.path):
+    if fault := checkpoints.verify(saved.path):
         raise InputError(
-            f"checkpoint {saved.path} is damaged: {damage}",
+            f"checkpoint {saved.path} is damaged: {fault}",
             hint="`meshwright checkpoint verify` names the last good one; choose it with --step",
         )
