@@ -56,6 +56,6 @@ def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(mo
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    with pytest.raises(InputError, match="count their restarts apart") as caught:
+    with pytest.raises(InputError, match="count their restarts separately") as caught:
         run_ranks(print, None, num_ranks=2, device_type="cpu")
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(caught.value.hint)

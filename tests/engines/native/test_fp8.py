@@ -175,7 +175,7 @@ def test_without_torchao_it_says_how_to_install_it(monkeypatch):
 
 
 def test_the_product_that_is_timed_multiplies():
-    assert torch.equal(devices._fp8_product(32, CPU)(), torch.full((32, 32), 32.0, dtype=torch.bfloat16))
+    assert torch.equal(devices._fp8_gemm(32, CPU)(), torch.full((32, 32), 32.0, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize(
