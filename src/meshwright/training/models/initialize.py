@@ -137,6 +137,6 @@ def _generator(seed: int, key: str, device: torch.device) -> torch.Generator:
 
 
 def named_seed(seed: int, key: str) -> int:
-    """The seed of the random stream `key`, 63 bits; Python's own `hash` differs between processes."""
+    """A seed of the random stream `key`, 63 bits; Python's own `hash` differs between processes."""
     digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
