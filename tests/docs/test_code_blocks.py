@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -38,7 +40,9 @@ def test_document(pytester, request, name):
     assert ("skipped" in outcome) == (num_failed is None)
 
 
-def test_blocks_of_one_document_stay_in_one_process(pytester, request):
+def test_blocks_of_one_document_stay_in_one_process(pytester, request, monkeypatch):
+    paths = [str(request.config.rootpath), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))  # the conftest imports `tests.warm`
     pytester.makeconftest((request.config.rootpath / "conftest.py").read_text())
     blocks = [f"```console\n$ echo {i} >> file; wc -l < file\n{i}\n```\n" for i in range(1, 9)]
     (pytester.path / "page.md").write_text("\n".join(blocks))
