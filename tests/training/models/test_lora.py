@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.tiny_models import DENSE, LATENT, MIXTURE
+
 from meshwright.errors import InputError
-from meshwright.specs.model import Attention, AttentionKind, Experts, Lora, Model, Router
+from meshwright.specs.model import Lora
 from meshwright.training.models import (
     adapted,
     add_adapters,
@@ -27,31 +27,6 @@ from meshwright.training.weights import (
 )
 
 ALL = ("query", "key", "value", "output", "gate", "up", "down")
-DENSE = Model(
-    name="tiny",
-    hidden=32,
-    num_layers=2,
-    vocab=61,
-    ffn_hidden=48,
-    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=8),
-)
-MIXTURE = replace(DENSE, ffn_hidden=0, experts=Experts(num_experts=4, top_k=2, ffn_hidden=24))
-LATENT = replace(
-    DENSE,
-    attention=Attention(
-        kind=AttentionKind.MLA,
-        num_heads=4,
-        num_kv_heads=4,
-        head_dim=12,
-        value_head_dim=8,
-        query_lora_rank=16,
-        kv_lora_rank=12,
-        rope_head_dim=4,
-    ),
-    experts=Experts(
-        num_experts=4, top_k=2, ffn_hidden=24, num_shared=1, num_dense_layers=1, router=Router.SIGMOID
-    ),
-)
 
 PEFT = {
     "attention.query": "q_proj",

@@ -6,13 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.tiny_models import DENSE as TINY
+from tests.tiny_models import LATENT_ATTENTION
+
 from meshwright import catalog
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError
 from meshwright.specs.model import (
-    Attention,
-    AttentionKind,
     Experts,
     Model,
     Rope,
@@ -32,29 +33,13 @@ from meshwright.training.models.balance import balance_loss
 from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.models.token_layout import attention_mask
 
-DENSE = Model(
-    name="tiny",
-    hidden=32,
-    num_layers=4,
-    vocab=61,
-    ffn_hidden=48,
-    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=8),
-)
+DENSE = replace(TINY, num_layers=4)
 MIXTURE = replace(DENSE, ffn_hidden=0, experts=Experts(num_experts=8, top_k=3, ffn_hidden=24, num_shared=1))
 SIGMOID = replace(MIXTURE, experts=replace(MIXTURE.experts, router=Router.SIGMOID, routed_scale=2.5))
 LATENT = replace(
     SIGMOID,
     ffn_hidden=48,
-    attention=Attention(
-        kind=AttentionKind.MLA,
-        num_heads=4,
-        num_kv_heads=4,
-        head_dim=12,
-        value_head_dim=8,
-        query_lora_rank=16,
-        kv_lora_rank=12,
-        rope_head_dim=4,
-    ),
+    attention=LATENT_ATTENTION,
     experts=replace(SIGMOID.experts, num_dense_layers=1, num_groups=4, groups_per_token=2),
 )
 ALL = [DENSE, MIXTURE, SIGMOID, LATENT]

@@ -9,20 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-from meshwright.specs.model import Attention, BaseFormat, Lora, Model
+from tests.tiny_models import DENSE
+
+from meshwright.specs.model import BaseFormat, Lora
 from meshwright.training.models import add_adapters, build_model, init_adapters, init_weights, materialize
 from meshwright.training.models.lora import quantized_weights
 from meshwright.training.models.quantized import BLOCK, NORMAL_FLOAT, QuantizedWeight
 from meshwright.training.weights import adapters_of, load_weights, save_weights
 
-MODEL = Model(
-    name="tiny",
-    hidden=32,
-    num_layers=2,
-    vocab=61,
-    ffn_hidden=48,
-    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=8),
-)
 ROUNDED = [BaseFormat.INT8, BaseFormat.NF4]
 
 
@@ -68,7 +62,7 @@ def test_any_shape_can_be_held_and_zero_stays_zero(kind, shape):
 
 def adapted_model(folder, kind: BaseFormat):
     lora = Lora(rank=4, targets=("query", "output", "down"), base_format=kind)
-    built = build_model(MODEL)
+    built = build_model(DENSE)
     add_adapters(built, lora)
     materialize(built, device="cpu")
     init_adapters(built, seed=0)
@@ -82,7 +76,7 @@ def adapted_model(folder, kind: BaseFormat):
 
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_gradients_are_those_of_the_rounded_matrices(tmp_path, kind):
-    plain = build_model(MODEL, device="cpu")
+    plain = build_model(DENSE, device="cpu")
     init_weights(plain, seed=0, std=0.2)
     save_weights(plain, tmp_path / "base", dtype=torch.float32)
     held = adapted_model(tmp_path / "base", kind)

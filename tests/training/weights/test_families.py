@@ -10,10 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
+from tests.tiny_models import DENSE
+
 from meshwright.catalog.families import FAMILIES
 from meshwright.catalog.huggingface import architectures, model_from_config, model_from_path
 from meshwright.errors import InputError
-from meshwright.specs.model import Attention, Model
 from meshwright.training.models import build_model, init_weights
 from meshwright.training.weights import load_weights, save_weights
 
@@ -24,15 +25,7 @@ NEW = replace(
     model_type="other",
     tensors={**LLAMA.tensors, "attention.output.weight": "self_attn.dense.weight"},
 )
-MODEL = Model(
-    name="tiny",
-    hidden=32,
-    num_layers=2,
-    vocab=61,
-    ffn_hidden=48,
-    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=8),
-    family=NEW.architecture,
-)
+MODEL = replace(DENSE, family=NEW.architecture)
 
 
 @pytest.fixture

@@ -8,25 +8,16 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
+from tests.tiny_models import DENSE, MIXTURE
+
 from meshwright import catalog
 from meshwright.errors import InputError
-from meshwright.specs.model import Attention, Experts, Model
 from meshwright.training.models import build_model, init_weights
 from meshwright.training.weights import config_of, family_of, file_names, load_weights, save_weights
 from meshwright.training.weights.reading import tensors_of
 
-TINY = Model(
-    name="tiny",
-    hidden=32,
-    num_layers=2,
-    vocab=61,
-    ffn_hidden=48,
-    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=8),
-)
-MIXTURE = replace(TINY, ffn_hidden=0, experts=Experts(num_experts=4, top_k=2, ffn_hidden=24))
 
-
-def filled(model=TINY, *, seed=0, **options):
+def filled(model=DENSE, *, seed=0, **options):
     built = build_model(model, device="cpu", **options)
     init_weights(built, seed=seed)
     return built
@@ -37,7 +28,7 @@ def same(a, b) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
 
 
-@pytest.mark.parametrize("model", [TINY, MIXTURE, replace(TINY, tied_embeddings=True)])
+@pytest.mark.parametrize("model", [DENSE, MIXTURE, replace(DENSE, tied_embeddings=True)])
 @pytest.mark.parametrize("file_bytes", [10_000, 10**9])
 def test_what_is_saved_comes_back(model, file_bytes, tmp_path):
     save_weights(filled(model), tmp_path / "w", dtype=torch.float32, file_bytes=file_bytes)
@@ -98,7 +89,7 @@ def test_a_folder_that_holds_something_is_not_overwritten(tmp_path):
 # --- files that are not what they should be
 
 
-def saved(tmp_path, change=None, *, model=TINY):
+def saved(tmp_path, change=None, *, model=DENSE):
     save_weights(filled(model), tmp_path / "w", dtype=torch.float32)
     file = tmp_path / "w" / "model.safetensors"
     tensors = safetensors_torch.load_file(file)
@@ -108,7 +99,7 @@ def saved(tmp_path, change=None, *, model=TINY):
     return tmp_path / "w"
 
 
-def refused(folder, model=TINY) -> str:
+def refused(folder, model=DENSE) -> str:
     built = filled(model, seed=1)
     before = {name: tensor.clone() for name, tensor in built.state_dict().items()}
     with pytest.raises(InputError) as error:
@@ -150,7 +141,7 @@ def test_old_buffers_tied_heads_and_prediction_layers_are_passed_over(tmp_path):
         tensors["model.layers.2.eh_proj.weight"] = torch.zeros(4)
         tensors["lm_head.weight"] = torch.zeros(61, 32)
 
-    tied = replace(TINY, tied_embeddings=True)
+    tied = replace(DENSE, tied_embeddings=True)
     load_weights(filled(tied, seed=1), saved(tmp_path, change, model=tied))
 
 
