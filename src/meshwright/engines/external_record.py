@@ -90,7 +90,8 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         device=facts["device"],
         software=facts["software"],
         ending=ending,
-        statistics=_statistics(entries, run=run, metrics=metrics, ranks=ranks, layout=layout, ending=ending),
+        statistics=_statistics(entries, run=run, metrics=metrics, ranks=ranks, layout=layout, ending=ending)
+        | {"data_usage": start.get("data_usage")},
         time_s=_time_s(measured, started_s=start["started_s"]),
         ranks=_ranks(ranks),
         started=_timestamp(start["started_s"]),

@@ -192,6 +192,7 @@ def _open_folder(start: WorkersStart, lowered: Launch) -> None:
     """Write the files of the launch, the resolved run and the decisions of this process."""
     from meshwright.training import telemetry
 
+    usage = None if local.under_launcher() else _open_data(start)
     folder, options, prediction = start.options.folder, start.options, expected(start)
     output = folder / start.layout.output
     if not options.resume and output.exists():
@@ -206,8 +207,23 @@ def _open_folder(start: WorkersStart, lowered: Launch) -> None:
         "predicted": prediction.predicted,
         "notes": (*start.notes, *prediction.notes),
         "git_commit": telemetry.git_commit(Path.cwd()),
+        "data_usage": usage,
     }
     (output / START).write_text(json.dumps(known), encoding="utf-8")
+
+
+def _open_data(start: WorkersStart) -> dict[str, Any]:
+    """Tokenise the data before the processes start, and print and return the counts of its labels and padding.
+
+    Raises InputError for data that cannot be trained on. Under a launcher the processes check it themselves.
+    """
+    from meshwright.training.data import open_data
+
+    corpus = open_data(start.run)
+    if not start.options.quiet:
+        for line in corpus.notes:
+            print(f"note: {line}", file=sys.stderr, flush=True)
+    return corpus.usage
 
 
 class _ProgressPrinter:

@@ -249,6 +249,61 @@ def test_a_run_on_answers_packs_whole_documents(run: Run, tmp_path: Path) -> Non
     assert (counted == 256).sum() == sample.documents_T.max() + 1  # every answer's end
 
 
+def test_answers_that_are_all_cut_are_refused(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "long.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": "p" * 40, "completion": "yes"}) for _ in range(20)))
+    data = {"source": str(file), "tokenizer": "bytes"}
+    with pytest.raises(
+        InputError, match=r"nothing to train on(.|\n)*20 records, 20 of them(.|\n)*raise data.seq"
+    ):
+        open_data(with_data(run, **data), cache=tmp_path / "cache")
+    longer = replace(with_data(run, **data), sequence_length=43)
+    assert open_data(longer, cache=tmp_path / "cache").usage["training"]["num_cut"] == 0
+    text = tmp_path / "text.jsonl"
+    text.write_text("\n".join(json.dumps({"prompt": "1+1=", "completion": "2"}) for _ in range(100)))
+    data = {"source": str(text), "validation": str(file), "tokenizer": "bytes", "evaluate": True}
+    with pytest.raises(InputError, match=r"long.jsonl has nothing to train on"):
+        open_data(with_data(run, **data), cache=tmp_path / "cache")
+
+
+def test_every_batch_of_answers_has_a_label_and_the_rest_is_counted(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    prompts = ["p" * (40 if n % 4 else 3) for n in range(80)]  # three of four lose their answer
+    file.write_text("\n".join(json.dumps({"prompt": p, "completion": "yes"}) for p in prompts))
+    corpus = open_data(with_data(run, source=str(file), tokenizer="bytes"), cache=tmp_path / "cache")
+    samples = [corpus.train.sample(n) for n in range(corpus.train.num_samples)]
+    assert all((s.labels_T >= 0).sum() == 4 for s in samples)
+    positions = 20 * corpus.train.sequence_length
+    assert corpus.usage == {
+        "training": {
+            "num_documents": 80,
+            "num_cut": 60,
+            "num_without_labels": 60,
+            "longest_tokens": 44,
+            "num_samples": 20,
+            "num_samples_without_labels": 60,
+            "num_padded": 20,
+            "label_ratio": sum(int((s.labels_T >= 0).sum()) for s in samples) / positions,
+            "padding_ratio": sum(int((s.documents_T < 0).sum()) for s in samples) / positions,
+        },
+        "validation": None,
+    }
+    (note,) = corpus.notes
+    assert "60 cut by data.sequence_length, 60 without a label" in note
+
+
+def test_the_label_ratio_of_a_stream_is_that_of_its_samples(run: Run, text: Path, tmp_path: Path) -> None:
+    corpus = open_data(
+        with_data(run, source=str(text), tokenizer="bytes", evaluate=True), cache=tmp_path / "cache"
+    )
+    assert corpus.validation is not None
+    for samples, usage in ((corpus.train, corpus.train_usage), (corpus.validation, corpus.validation_usage)):
+        labels = sum(int((samples.sample(n).labels_T >= 0).sum()) for n in range(samples.num_samples))
+        assert usage is not None
+        assert usage.label_ratio == labels / (samples.num_samples * samples.sequence_length) < 1
+    assert corpus.notes == ()
+
+
 def test_a_run_with_validation_data_of_its_own(run: Run, text: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("validation " * 100)
     run = with_data(

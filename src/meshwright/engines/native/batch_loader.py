@@ -23,6 +23,7 @@ class BatchLoader:
     def __init__(self, run: Run, *, coordinates: MeshCoordinates, corpus: Corpus) -> None:
         self.coordinates, self.chunks = coordinates, chunks_of(coordinates)
         self.tokenizer: Tokenizer | None = corpus.tokenizer
+        self.usage, self.notes = corpus.usage, corpus.notes
         self.batches = Batches(
             samples=corpus.train,
             global_batch=run.global_batch,

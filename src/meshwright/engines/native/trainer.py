@@ -106,6 +106,8 @@ def _open_trainer(
         assembly = assemble(run, coordinates=coordinates, weights=weights and weights.folder)
     with progress.phase("opening the data"):
         loader = open_batch_loader(run, coordinates=coordinates, report=reading(progress))
+    for line in loader.notes:
+        progress.say(f"note: {line}")
     return Trainer(
         prepared, coordinates=coordinates, expectation=expectation, assembly=assembly, loader=loader,
         request=request, clock=clock, progress=progress, watchdog=watchdog,
@@ -268,6 +270,10 @@ class Trainer:
         count = count_labels(batch)
         if self.coordinates.num_ranks > 1:
             dist.all_reduce(count)
+        if (
+            not count.item()
+        ):  # a stream of documents of one token each: samples of answers always have a label
+            self.progress.say("note: a batch has no label; it counts with a loss of 0")
         return self.coordinates.num_copies / max(1.0, count.item())
 
     def _sum_over_processes(self, local_loss: torch.Tensor, *others: float | torch.Tensor) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import default_cache
@@ -11,7 +12,9 @@ from meshwright.specs.run import Run
 from meshwright.training.data.bpe import bpe_tokenizer
 from meshwright.training.data.packing import (
     Samples,
+    StreamSamples,
     SyntheticSamples,
+    WholeSamples,
     require_samples,
     stream_samples,
     whole_samples,
@@ -26,6 +29,7 @@ from meshwright.training.data.tokenizer import (
     tokenizer_from_hub,
     tokenizer_from_path,
 )
+from meshwright.training.data.usage import DataUsage, usages_as_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,20 @@ class Corpus:
     validation: Samples | None  # always the same, in the same order; None: the run has no validation loss
     tokenizer: Tokenizer | None  # None: the data is tokens already, or random ones
     num_tokens: int | None  # of the training part; None: endless
+    train_usage: DataUsage | None = None  # None: random tokens
+    validation_usage: DataUsage | None = None
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """`statistics.data_usage` of a record."""
+        return usages_as_json(self.train_usage, self.validation_usage)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Records that are cut or have no label, and padding; nothing about a stream of text."""
+        usages = {"training data": self.train_usage, "validation data": self.validation_usage}
+        lines = (usage.describe(name) for name, usage in usages.items() if usage is not None)
+        return tuple(line for line in lines if line is not None)
 
 
 def open_data(run: Run, *, cache: Path | None = None, report: Report | None = None) -> Corpus:
@@ -67,7 +85,14 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
     if validation is not None:
         name = run.data.validation or f"the validation part of {run.data.source}"
         require_samples(validation, name=name, needed=run.global_batch)
-    return Corpus(train=train, validation=validation, tokenizer=tokenizer, num_tokens=extents.num_tokens)
+    return Corpus(
+        train=train,
+        validation=validation,
+        tokenizer=tokenizer,
+        num_tokens=extents.num_tokens,
+        train_usage=train.usage,
+        validation_usage=None if validation is None else validation.usage,
+    )
 
 
 def open_tokenizer(name: str, *, source: DocumentSource | TokenFiles | None, cache: Path) -> Tokenizer:
@@ -120,7 +145,7 @@ def _tokens(
     return tokenise(source, tokenizer, cache=cache, report=report)
 
 
-def _samples(store: TokenStore, extents: Extents, length: int) -> Samples:
+def _samples(store: TokenStore, extents: Extents, length: int) -> StreamSamples | WholeSamples:
     """Answers keep their prompts: a corpus with a mask is packed by whole documents."""
     pack = whole_samples if store.is_masked else stream_samples
     return pack(store, extents, sequence_length=length)

@@ -20,6 +20,13 @@ import numpy as np
 from meshwright.errors import InputError
 from meshwright.training.data.split import Extents
 from meshwright.training.data.store import TokenStore
+from meshwright.training.data.usage import (
+    DataUsage,
+    count_document_labels,
+    require_labels,
+    usage_of_documents,
+    usage_of_stream,
+)
 from meshwright.training.labels import IGNORED_LABEL
 
 PADDING_DOCUMENT = -1
@@ -62,6 +69,7 @@ class StreamSamples:
     ranges_E2: np.ndarray = field(repr=False)
     starts_E: np.ndarray = field(repr=False)  # where each extent begins when extents are laid end to end
     num_samples: int
+    usage: DataUsage
 
     def sample(self, number: int) -> Sample:
         """Tokens number*T to number*T + T of the extents laid end to end."""
@@ -89,12 +97,14 @@ class StreamSamples:
 def stream_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -> StreamSamples:
     """Cut these extents. The tokens after the last whole sample are not used."""
     ranges_E2 = extents.ranges_E2
+    num_samples = max(0, (extents.num_tokens - 1) // sequence_length)
     return StreamSamples(
         store=store,
         sequence_length=sequence_length,
         ranges_E2=ranges_E2,
         starts_E=np.cumsum(np.concatenate([[0], ranges_E2[:, 1] - ranges_E2[:, 0]]))[:-1],
-        num_samples=max(0, (extents.num_tokens - 1) // sequence_length),
+        num_samples=num_samples,
+        usage=usage_of_stream(store, extents, sequence_length=sequence_length, num_samples=num_samples),
     )
 
 
@@ -105,6 +115,7 @@ class WholeSamples:
     store: TokenStore
     sequence_length: int
     ranges_P2: np.ndarray = field(repr=False)
+    usage: DataUsage
 
     @property
     def num_samples(self) -> int:
@@ -125,7 +136,10 @@ class WholeSamples:
 
 
 def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -> WholeSamples:
-    """Fill samples with the documents of these extents, in order. Extents begin and end with documents."""
+    """Fill samples with the documents of these extents, in order. Extents begin and end with documents.
+
+    A sample without a label is skipped, so that every batch has a loss.
+    """
     ranges = []
     for start, end in extents.ranges_E2:
         while start < end:
@@ -135,10 +149,19 @@ def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) 
                 stop = store.start_of(store.document_at(int(start)) + 1)
             ranges.append((int(start), int(stop)))
             start = stop
+    all_P2 = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+    documents = count_document_labels(store, extents, sequence_length=sequence_length)
+    ranges_P2 = all_P2[documents.of_ranges(all_P2) > 0]
     return WholeSamples(
         store=store,
         sequence_length=sequence_length,
-        ranges_P2=np.array(ranges, dtype=np.int64).reshape(-1, 2),
+        ranges_P2=ranges_P2,
+        usage=usage_of_documents(
+            documents,
+            ranges_P2,
+            sequence_length=sequence_length,
+            num_skipped=len(all_P2) - len(ranges_P2),
+        ),
     )
 
 
@@ -194,8 +217,10 @@ def _fit(values_N: np.ndarray, length: int, padding: int) -> np.ndarray:
     return np.concatenate([values_N, np.full(length - len(values_N), padding, values_N.dtype)])
 
 
-def require_samples(samples: Samples, *, name: str, needed: int) -> None:
-    """Raise InputError when a corpus has fewer samples than one global batch."""
+def require_samples(samples: StreamSamples | WholeSamples, *, name: str, needed: int) -> None:
+    """Raise InputError when a corpus has no label, or fewer samples than one global batch."""
+    if isinstance(samples, WholeSamples) or samples.num_samples:
+        require_labels(samples.usage, name=name, sequence_length=samples.sequence_length)
     if samples.num_samples < needed:
         raise InputError(
             f"{name} is too small: one global batch needs {needed} samples of {samples.sequence_length} tokens",
