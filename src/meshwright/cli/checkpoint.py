@@ -9,7 +9,7 @@ import click
 
 from meshwright import runfile
 from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import emit_json, print_line, print_table
+from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
 from meshwright.units import format_bytes, format_count
@@ -115,6 +115,8 @@ def _print_to_hf(document: Document) -> None:
         f"Wrote the {document['kind']} of {document['model']} after step {document['step']:,} as {document['dtype']}: "
         f"{document['weights']}"
     )
+    for text in document["notes"]:
+        note(text)
 
 
 def _print_from_hf(document: Document) -> None:

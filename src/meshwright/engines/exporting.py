@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Literal, TypeVar
 
 from meshwright.engines.base import SavedWeightsEngine, WeightsEngine, find_engine
 from meshwright.errors import InputError
 from meshwright.specs.model import Lora
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints, conversion
-from meshwright.training.checkpoints import SavedCheckpoint
+from meshwright.training.checkpoints import Content, SavedCheckpoint
+from meshwright.training.exported_folder import complete_folder
+from meshwright.training.weights.folder import new_folder
 
 Dtype = Literal["bf16", "fp32"]
+T = TypeVar("T")
 ExportKind = Literal["weights", "merged weights", "adapter"]
 
 
@@ -28,6 +32,7 @@ class Exported:
     kind: ExportKind
     dtype: Dtype
     model: str
+    notes: tuple[str, ...] = ()  # what the folder lacks, and why
 
 
 def has_own_checkpoints(engine: str) -> bool:
@@ -46,13 +51,18 @@ def export_own(run: Run, folder: Path, *, step: int | None, dtype: Dtype | None,
     assert isinstance(engine, WeightsEngine)  # `has_own_checkpoints`
     kind = _kind(run.lora, merge=merge, where=run.source)
     dtype = dtype or _default_dtype(kind)
-    if merge:
+
+    def write(out: Path) -> Path:
+        if not merge:
+            return engine.export_weights(run, step=step, folder=out, dtype=dtype)
         with TemporaryDirectory() as scratch:
             adapters = Path(scratch) / "adapter"
             checkpoint = engine.export_weights(run, step=step, folder=adapters, dtype="fp32")
-            conversion.export_merged_folder(run, adapters, folder, dtype=dtype)
-    else:
-        checkpoint = engine.export_weights(run, step=step, folder=folder, dtype=dtype)
+            conversion.export_merged_folder(run, adapters, out, dtype=dtype)
+            return checkpoint
+
+    content = replace(checkpoints.content(run, weights=None), weights=run.weights)
+    checkpoint, notes = _write(folder, write, kind=kind, content=content)
     return Exported(
         checkpoint=checkpoint,
         step=int(checkpoint.name.rpartition("-")[2]),
@@ -60,6 +70,7 @@ def export_own(run: Run, folder: Path, *, step: int | None, dtype: Dtype | None,
         kind=kind,
         dtype=dtype,
         model=run.model.name,
+        notes=notes,
     )
 
 
@@ -83,14 +94,18 @@ def export_saved(
     kind = _kind(content.lora, merge=merge, where=str(saved.path))
     dtype = dtype or _default_dtype(kind)
     writer = find_engine(manifest["engine"]) if manifest.get("engine") else None
-    if isinstance(writer, SavedWeightsEngine):
-        writer.export_saved_weights(saved, content, folder, dtype=dtype)
-    elif content.lora is None:
-        conversion.export_weights(saved, content, folder, dtype=dtype)
-    elif merge:
-        conversion.export_merged(saved, content, folder, dtype=dtype, base=run and run.weights)
-    else:
-        conversion.export_adapters(saved, content, folder, dtype=dtype)
+
+    def write(out: Path) -> None:
+        if isinstance(writer, SavedWeightsEngine):
+            writer.export_saved_weights(saved, content, out, dtype=dtype)
+        elif content.lora is None:
+            conversion.export_weights(saved, content, out, dtype=dtype)
+        elif merge:
+            conversion.export_merged(saved, content, out, dtype=dtype, base=run and run.weights)
+        else:
+            conversion.export_adapters(saved, content, out, dtype=dtype)
+
+    _, notes = _write(folder, write, kind=kind, content=_with_data(content, run, merge=merge))
     return Exported(
         checkpoint=saved.path,
         step=saved.step,
@@ -98,7 +113,28 @@ def export_saved(
         kind=kind,
         dtype=dtype,
         model=content.shapes.name,
+        notes=notes,
     )
+
+
+def _write(
+    folder: Path, write: Callable[[Path], T], *, kind: ExportKind, content: Content
+) -> tuple[T, tuple[str, ...]]:
+    """Write a folder, and complete one of whole weights. Returns what `write` returns, and notes."""
+    if kind == "adapter":
+        return write(folder), ()
+    with new_folder(folder) as unfinished:
+        return write(unfinished), complete_folder(unfinished, content)
+
+
+def _with_data(content: Content, run: Run | None, *, merge: bool) -> Content:
+    """`content`, with what the run file knows and an old manifest does not, and the base that it merges with."""
+    if run is None:
+        return content
+    if content.sequence_length is None:
+        own = checkpoints.content(run, weights=None)
+        content = replace(content, sequence_length=own.sequence_length, data=own.data)
+    return replace(content, weights=run.weights or content.weights) if merge else content
 
 
 def _kind(lora: Lora | None, *, merge: bool, where: str) -> ExportKind:

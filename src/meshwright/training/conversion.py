@@ -122,7 +122,7 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
     if run.lora is None:
         module = build_model(run.model, device="cpu")
         load_weights(module, weights)
-        origin = None
+        origin = find_weights(str(weights))
     else:
         module = _adapters(run, weights, lora=run.lora)
         origin = None if run.weights is None else find_weights(run.weights)

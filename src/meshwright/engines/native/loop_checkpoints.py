@@ -16,6 +16,7 @@ from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay
 from meshwright.training import checkpoints
 from meshwright.training.clock import Clock, TrainingPhase
+from meshwright.training.data import Tokenizer
 
 
 class LoopCheckpoints:
@@ -28,11 +29,12 @@ class LoopCheckpoints:
         num_ranks: int,
         assembly: Assembly,
         detector: FaultDetector,
+        tokenizer: Tokenizer | None,
         clock: Clock,
         progress: ProgressDisplay,
     ) -> None:
         self.prepared, self.assembly, self.detector = prepared, assembly, detector
-        self.clock, self.progress = clock, progress
+        self.tokenizer, self.clock, self.progress = tokenizer, clock, progress
         settings = prepared.run.train.checkpoint
         self.saver = checkpoints.CheckpointSaver(settings, num_ranks=num_ranks) if settings else None
 
@@ -103,7 +105,9 @@ class LoopCheckpoints:
             "model": run.model.name,
             "plan": plan.describe(),
             "guard": self.detector.state(),
-            **checkpoints.as_manifest(checkpoints.content(run, weights=self.prepared.weights)),
+            **checkpoints.as_manifest(
+                checkpoints.content(run, weights=self.prepared.weights, tokenizer=self.tokenizer)
+            ),
         }
         with self.clock.during(TrainingPhase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
             self.saver.save(self.assembly.state(), step=num_steps, about=about)

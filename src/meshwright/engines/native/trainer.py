@@ -140,7 +140,7 @@ class Trainer:
         self.detector = FaultDetector(self.run.train.faults)
         self.checkpoints = LoopCheckpoints(
             prepared, num_ranks=coordinates.num_ranks, assembly=assembly, detector=self.detector,
-            clock=clock, progress=progress,
+            tokenizer=loader.tokenizer, clock=clock, progress=progress,
         )  # fmt: skip
         self.output = RunOutput(prepared, is_main=coordinates.is_main, progress=progress)
         self.profiler: StepProfiler | None = None

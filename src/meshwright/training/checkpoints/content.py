@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from meshwright.errors import InputError
 from meshwright.specs.model import Lora, Model
-from meshwright.specs.run import Run
+from meshwright.specs.run import Data, Run
+from meshwright.training.data.tokenizer import Tokenizer
 from meshwright.training.weights import Origin
 
 
@@ -23,17 +25,33 @@ class Content:
     precision: str
     weights: str | None  # the weights that training started from; None: random ones
     weights_fingerprint: str | None
+    sequence_length: int | None = None  # tokens; None in old manifests, which lack the data as well
+    data: Data | None = None  # with absolute paths
+    tokenizer_fingerprint: str | None = None  # None: unknown, or training has no tokenizer
 
 
-def content(run: Run, *, weights: Origin | None) -> Content:
-    """The content of checkpoints of `run`."""
+def content(run: Run, *, weights: Origin | None, tokenizer: Tokenizer | None = None) -> Content:
+    """The content of checkpoints of `run`, trained with `tokenizer`."""
     return Content(
         shapes=run.model,
         lora=run.lora,
         precision=run.precision.name,
         weights=weights and weights.name,
         weights_fingerprint=weights and weights.fingerprint,
+        sequence_length=run.sequence_length,
+        data=replace(
+            run.data,
+            source=_absolute(run.data.source),
+            tokenizer=run.data.tokenizer and _absolute(run.data.tokenizer),
+        ),
+        tokenizer_fingerprint=tokenizer and tokenizer.fingerprint,
     )
+
+
+def _absolute(name: str) -> str:
+    """The absolute path of an existing file or folder, so that it is found from other folders; any other name as is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
 
 
 def as_manifest(held: Content) -> dict[str, Any]:

@@ -88,11 +88,13 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A `tokenizer.json` of the Hugging Face `tokenizers` library.
 
-    `config` is the content of the `tokenizer_config.json` beside it: it names the end token and may hold a chat
+    `config` is the content of the `tokenizer_config.json` in its `folder`: it names the end token and may hold a chat
     template. The start token is the one that the tokenizer itself puts before an empty text.
     """
 
-    def __init__(self, text: str, *, name: str, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, text: str, *, name: str, config: Mapping[str, Any] | None = None, folder: Path | None = None
+    ) -> None:
         tokenizers = require_tokenizers()
         config = config or {}
         try:
@@ -106,7 +108,7 @@ class JsonTokenizer:
         marks = {key: _content(config.get(key)) or "" for key in ("bos_token", "eos_token")}
         template = config.get("chat_template")
         before = self._tokenizer.encode("").ids
-        self.name = name
+        self.name, self.folder, self.config = name, folder, config
         self.vocab = max(known.values()) + 1
         self.end = known[end]
         self.end_text = end
@@ -119,9 +121,18 @@ class JsonTokenizer:
     def save(self, folder: Path) -> None:
         """Write the files that `tokenizer_from_path`, and transformers, read."""
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_text}
+        config = json.dumps(self.whole_config(), indent=2, ensure_ascii=False)
         write_atomically(folder / "tokenizer.json", self.text)
-        write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+        write_atomically(folder / "tokenizer_config.json", config + "\n")
+
+    def whole_config(self) -> dict[str, Any]:
+        """`tokenizer_config.json` with the class and the start and end tokens; its own values stay."""
+        config = {"tokenizer_class": "PreTrainedTokenizerFast"} | dict(self.config)
+        if _content(config.get("eos_token")) is None:
+            config["eos_token"] = self.end_text
+        if self.start is not None and _content(config.get("bos_token")) is None:
+            config["bos_token"] = self._tokenizer.id_to_token(self.start)
+        return config
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """All texts at once, on all cores."""
@@ -153,7 +164,7 @@ def tokenizer_from_path(path: Path) -> JsonTokenizer:
     template_file = file.with_name("chat_template.jinja")  # newer repositories keep the template apart
     if template_file.is_file() and "chat_template" not in config:
         config["chat_template"] = template_file.read_text(encoding="utf-8")
-    return JsonTokenizer(text, name=str(path), config=config)
+    return JsonTokenizer(text, name=str(path), config=config, folder=file.parent)
 
 
 def tokenizer_from_hub(name: str) -> JsonTokenizer:

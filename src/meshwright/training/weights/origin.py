@@ -13,10 +13,13 @@ from pathlib import Path
 from meshwright.catalog.huggingface import model_from_path
 from meshwright.errors import InputError, MeshwrightError, MissingDependencyError
 from meshwright.specs.model import Model
+from meshwright.training.data.tokenizer_files import TOKENIZER_FILES
 from meshwright.training.weights.reading import Shapes, check_weights
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json"]
+MODEL_FILES = ("config.json", "generation_config.json", "configuration_*.py", "modeling_*.py")
+"""Patterns of the files that describe a model to transformers, without its weights and its tokenizer."""
+HUB_FILES = ["*.safetensors", "*.safetensors.index.json", *MODEL_FILES, *TOKENIZER_FILES]
 SAMPLE_BYTES = 2**16
 NUMERICS = ("norm_epsilon", "rope", "attention.window", "attention.num_windowed_layers")
 ROUTING = tuple(
@@ -41,10 +44,23 @@ def find_weights(given: str) -> Origin:
     Raises InputError when there is no such folder, or the hub cannot give it; MissingDependencyError without
     `huggingface_hub`.
     """
+    folder = _find_folder(given, patterns=HUB_FILES)
+    name = str(folder) if Path(given).is_dir() else given
+    return Origin(name=name, folder=folder, fingerprint=fingerprint(folder))
+
+
+def find_description(given: str) -> Path:
+    """Find the folder with config.json and tokenizer of the weights `given`, without downloading the weights.
+
+    Raises as `find_weights`.
+    """
+    return _find_folder(given, patterns=[*MODEL_FILES, *TOKENIZER_FILES])
+
+
+def _find_folder(given: str, *, patterns: list[str]) -> Path:
     folder = Path(given)
     if folder.is_dir():
-        folder = folder.resolve()
-        return Origin(name=str(folder), folder=folder, fingerprint=fingerprint(folder))
+        return folder.resolve()
     if folder.exists() or not HUB_NAME.fullmatch(given):
         raise InputError(
             "weights are a folder of safetensors, or OWNER/NAME on the Hugging Face hub", got=given,
@@ -57,14 +73,13 @@ def find_weights(given: str) -> Origin:
             f"the weights {given} are on the Hugging Face hub", hint="pip install huggingface_hub"
         ) from error
     try:
-        folder = Path(snapshot_download(given, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(given, allow_patterns=patterns))
     except Exception as error:  # connection, unknown or gated name, full disk: the library raises all kinds
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InputError(
             f"the Hugging Face hub does not provide these weights: {reason}", got=given,
             hint="without a connection, download the repository elsewhere and give the path of its folder",
         ) from error  # fmt: skip
-    return Origin(name=given, folder=folder, fingerprint=fingerprint(folder))
 
 
 def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> list[str]:

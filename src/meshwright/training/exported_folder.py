@@ -1,0 +1,140 @@
+"""A folder of exported weights, completed so that transformers loads the model and its tokenizer.
+
+config.json               of the weights that training started from; changed where training changed the model
+generation_config.json    of those weights
+tokenizer files           of those weights; of the run's tokenizer where it is another one, or training started from
+                          random weights
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.catalog.huggingface import model_from_config
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import default_cache
+from meshwright.training.checkpoints import Content
+from meshwright.training.data import open_tokenizer
+from meshwright.training.data.source import SYNTHETIC, open_source
+from meshwright.training.data.tokenizer import Tokenizer, tokenizer_from_path
+from meshwright.training.data.tokenizer_files import TOKENIZER_FILES, copy_files, write_tokenizer
+from meshwright.training.weights import find_description, fingerprint
+from meshwright.training.weights.origin import MODEL_FILES
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+REPLACED = ("rope_theta", "rope_scaling", "rope_parameters", "layer_types")
+"""Keys of a config.json that must not stay where training changed the model."""
+
+
+def complete_folder(folder: Path, content: Content) -> tuple[str, ...]:
+    """Complete `folder`, which holds the weights of `content` and a config.json of their shapes.
+
+    Returns notes on what could not be found.
+    """
+    base, notes = _find_base(content)
+    tokenizer, tokenizer_notes = _find_tokenizer(content)
+    is_base_tokenizer = base is not None and (tokenizer is None or _is_tokenizer_of(base, tokenizer))
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    generation: dict[str, Any] = {}
+    if base is not None:
+        copy_files(base, folder, patterns=(*MODEL_FILES, *(TOKENIZER_FILES if is_base_tokenizer else ())))
+        config = _carry_over(_read(base / CONFIG), config)
+        generation = _read(base / GENERATION)
+    config["max_position_embeddings"] = _positions(config, content, has_base=base is not None)
+    if not is_base_tokenizer and content.sequence_length is not None:
+        ids = {"bos_token_id": tokenizer and tokenizer.start, "eos_token_id": tokenizer and tokenizer.end}
+        config = config | ids
+        config.pop("pad_token_id", None)
+        if generation:
+            generation = {k: v for k, v in generation.items() if k not in TOKEN_IDS} | ids
+            _write(folder / GENERATION, generation)
+    _write(folder / CONFIG, config)
+    if tokenizer is not None and not is_base_tokenizer and not write_tokenizer(tokenizer, folder):
+        tokenizer_notes += (f"transformers has no tokenizer like {tokenizer.name}: none is in the folder",)
+    return notes + tokenizer_notes
+
+
+def _find_base(content: Content) -> tuple[Path | None, tuple[str, ...]]:
+    """The folder whose config.json and tokenizer belong to the weights that training started from."""
+    if content.weights is None:
+        return None, ()
+    defaults = "config.json has no more than the shapes of the model"
+    try:
+        found = find_description(content.weights)
+    except MeshwrightError as error:
+        return None, (f"{content.weights}, where training started, is not found; {defaults}: {error}",)
+    expected = content.weights_fingerprint
+    if expected is not None and any(found.glob("*.safetensors")) and fingerprint(found) != expected:
+        return None, (f"the weights in {content.weights} are no longer those of the training; {defaults}",)
+    return found, ()
+
+
+def _find_tokenizer(content: Content) -> tuple[Tokenizer | None, tuple[str, ...]]:
+    """The tokenizer of the training."""
+    data = content.data
+    if data is None:
+        return None, ("an old checkpoint does not name its tokenizer and its sequence length",)
+    if data.source == SYNTHETIC or data.tokenizer is None:
+        return None, ("the run has no tokenizer",) if content.weights is None else ()
+    cache = default_cache()
+    try:
+        source = open_source(data.source, cache=cache) if data.tokenizer.startswith("bpe:") else None
+        tokenizer = open_tokenizer(data.tokenizer, source=source, cache=cache)
+    except MeshwrightError as error:
+        return None, (f"the tokenizer {data.tokenizer} is not found: {error}",)
+    if content.tokenizer_fingerprint not in (None, tokenizer.fingerprint):
+        return None, (f"the tokenizer {data.tokenizer} is no longer that of the training: none is written",)
+    return tokenizer, ()
+
+
+def _is_tokenizer_of(base: Path, tokenizer: Tokenizer) -> bool:
+    if not (base / "tokenizer.json").is_file():
+        return False
+    try:
+        return tokenizer_from_path(base).fingerprint == tokenizer.fingerprint
+    except InputError:  # without an end token, for example
+        return False
+
+
+def _carry_over(base: dict[str, Any], written: dict[str, Any]) -> dict[str, Any]:
+    """The config of the base in the number format of `written`, and with its model where that is another one."""
+    dtype = "dtype" if "dtype" in base else "torch_dtype"
+    if _is_same_model(base, written):
+        return base | {dtype: written["torch_dtype"]}
+    is_other = base.get("architectures") != written["architectures"]
+    kept = {key: base[key] for key in (TOKEN_IDS if is_other else base) if key in base}
+    kept = {key: value for key, value in kept.items() if key not in (*REPLACED, dtype)}
+    return kept | written | {"max_position_embeddings": base.get("max_position_embeddings")}
+
+
+def _is_same_model(base: dict[str, Any], written: dict[str, Any]) -> bool:
+    try:
+        models = [model_from_config(config, name="model") for config in (base, written)]
+    except MeshwrightError:
+        return False
+    return replace(models[0], unsupported=()) == replace(models[1], unsupported=())
+
+
+def _positions(config: dict[str, Any], content: Content, *, has_base: bool) -> int:
+    """At least the trained sequence length, the RoPE-scaled context, and what the base has."""
+    rope = content.shapes.rope
+    trained = max(content.sequence_length or 0, int(rope.original_context * rope.factor))
+    stated = config["max_position_embeddings"]
+    return max(stated or 0, trained) if has_base else trained or stated
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; empty without the file, or where it is something else."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
