@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -89,6 +90,19 @@ def test_weights_go_to_hugging_face_and_back(meshwright, trained, run_file, tiny
     begun = meshwright("train", "again.yaml", "--resume", "--json")
     assert begun.exit_code == 0, begun.stderr
     assert begun.json["statistics"]["steps"] == 4
+
+
+def test_what_came_from_hugging_face_stays_through_training(meshwright, trained, run_file, tiny_text):
+    first = meshwright("checkpoint", "to-hf", run_file, "hf")
+    assert "note: the run has no tokenizer" in first.stderr
+    config = json.loads((trained / "hf" / "config.json").read_text()) | {"eos_token_id": [7, 9]}
+    (trained / "hf" / "config.json").write_text(json.dumps(config))
+    (trained / "again.yaml").write_text(tiny_text.replace("folder: saved", "folder: again"))
+    assert meshwright("checkpoint", "from-hf", "again.yaml", "hf").exit_code == 0
+    assert meshwright("train", "again.yaml", "--resume").exit_code == 0
+    outcome = meshwright("checkpoint", "to-hf", "again.yaml", "out", "--json")
+    assert (outcome.json["step"], outcome.json["notes"]) == (4, [])
+    assert json.loads((trained / "out" / "config.json").read_text()) == config
 
 
 def test_routing_biases_go_along(meshwright, run_file, tmp_path, tiny_text):

@@ -44,7 +44,7 @@ def command() -> None:
 
     WHERE is a run file, a folder of checkpoints, or one checkpoint.
 
-    verify names the last good checkpoint. to-hf writes a config.json too, and LoRA adapters in the PEFT format, or
-    with --merge merged into the base weights. from-hf also takes adapters; `meshwright train RUN.yaml --resume` starts
-    from step 0.
+    verify names the last good checkpoint. to-hf writes the config.json and the tokenizer too, and LoRA adapters in the
+    PEFT format, or with --merge merged into the base weights. from-hf also takes adapters; `meshwright train RUN.yaml
+    --resume` starts from step 0.
     """

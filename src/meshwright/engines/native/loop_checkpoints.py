@@ -35,6 +35,7 @@ class LoopCheckpoints:
     ) -> None:
         self.prepared, self.assembly, self.detector = prepared, assembly, detector
         self.tokenizer, self.clock, self.progress = tokenizer, clock, progress
+        self.weights = prepared.weights  # where training started
         settings = prepared.run.train.checkpoint
         self.saver = checkpoints.CheckpointSaver(settings, num_ranks=num_ranks) if settings else None
 
@@ -80,6 +81,7 @@ class LoopCheckpoints:
         saved = checkpoints.newest(Path(settings.folder))
         manifest = checkpoints.read_manifest(saved.path)
         checkpoints.refuse_mismatch(manifest, self.prepared.run, weights=self.prepared.weights)
+        self.weights = self.weights or checkpoints.origin_of(manifest)
         with self.progress.phase(f"reading {saved.path}"):
             self.detector.load(self._load(saved))
         self.progress.say(f"resumed from {saved.path} after step {saved.step}")
@@ -106,7 +108,7 @@ class LoopCheckpoints:
             "plan": plan.describe(),
             "guard": self.detector.state(),
             **checkpoints.as_manifest(
-                checkpoints.content(run, weights=self.prepared.weights, tokenizer=self.tokenizer)
+                checkpoints.content(run, weights=self.weights, tokenizer=self.tokenizer)
             ),
         }
         with self.clock.during(TrainingPhase.CHECKPOINT), self.progress.phase("saving a checkpoint"):

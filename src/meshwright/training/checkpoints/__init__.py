@@ -15,7 +15,14 @@ saver     asynchronous saving
 stalls    time that steps waited for it
 """
 
-from meshwright.training.checkpoints.content import Content, as_manifest, content, content_of, refuse_mismatch
+from meshwright.training.checkpoints.content import (
+    Content,
+    as_manifest,
+    content,
+    content_of,
+    origin_of,
+    refuse_mismatch,
+)
 from meshwright.training.checkpoints.files import (
     MANIFEST,
     NAME,
@@ -43,6 +50,7 @@ __all__ = [
     "load",
     "newest",
     "newest_good",
+    "origin_of",
     "read_manifest",
     "refuse_mismatch",
     "save",

@@ -44,7 +44,7 @@ def content(run: Run, *, weights: Origin | None, tokenizer: Tokenizer | None = N
             source=_absolute(run.data.source),
             tokenizer=run.data.tokenizer and _absolute(run.data.tokenizer),
         ),
-        tokenizer_fingerprint=tokenizer and tokenizer.fingerprint,
+        tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
     )
 
 
@@ -52,6 +52,14 @@ def _absolute(name: str) -> str:
     """The absolute path of an existing file or folder, so that it is found from other folders; any other name as is."""
     path = Path(name).expanduser()
     return str(path.resolve()) if path.exists() else name
+
+
+def origin_of(manifest: Mapping[str, Any]) -> Origin | None:
+    """The weights that the training of a checkpoint started from, found or not; None: random ones."""
+    held = content_of(manifest)
+    if held is None or held.weights is None or held.weights_fingerprint is None:
+        return None
+    return Origin(name=held.weights, folder=Path(held.weights), fingerprint=held.weights_fingerprint)
 
 
 def as_manifest(held: Content) -> dict[str, Any]:

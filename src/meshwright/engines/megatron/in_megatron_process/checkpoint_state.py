@@ -27,12 +27,13 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training.checkpoints import SavedCheckpoint
+from meshwright.training.data import Tokenizer
 from meshwright.training.weights import Origin
 
 SHARDING = {"distrib_optim_sharding_type": "dp_reshardable"}
 
 
-def about(run: Run, plan: Plan, *, weights: Origin | None) -> dict[str, Any]:
+def about(run: Run, plan: Plan, *, weights: Origin | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return the part of a run's manifests that is the same for all its checkpoints."""
     return {
         "run": run.name,
@@ -40,7 +41,7 @@ def about(run: Run, plan: Plan, *, weights: Origin | None) -> dict[str, Any]:
         "plan": plan.describe(),
         "engine": "megatron",
         "parallel": _parallel(plan),
-        **checkpoint.as_manifest(checkpoint.content(run, weights=weights)),
+        **checkpoint.as_manifest(checkpoint.content(run, weights=weights, tokenizer=tokenizer)),
     }
 
 

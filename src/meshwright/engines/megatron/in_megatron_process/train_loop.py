@@ -34,7 +34,7 @@ from meshwright.specs.run import Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training import data, telemetry
 from meshwright.training import device as devices
-from meshwright.training.data import Batch, Batches
+from meshwright.training.data import Batch, Batches, Tokenizer
 from meshwright.training.optimizer import learning_rate
 from meshwright.training.signals import StopRequest, stop_on_signals
 from meshwright.training.weights import find_weights
@@ -77,9 +77,9 @@ class MegatronTrainLoop:
         self.plan, self.num_steps = plan, run.num_steps
         self.passes = ForwardBackward(run=run, plan=plan, parts=parts, device=device)
         self.device = device
-        self.batches, self.validation = open_batches(run)
+        self.batches, self.validation, tokenizer = open_batches(run)
         weights = None if run.weights is None else find_weights(run.weights)
-        self.about = checkpoint_state.about(run, plan, weights=weights)
+        self.about = checkpoint_state.about(run, plan, weights=weights, tokenizer=tokenizer)
         self.saver = None if run.train.checkpoint is None else BackgroundSaver(run.train.checkpoint)
 
     def train(self) -> Ending:
@@ -162,8 +162,11 @@ class MegatronTrainLoop:
         return saved.step
 
 
-def open_batches(run: Run) -> tuple[Batches, Batches | None]:
-    """Return the data of this process. The main process tokenises, the others wait and read its files."""
+def open_batches(run: Run) -> tuple[Batches, Batches | None, Tokenizer | None]:
+    """Return the training and validation data of this process, and their tokenizer.
+
+    The main process tokenises, the others wait and read its files.
+    """
     is_main = dist.get_rank() == 0
     if not is_main:
         dist.barrier()
@@ -179,10 +182,11 @@ def open_batches(run: Run) -> tuple[Batches, Batches | None]:
         vocab=run.model.vocab,
     )
     if run.train.evaluate is None:
-        return batches, None
+        return batches, None, corpus.tokenizer
     if corpus.validation is None:
         raise InputError(f"{run.source}: there is no data to validate on")
-    return batches, replace(batches, samples=corpus.validation, is_shuffled=False)
+    validation = replace(batches, samples=corpus.validation, is_shuffled=False)
+    return batches, validation, corpus.tokenizer
 
 
 class MeasurementLog:
