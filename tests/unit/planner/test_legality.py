@@ -154,7 +154,7 @@ CASES = [
     ("latent recomputation",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "activation")),
      {"model": "deepseek-v2-lite", "engine": "maxtext"}),
-    ("alternate matrix products",
+    ("alternate GEMMs",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "alternate_matmuls")), {}),
 ]  # fmt: skip
 

@@ -50,7 +50,7 @@ def document_from_record(
     >>> from meshwright.training.data.chat import ChatML
     >>> d = document_from_record({"prompt": "1+1=", "completion": "2"}, where="x:1", chat=ChatML())
     >>> d.text, d.trained
-    ('1+1=2', (Span(start=4, stop=5),))
+    ('1+1=2', (TextSpan(start=4, stop=5),))
     """
     document = _document(record, where=where, text_key=text_key, chat=chat)
     try:
