@@ -26,23 +26,27 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[bool]:
-    """Lock `folder` while the context is open; True if no other process holds the lock.
+def held(lock: Path, *, by: str) -> Iterator[str | None]:
+    """Lock the file `lock` while the context is open; None, or the holder's `by` if another process holds the lock.
 
-    The kernel releases the lock of a killed process. On a file system without locks the result is True.
+    The kernel releases the lock of a killed process. On a file system without locks the result is None.
     """
     import fcntl  # absent on Windows, where runs are planned and not trained
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a+", encoding="utf-8") as stream:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
+            stream.seek(0)
+            yield stream.read().strip() or "a process that has not said which"
             return
         except OSError:
             pass
-        yield True
+        stream.truncate(0)
+        stream.write(by)
+        stream.flush()
+        yield None
 
 
 def default_cache() -> Path:

@@ -1,13 +1,16 @@
-"""Folders of results: which one a run uses, and its lock."""
+"""Folders of results and of checkpoints: which one a run uses, and their locks."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 
 from meshwright.errors import InputError
 from meshwright.files import held
+from meshwright.specs.run import Run
 
 RESULTS = Path("runs")
 
@@ -21,16 +24,53 @@ def results_folder(name: str, *, resume: bool) -> Path:
 
 
 @contextmanager
-def locked(folder: Path, *, is_restart: bool = False) -> Iterator[None]:
-    """Refuse to train where another training writes: their steps and checkpoints would mix.
+def training_folders(folder: Path, run: Run) -> Iterator[None]:
+    """Lock the results folder and the checkpoint folder of `run` for a training: see `locked`.
 
-    A restarted run continues in any case: a network file system may hold a lost host's lock for minutes.
+    Of the processes of a launcher only the main one locks. A restarted run continues in any case: a network file
+    system may hold a lost host's lock for minutes.
     """
-    with held(folder) as is_free:
-        if not is_free and not is_restart:
-            raise InputError(
-                "another training writes there now",
-                got=str(folder),
-                hint="name another folder with --out, or out= in Python",
-            )
+    if os.environ.get("RANK", "0") != "0":
         yield
+        return
+    saves = run.train.checkpoint
+    with (
+        locked(folder, is_restart=_is_restart()),
+        nullcontext() if saves is None else locked_checkpoints(Path(saves.folder), is_restart=_is_restart()),
+    ):
+        yield
+
+
+@contextmanager
+def locked(folder: Path, *, is_restart: bool = False) -> Iterator[None]:
+    """Refuse to train where another training writes: their steps would mix."""
+    hint = "name another folder with --out, or out= in Python"
+    with _only_one(folder / ".lock", "another training writes there now", str(folder), hint, is_restart):
+        yield
+
+
+@contextmanager
+def locked_checkpoints(folder: Path, *, is_restart: bool = False) -> Iterator[None]:
+    """Refuse to save checkpoints where another training does: each would delete those of the other.
+
+    The lock lies beside the folder: some engines start differently where a checkpoint folder exists.
+    """
+    place = folder.expanduser().resolve()
+    message = "another training saves its checkpoints there now"
+    hint = "name another folder with --set train.checkpoint.folder=..."
+    with _only_one(place.with_name(f".{place.name}.lock"), message, str(folder), hint, is_restart):
+        yield
+
+
+@contextmanager
+def _only_one(lock: Path, message: str, folder: str, hint: str, is_restart: bool) -> Iterator[None]:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    with held(lock, by=f"process {os.getpid()} since {since}") as holder:
+        if holder is not None and not is_restart:
+            raise InputError(message, got=folder, hint=f"{hint}, or wait: {holder} holds it")
+        yield
+
+
+def _is_restart() -> bool:
+    counts = (os.environ.get(name, "0") for name in ("MESHWRIGHT_RESTARTS", "TORCHELASTIC_RESTART_COUNT"))
+    return any(int(count) > 0 for count in counts)

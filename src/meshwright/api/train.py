@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from meshwright.api import arguments
-from meshwright.api.folders import locked, results_folder
+from meshwright.api.folders import results_folder, training_folders
 from meshwright.api.runs import Overrides, RunSource, load_run
 from meshwright.errors import InputError, MissingDependencyError
 
@@ -45,7 +45,8 @@ def train(
         The record and the steps. `record["ending"]` says whether all steps were taken, or why not.
 
     Raises:
-        InputError: the run file is wrong, the engine cannot do it, or another training writes to `out`.
+        InputError: the run file is wrong, the engine cannot do it, or another training writes to `out` or saves to its
+            checkpoint folder.
         InfeasibleError: no plan fits this machine.
         MissingDependencyError: PyTorch, the engine's package or a device is absent.
 
@@ -83,7 +84,7 @@ def train(
     )
     engine = find_engine(resolved.engine)
     start = engine.prepare(resolved, options=options)
-    with locked(folder):
+    with training_folders(folder, start.run):
         engine.launch(start)
     engine.read(folder)
     done = read_training(folder)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
-from meshwright.api.folders import locked
+from meshwright.api.folders import locked, locked_checkpoints
 from meshwright.cli.launch_request import KUBERNETES, LOCAL, SLURM, check_place, request_for, site_from
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.cli.run_input import run_from
@@ -114,17 +115,17 @@ def _start(place: str, request: LaunchRequest, found: Dispatch, *, wait: bool, a
         note(caution)
     if place != LOCAL:
         require(found.commands[0][0])
-    if place == LOCAL and request.num_nodes == 1:
-        with locked(request.folder):  # before another training's run file is replaced
-            pass
-    write(found.files)
     answers: dict[str, Any] = {}
     code = 0
-    if place == LOCAL:
-        code = run_here(found.commands[0])
-        answers["exit_code"] = code
-    else:
-        answers["answers"] = [submit(one) for one in found.commands]
+    with ExitStack() as locks:
+        if place == LOCAL and request.num_nodes == 1:  # before another training's run file is replaced
+            _lock(request, locks)
+        write(found.files)
+        if place == LOCAL:
+            code = run_here(found.commands[0])
+            answers["exit_code"] = code
+        else:
+            answers["answers"] = [submit(one) for one in found.commands]
     if place == SLURM:
         answers["job"] = job = answers["answers"][0].partition(";")[0]
         if wait:
@@ -136,6 +137,15 @@ def _start(place: str, request: LaunchRequest, found: Dispatch, *, wait: bool, a
     elif place == KUBERNETES:
         print_line("\n".join(answers["answers"]))
     return code
+
+
+def _lock(request: LaunchRequest, locks: ExitStack) -> None:
+    """Lock the folders of the training, or only look whether they are free: `meshwright train` locks them itself."""
+    locks.enter_context(locked(request.folder))
+    if request.checkpoints is not None:
+        locks.enter_context(locked_checkpoints(Path(request.checkpoints)))
+    if request.argv[:4] == ("python", "-m", "meshwright", "train"):
+        locks.close()
 
 
 def _wait(job: str, folder: Path) -> int:

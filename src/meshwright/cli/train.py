@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
 from meshwright import runfile
-from meshwright.api.folders import locked, results_folder
+from meshwright.api.folders import results_folder, training_folders
 from meshwright.cli.needs import require_torch
 from meshwright.cli.options import calibration_override
 from meshwright.cli.output import note, progress, write_html
@@ -70,7 +69,7 @@ def run(
     if is_reporter:
         for line in introduction(start):
             print(line, file=sys.stderr, flush=True)
-    with locked(folder, is_restart=_is_restart()) if is_reporter else nullcontext():
+    with training_folders(folder, start.run):
         engine.launch(start)
     record = engine.read(folder)
     if is_reporter:
@@ -88,11 +87,6 @@ def _profile_steps(text: str | None) -> ProfileSteps | None:
             "--profile-steps", got=text, allowed="FIRST:LAST, such as 10:13, the first step is 1"
         )
     return ProfileSteps(first=int(first), last=int(last))
-
-
-def _is_restart() -> bool:
-    counts = (os.environ.get(name, "0") for name in ("MESHWRIGHT_RESTARTS", "TORCHELASTIC_RESTART_COUNT"))
-    return any(int(count) > 0 for count in counts)
 
 
 def _write_page(folder: Path) -> Path | None:

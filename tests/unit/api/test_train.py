@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 import meshwright as mw
-from meshwright.api.folders import locked, results_folder
+from meshwright import runfile
+from meshwright.api.folders import locked, results_folder, training_folders
 from meshwright.report.documents.json_values import jsonable
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -56,4 +60,52 @@ def test_two_trainings_do_not_share_a_folder(tmp_path):
         pytest.raises(mw.InputError, match="another training"),
         locked(tmp_path),
     ):
+        pass
+
+
+def _saving(text: str, folder: object) -> mw.Run:
+    return runfile.loads(text, overrides=[f"train.checkpoint.folder={folder}"])
+
+
+def test_two_trainings_do_not_share_a_checkpoint_folder(tmp_path, tiny_text):
+    run = _saving(tiny_text, tmp_path / "saved")
+    with (
+        training_folders(tmp_path / "one", run),
+        pytest.raises(mw.InputError, match="saves its checkpoints there now") as caught,
+        training_folders(tmp_path / "two", run),
+    ):
+        pass
+    assert f"process {os.getpid()} since 2" in caught.value.hint
+    assert "train.checkpoint.folder=" in caught.value.hint
+    assert not (tmp_path / "saved").exists()  # engines look whether it does
+    with training_folders(tmp_path / "two", run):  # free again
+        pass
+
+
+def test_only_the_main_process_locks_and_a_restart_goes_on(tmp_path, tiny_text, monkeypatch):
+    run = _saving(tiny_text, tmp_path / "saved")
+    with training_folders(tmp_path, run):
+        monkeypatch.setenv("RANK", "1")
+        with training_folders(tmp_path, run):
+            pass
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        with training_folders(tmp_path, run):
+            pass
+
+
+def test_a_killed_training_frees_its_checkpoint_folder(tmp_path, tiny_text):
+    code = (
+        "import sys, time; from pathlib import Path; from meshwright.api.folders import locked_checkpoints\n"
+        "with locked_checkpoints(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+    )
+    run = _saving(tiny_text, tmp_path / "saved")
+    command = [sys.executable, "-c", code, str(tmp_path / "saved")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(mw.InputError, match="saves its checkpoints"), training_folders(tmp_path, run):
+            pass
+        process.kill()
+    with training_folders(tmp_path, run):
         pass
