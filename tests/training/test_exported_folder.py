@@ -244,6 +244,24 @@ def test_an_interrupted_export_leaves_nothing(tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_weights_without_a_config_are_a_base_too(tmp_path, base):
+    (base / "config.json").unlink()
+    out, _ = export(tmp_path, f"weights={base}", sequence_length=None, data=None)
+    assert read(out)["max_position_embeddings"] == 4096
+    assert (out / "tokenizer.json").is_file()
+
+
+def test_without_its_tokenizer_a_run_leaves_that_of_its_weights(tmp_path, base, corpus):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "tokenizer.json").write_text((base / "tokenizer.json").read_text())
+    saved = checkpoint(tmp_path, f"weights={base}", f"data.source={corpus}", f"data.tokenizer={own}")
+    own.rename(tmp_path / "moved")
+    done = export_saved(saved, tmp_path / "out", run=None, dtype="bf16", merge=False)
+    assert "is not found; that of the weights is written" in done.notes[0]
+    assert (tmp_path / "out" / "chat_template.jinja").is_file()
+
+
 def test_merged_adapters_go_out_with_the_files_of_their_base(tmp_path, base):
     run = runfile.loads(TEXT, overrides=[f"weights={base}", "task=lora", "lora={rank: 2, alpha: 4}"])
     conversion.export_initial_adapters(run, tmp_path / "adapter")

@@ -196,6 +196,7 @@ class WeightsEngine(Protocol):
     def export_weights(self, run: Run, *, step: int | None, folder: Path, dtype: str) -> Path:
         """Write the weights of a checkpoint of `run` (None: the newest) as safetensors with a config.json.
 
+        `exporting` adds the tokenizer, and the keys of the config.json that came with the weights of the run.
         Returns the checkpoint. Raises InputError where there is none, or `folder` is not empty;
         MissingDependencyError where the engine must be installed.
         """

@@ -38,13 +38,14 @@ def complete_folder(folder: Path, content: Content) -> tuple[str, ...]:
     base, notes = _find_base(content)
     tokenizer, tokenizer_notes = _find_tokenizer(content)
     is_base_tokenizer = base is not None and (tokenizer is None or _is_tokenizer_of(base, tokenizer))
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    generation: dict[str, Any] = {}
+    config = written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    base_config, generation = {}, {}
     if base is not None:
         copy_files(base, folder, patterns=(*MODEL_FILES, *(TOKENIZER_FILES if is_base_tokenizer else ())))
-        config = _carry_over(_read(base / CONFIG), config)
-        generation = _read(base / GENERATION)
-    config["max_position_embeddings"] = _positions(config, content, has_base=base is not None)
+        base_config, generation = _read(base / CONFIG), _read(base / GENERATION)
+        config = _carry_over(base_config, written)
+    positions = _positions(base_config, content) or written["max_position_embeddings"]
+    config |= {"max_position_embeddings": positions}
     if not is_base_tokenizer and content.sequence_length is not None:
         ids = {"bos_token_id": tokenizer and tokenizer.start, "eos_token_id": tokenizer and tokenizer.end}
         config = config | ids
@@ -80,14 +81,17 @@ def _find_tokenizer(content: Content) -> tuple[Tokenizer | None, tuple[str, ...]
         return None, ("an old checkpoint does not name its tokenizer and its sequence length",)
     if data.source == SYNTHETIC or data.tokenizer is None:
         return None, ("the run has no tokenizer",) if content.weights is None else ()
+    instead = (
+        "none is written" if content.weights is None else "that of the weights is written, if there is one"
+    )
     cache = default_cache()
     try:
         source = open_source(data.source, cache=cache) if data.tokenizer.startswith("bpe:") else None
         tokenizer = open_tokenizer(data.tokenizer, source=source, cache=cache)
     except MeshwrightError as error:
-        return None, (f"the tokenizer {data.tokenizer} is not found: {error}",)
+        return None, (f"the tokenizer {data.tokenizer} is not found; {instead}: {error}",)
     if content.tokenizer_fingerprint not in (None, tokenizer.fingerprint):
-        return None, (f"the tokenizer {data.tokenizer} is no longer that of the training: none is written",)
+        return None, (f"the tokenizer {data.tokenizer} is no longer that of the training; {instead}",)
     return tokenizer, ()
 
 
@@ -108,7 +112,7 @@ def _carry_over(base: dict[str, Any], written: dict[str, Any]) -> dict[str, Any]
     is_other = base.get("architectures") != written["architectures"]
     kept = {key: base[key] for key in (TOKEN_IDS if is_other else base) if key in base}
     kept = {key: value for key, value in kept.items() if key not in (*REPLACED, dtype)}
-    return kept | written | {"max_position_embeddings": base.get("max_position_embeddings")}
+    return kept | written
 
 
 def _is_same_model(base: dict[str, Any], written: dict[str, Any]) -> bool:
@@ -119,12 +123,11 @@ def _is_same_model(base: dict[str, Any], written: dict[str, Any]) -> bool:
     return replace(models[0], unsupported=()) == replace(models[1], unsupported=())
 
 
-def _positions(config: dict[str, Any], content: Content, *, has_base: bool) -> int:
-    """At least the trained sequence length, the RoPE-scaled context, and what the base has."""
+def _positions(base: dict[str, Any], content: Content) -> int:
+    """At least the trained sequence length, the RoPE-scaled context, and what the base has; 0: all are unknown."""
     rope = content.shapes.rope
-    trained = max(content.sequence_length or 0, int(rope.original_context * rope.factor))
-    stated = config["max_position_embeddings"]
-    return max(stated or 0, trained) if has_base else trained or stated
+    scaled_context = int(rope.original_context * rope.factor)
+    return max(base.get("max_position_embeddings") or 0, scaled_context, content.sequence_length or 0)
 
 
 def _read(path: Path) -> dict[str, Any]:
