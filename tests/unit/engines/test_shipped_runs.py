@@ -73,8 +73,10 @@ def test_so_it_does_on_every_device_and_in_the_other_precision(name, device, eng
         found = lowered(name, engine, cluster, *more, may_fit_none=True)
         if found is not None:
             require_whole(*found)
-        else:
-            assert engine != "native", "the native engine takes all of them"
+        elif engine == "native":
+            assert (name, more) == ("llama2-70b-lora", ["precision=fp8"]), (
+                "adapters alone are trained in 16 bits"
+            )
 
 
 def test_a_plan_that_the_engine_runs_is_found_behind_many_that_it_does_not():
