@@ -14,6 +14,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
+
+MAX_SHOWN = 1000
+"""Characters of a value in a message."""
 
 
 class MeshwrightError(Exception):
@@ -25,6 +29,10 @@ class MeshwrightError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by the finished message: subclasses are made of other arguments than `args`."""
+        return _restored, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
@@ -42,7 +50,7 @@ class InputError(MeshwrightError):
     ) -> None:
         parts = [message]
         if got is not None:
-            parts.append(f": got {got!r}")
+            parts.append(f": got {_shown(got)}")
         if allowed is not None:
             parts.append(f"{',' if got is not None else ':'} allowed: {allowed}")
         super().__init__("".join(parts), hint=hint)
@@ -94,6 +102,21 @@ class MissingDependencyError(MeshwrightError):
     """An optional package or device is absent; `hint` holds the command that installs it."""
 
     exit_code = 3
+
+
+def _restored(kind: type[MeshwrightError], args: tuple[Any, ...], state: dict[str, Any]) -> MeshwrightError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+def _shown(value: object) -> str:
+    """Return `repr(value)`, shortened; the type's name where the value cannot be shown."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of thousands of digits, or a broken __repr__
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import pytest
 
 from meshwright import errors
@@ -50,3 +53,38 @@ def test_every_error_is_caught_by_the_base():
     subclasses = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]
     assert len(subclasses) >= 6
     assert all(issubclass(e, errors.MeshwrightError) for e in subclasses)
+
+
+class Unshowable:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.MeshwrightError("a", hint="h"),
+        errors.InputError("a", got=1, allowed="2", hint="h"),
+        errors.RunFileError("a", file="run.yaml", line=3, key="k", got=1, hint="h"),
+        errors.UnknownNameError("model", "lama3", known=["llama3"]),
+        errors.InfeasibleError("a", hint="h"),
+        errors.MissingDependencyError("a", hint="h"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_errors_cross_processes_as_they_are(error, again):
+    """A process pool whose worker raises what cannot be unpickled hangs or breaks."""
+    other = again(error)
+    assert type(other) is type(error)
+    assert str(other) == str(error)
+    assert vars(other) == vars(error)
+
+
+def test_what_cannot_be_shown_is_named_by_its_type():
+    assert str(errors.InputError("bad", got=Unshowable())) == "bad: got a value of type Unshowable"
+    assert str(errors.InputError("bad", got=10**5000)) == "bad: got a value of type int"
+
+
+def test_a_long_value_is_shortened():
+    assert len(str(errors.InputError("bad", got="x" * 10**6))) < 1100

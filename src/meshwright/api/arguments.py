@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import operator
 import os
@@ -29,7 +30,7 @@ def count(name: str, value: object, *, most: int = MAX_COUNT, least: int = 1) ->
         raise InputError(name, got=value, allowed=allowed)
     try:
         number = operator.index(value)  # pyright: ignore[reportArgumentType]
-    except TypeError:
+    except (TypeError, ValueError):
         raise InputError(name, got=value, allowed=allowed) from None
     if not least <= number <= most:
         raise InputError(name, got=number, allowed=allowed)
@@ -71,11 +72,21 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> str:
 
 def path(name: str, value: object) -> Path:
     """Return `value`, text or a path, as a Path."""
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise InputError(name, got=_type(value) if value != "" else "", allowed="a path")
-    found = os.fspath(value)
-    if not isinstance(found, str) or "\0" in found:
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(name, got=_type(value), allowed="a path")
+    try:
+        found = os.fspath(value)
+    except TypeError:
+        raise InputError(name, got=_type(value), allowed="a path") from None
+    if not isinstance(found, str) or not found or "\0" in found:
         raise InputError(name, got=found, allowed="a path as text")
+    try:
+        Path(found).stat()
+    except ValueError:
+        raise InputError(name, got=found, allowed="a path as text") from None
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES):
+            raise InputError(f"{name}: {error.strerror}", got=found) from None
     return Path(found)
 
 
@@ -163,7 +174,7 @@ def plain(name: str, value: Any, depth: int = 0) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return str(path(name, value))
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return value.tolist()
     if value is None or isinstance(value, str | bool | int | float):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.catalog.entries import CatalogKind, entry, names
+from meshwright.catalog.entries import CatalogKind, by_name, entry, names
 from meshwright.specs.hardware import Accelerator
 
 _OTHER_KEYS = (
@@ -23,6 +23,7 @@ def accelerator_names() -> tuple[str, ...]:
     return names(CatalogKind.ACCELERATOR)
 
 
+@by_name
 @cache
 def accelerator(name: str) -> Accelerator:
     """The accelerator `name`; names under which published runs list it work too.
@@ -41,16 +42,19 @@ def accelerator(name: str) -> Accelerator:
     return Accelerator(name=found.name, aliases=found.aliases, sources=found.sources, **values)
 
 
+@by_name
 def default_fabric_name(accelerator_name: str) -> str:
     """Name of the fabric of the system that this accelerator usually comes in."""
     return entry(CatalogKind.ACCELERATOR, accelerator_name).values["default_fabric"]
 
 
+@by_name
 def usual_devices_per_node(accelerator_name: str) -> int:
     """Devices in one node of the system that this accelerator usually comes in."""
     return entry(CatalogKind.ACCELERATOR, accelerator_name).values["devices_per_node"]
 
 
+@by_name
 def accelerator_with_driver_name(name: str) -> str | None:
     """Catalogue name of the device that its driver calls `name`, or None when no entry lists that name.
 
@@ -62,6 +66,7 @@ def accelerator_with_driver_name(name: str) -> str | None:
     return _driver_names().get(_normal_driver_name(name))
 
 
+@by_name
 def driver_name_of_pci_id(pci_id: str) -> str | None:
     """Driver name of the device with this `VENDOR:DEVICE` on the PCI bus, or None when no entry lists it.
 

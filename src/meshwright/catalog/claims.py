@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cache
 
-from meshwright.catalog.entries import DATA
+from meshwright.catalog.entries import DATA, by_name
 from meshwright.errors import UnknownNameError
 
 
@@ -39,6 +39,7 @@ def all_claims() -> tuple[Claim, ...]:
         return tuple(_claim(row) for row in csv.DictReader(file))
 
 
+@by_name
 def claim(claim_id: str) -> Claim:
     """The claim `claim_id`; raises UnknownNameError."""
     by_id = {c.claim_id: c for c in all_claims()}

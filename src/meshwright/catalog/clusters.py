@@ -15,11 +15,17 @@ from dataclasses import replace
 from functools import cache
 
 from meshwright.catalog.accelerators import accelerator, default_fabric_name
-from meshwright.catalog.entries import CatalogKind, entry, names
+from meshwright.catalog.entries import CatalogKind, by_name, entry, names
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Cluster, Fabric
 
 _NAME = re.compile(r"(?P<accelerator>.+)-(?P<devices_per_node>\d+)x(?P<num_nodes>\d+)", re.IGNORECASE)
+
+MAX_LENGTH = 200
+"""Characters of a name. Python converts no number of thousands of digits."""
+
+MAX_COUNT = 10**9
+"""Nodes of a cluster and devices of a node."""
 
 NAMING_RULE = "ACCELERATOR-GPUS_PER_NODExNODES, as in mi355x-8x64, gb200-4x18 or tpu-v5p-4x16"
 
@@ -29,6 +35,7 @@ def fabric_names() -> tuple[str, ...]:
     return names(CatalogKind.FABRIC)
 
 
+@by_name
 @cache
 def fabric(name: str) -> Fabric:
     """Return the fabric `name` of a whole system, before `placed_fabric` restricts it to a cluster."""
@@ -37,6 +44,7 @@ def fabric(name: str) -> Fabric:
     return Fabric(name=found.name, sources=found.sources, **values)
 
 
+@by_name
 @cache
 def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
     """Return the cluster that `name` describes, on its accelerator's usual fabric or on `fabric_name`.
@@ -51,8 +59,8 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
     72
     """
     match = _NAME.fullmatch(name.strip())
-    if match is None:
-        raise InputError("a cluster name has another form", got=name, allowed=NAMING_RULE)
+    if match is None or len(name) > MAX_LENGTH:
+        raise InputError("a cluster name has another form", got=name[:MAX_LENGTH], allowed=NAMING_RULE)
     devices_per_node, num_nodes = int(match["devices_per_node"]), int(match["num_nodes"])
     if devices_per_node < 1 or num_nodes < 1:
         raise InputError("a cluster needs at least one device and one node", got=name, allowed=NAMING_RULE)
@@ -70,12 +78,16 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
     )
 
 
+@by_name
 def placed_fabric(name: str, *, devices_per_node: int, num_nodes: int) -> Fabric:
     """Return the fabric `name` restricted to a cluster of this shape.
 
     On a mesh (links to each peer are separate) a domain of q devices has q-1 of the links: its scale-up rate
     is the sum of those. On a switch a smaller domain keeps the full rate.
     """
+    for field, value in (("devices_per_node", devices_per_node), ("num_nodes", num_nodes)):
+        if type(value) is not int or not 1 <= value <= MAX_COUNT:
+            raise InputError(field, got=str(value)[:MAX_LENGTH], allowed=f"a whole number, 1 to {MAX_COUNT}")
     whole = fabric(name)
     domain = _domain(name, devices_per_node=devices_per_node, num_nodes=num_nodes)
     reachable_bytes_per_s = whole.scale_up_peer_bytes_per_s * max(1, domain - 1)

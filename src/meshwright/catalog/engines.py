@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from meshwright.catalog.entries import by_name
 from meshwright.errors import InputError, MissingDependencyError, UnknownNameError
 
 ENTRY_POINTS = "meshwright.engines"
@@ -36,11 +37,13 @@ def engine_names() -> tuple[str, ...]:
     return tuple(sorted(_installed()))
 
 
+@by_name
 def engine_contract(name: str) -> Any:
     """The contract of the engine called `name`, imported. Raises as `engine_facts`."""
     return _import(name, _point(name).load)
 
 
+@by_name
 def engine_facts(name: str) -> Any:
     """The `FACTS` of the engine called `name`; `meshwright.planner.engine_facts` is the typed one.
 

@@ -18,15 +18,18 @@ A name that is a file's name reads that file alone. Any other name reads all fil
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from meshwright.errors import InputError, UnknownNameError
 
 DATA = Path(__file__).parent / "data"
+
+_LookUp = TypeVar("_LookUp", bound=Callable[..., Any])
 
 _ABOUT = ("sources", "conflicts", "assumptions", "unknown", "published")
 
@@ -67,18 +70,53 @@ class CatalogEntry:
         return self.sources.get("all")
 
 
+def by_name(look_up: _LookUp) -> _LookUp:
+    """Check the names that a look-up is given before they meet a cache or a dictionary.
+
+    Raises InputError when it is no text, as `mw.catalog.model(["llama3-8b"])`.
+    """
+
+    @wraps(look_up)
+    def checked(*args: Any, **given: Any) -> Any:
+        for name in args[:1]:
+            require_text(name)
+        for key, name in given.items():
+            if key == "name" or (key.endswith("_name") and name is not None):
+                require_text(name)
+        return look_up(*args, **given)
+
+    if clear := getattr(look_up, "cache_clear", None):
+        vars(checked)["cache_clear"] = clear
+    return cast(_LookUp, checked)
+
+
+def require_text(name: object) -> None:
+    """Raise InputError when `name` is no text."""
+    if not isinstance(name, str):
+        raise InputError(
+            "a name of the catalogue", got=type(name).__name__, allowed="text such as 'llama3-8b'"
+        )
+
+
 @cache
 def names(kind: CatalogKind) -> tuple[str, ...]:
     """Names of all entries of `kind`, in natural order (llama3-8b before llama3-70b)."""
     return tuple(sorted((path.stem for path in kind.folder.glob("*.toml")), key=_natural))
 
 
-@cache
 def entry(kind: CatalogKind, name: str) -> CatalogEntry:
     """The entry `name`, which may be an alias; capitals, spaces and underscores do not matter.
 
-    Raises UnknownNameError when neither a name nor an alias matches.
+    Raises UnknownNameError when neither a name nor an alias matches, InputError when `kind` is no kind.
     """
+    require_text(name)
+    if not isinstance(kind, str) or kind not in tuple(CatalogKind):
+        raise InputError("a kind of entry", got=str(kind)[:64], allowed=", ".join(CatalogKind))
+    return _entry(CatalogKind(kind), name)
+
+
+@cache
+def _entry(kind: CatalogKind, name: str) -> CatalogEntry:
     key = _normal(name)
     if key in names(kind):
         return _read(kind, key)
@@ -106,8 +144,6 @@ def _aliases(kind: CatalogKind) -> dict[str, str]:
 
 
 def _normal(name: str) -> str:
-    if not isinstance(name, str):
-        raise InputError("a name of the catalogue", got=name, allowed="text")
     return "-".join(name.lower().replace("_", " ").split())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.catalog.entries import CatalogKind, entry, names
+from meshwright.catalog.entries import CatalogKind, by_name, entry, names
 from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
 
 
@@ -13,6 +13,7 @@ def model_names() -> tuple[str, ...]:
     return names(CatalogKind.MODEL)
 
 
+@by_name
 @cache
 def model(name: str) -> Model:
     """The model `name` (or one of its aliases).

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from meshwright.catalog.accelerators import accelerator
-from meshwright.catalog.entries import DATA
+from meshwright.catalog.entries import DATA, by_name
 from meshwright.errors import InputError
 from meshwright.specs.estimate import Tier
 
@@ -43,6 +43,7 @@ def prices() -> tuple[Price, ...]:
     return tuple(Price(**row) for row in _read("prices.toml")["price"])
 
 
+@by_name
 def price_per_device_hour(accelerator_name: str) -> Price:
     """The lowest known price of this accelerator.
 

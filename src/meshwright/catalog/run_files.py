@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.catalog.entries import DATA
+from meshwright.catalog.entries import DATA, by_name
 from meshwright.errors import UnknownNameError
 
 FOLDER = DATA / "run_files"
@@ -22,6 +22,7 @@ def run_file_names() -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(ENDING) for path in FOLDER.glob(f"*{ENDING}")))
 
 
+@by_name
 def run_file_text(name: str) -> str:
     """The text of one; raises UnknownNameError."""
     if name not in run_file_names():

@@ -73,12 +73,16 @@ def read_sidecar(path: Path, *, schema: str, keys: Iterable[str], made_by: str) 
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise InputError(f"{path}: is nested too deeply") from None
     if not isinstance(found, dict) or found.get("schema") != schema:
         got = found.get("schema") if isinstance(found, dict) else type(found).__name__
         raise InputError(f"{path}: not the sidecar of bench records", got=got, allowed=schema)
     for key in keys:
         if key not in found:
             raise InputError(f"{path}: {key} is missing")
+    if not isinstance(found.get("device"), dict | None):
+        raise InputError(f"{path}: device", got=found["device"], allowed="a mapping, or null")
     return found
 
 

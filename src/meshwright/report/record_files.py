@@ -38,7 +38,7 @@ class DeviceMeasurements(Result):
     @property
     def device(self) -> dict[str, Any]:
         """Name, memory and software of the device."""
-        return dict(self.records.sidecar["device"])
+        return dict(self.records.sidecar["device"] or {})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `records.json` and the measurements."""

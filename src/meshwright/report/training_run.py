@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from meshwright.accuracy.rows import PublishedRun, read_runs
@@ -122,7 +123,7 @@ class TrainingRun(Result):
         low: float | None = None,
         high: float | None = None,
     ) -> MeasuredQuantity:
-        found = (self.record["predicted"] or {}).get(key)
+        found = (self.record.get("predicted") or {}).get(key)
         predicted = None
         if isinstance(found, Mapping):
             predicted = Estimate(
@@ -158,6 +159,47 @@ class TrainingRun(Result):
         return same
 
 
+_RECORD_KEYS: dict[str, type | UnionType] = {
+    "ending": str,
+    "started": str,
+    "run": dict,
+    "run.name": str,
+    "run.plan_in_words": str,
+    "run.model": dict,
+    "run.model.name": str,
+    "device": dict,
+    "device.name": str,
+    "statistics": dict,
+    "statistics.steps": int,
+    "statistics.first_loss": float | int | None,
+    "statistics.last_loss": float | int | None,
+    "statistics.step_s": dict,
+    "statistics.step_s.n": int,
+    "statistics.tokens_per_s_per_device": float | int | None,
+    "statistics.peak_memory_bytes": float | int | None,
+}
+"""Keys of `record.json` that every result shows, and their types."""
+
+
+def _check_record(record: Any, *, path: Path) -> None:
+    """Raise InputError where the record lacks a key of `_RECORD_KEYS`, or has it with another type."""
+    if not isinstance(record, dict):
+        raise InputError(f"{path}: is no record", got=type(record).__name__, allowed="a mapping")
+    missing = [key for key in ("run", "device", "statistics", "ending") if key not in record]
+    if missing:
+        raise InputError(f"{path} lacks {', '.join(missing)}")
+    for key, kind in _RECORD_KEYS.items():
+        value: Any = record
+        for part in key.split("."):
+            if part not in value:
+                raise InputError(f"{path} lacks {key}")
+            value = value[part]
+        if not isinstance(value, kind):
+            raise InputError(f"{path}: {key}", got=value, allowed=getattr(kind, "__name__", str(kind)))
+    if not isinstance(record.get("predicted"), dict | None):
+        raise InputError(f"{path}: predicted", got=record["predicted"], allowed="a mapping, or null")
+
+
 def read_training(folder: Path) -> TrainingRun:
     """Read the training in `folder`. Raises InputError when there is none, or when a file is damaged."""
     try:
@@ -170,9 +212,10 @@ def read_training(folder: Path) -> TrainingRun:
             f"no whole training in {folder}: {error.strerror or error}", got=str(error.filename or folder),
             hint="name the folder that `meshwright train` printed",
         ) from None  # fmt: skip
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"a file of {folder} is no JSON: {error}") from None
-    missing = [key for key in ("run", "device", "statistics", "ending") if key not in record]
-    if missing:
-        raise InputError(f"{folder / 'record.json'} lacks {', '.join(missing)}")
+    _check_record(record, path=folder / "record.json")
+    for number, step in enumerate(steps, start=1):
+        if not isinstance(step, Mapping) or not isinstance(step.get("step"), int):
+            raise InputError(f"{folder / 'steps.jsonl'}:{number}: is no step", got=step, allowed="a mapping")
     return TrainingRun(folder=folder, record=record, steps=steps, text=text)

@@ -35,7 +35,8 @@ _NAMES = {
     "cluster.accelerator": "gpu_type accelerator device_type gpu_name",
     "cluster.num_nodes": "nodes nnodes",
     "cluster.devices_per_node": "gpus_per_node nproc_per_node num_gpus_per_node devices_per_host",
-    "parallel": "strategy parallelism parallelism_config distributed plan layout",
+    "parallel": "strategy parallelism parallelism_config distributed plan layout deepspeed deepspeed_config "
+    "fsdp_config",
     "parallel.data_shard": "dp fsdp dp_shard data_parallel data_parallel_shard_degree data_parallel_size "
     "data_parallel_degree fsdp_degree ici_fsdp_parallelism dp_size",
     "parallel.data_replicate": "ddp hsdp dp_replicate data_parallel_replicate_degree replicas",

@@ -207,3 +207,34 @@ def test_fields_of_a_plan_in_every_form():
     )
     assert (found["sequence_parallel"], found["recompute_modules"]) == (True, ("norm", "mlp"))
     assert arguments.plan_fields("fixed", "tensor=8,pipeline=4") == {"tensor": 8, "pipeline": 4}
+
+
+class NotReallyAPath:
+    def __fspath__(self):
+        return 5
+
+
+class NotReallyAnIndex:
+    def __index__(self):
+        raise ValueError("no number")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.array([1, 2]), NotReallyAPath(), "x" * 5000, "\ud800", "\0", "", b"x", ["x"]],
+    ids=lambda value: f"{type(value).__name__}-{str(value)[:8]!r}",
+)
+def test_of_paths(value):
+    with pytest.raises(mw.InputError, match="folder"):
+        mw.read_records(value)
+    with pytest.raises(mw.InputError, match="folder"):
+        mw.read_record(value)
+    with pytest.raises(mw.InputError):
+        mw.load_run(SHIPPED, overrides={"calibration": value})
+
+
+def test_of_objects_that_break_when_they_are_converted():
+    with pytest.raises(mw.InputError, match="top"):
+        arguments.count("top", NotReallyAnIndex())
+    with pytest.raises(mw.InputError, match="top"):
+        arguments.count("top", 10**5000)

@@ -115,3 +115,54 @@ def test_a_training_that_lacks_a_file_is_an_error(tmp_path, write_training, name
     (write_training(tmp_path) / name).unlink()
     with pytest.raises(mw.InputError, match="no whole training"):
         mw.read_record(tmp_path)
+
+
+WRONG = (None, [], "x", {}, -1)
+
+
+def _displays(found):
+    for result in (found, *found):
+        result.to_rows(), result.to_dict(), result.summary(), result._repr_html_()
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+@pytest.mark.parametrize("key", ["run", "device", "statistics", "ending", "started", "predicted"])
+def test_a_record_with_a_wrong_value_is_refused_or_shown(tmp_path, write_training, key, wrong):
+    write_training(tmp_path / "run")
+    path = tmp_path / "run" / "record.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: wrong}))
+    found = mw.read_records(tmp_path)
+    assert len(found) + len(found.unreadable) == 1
+    assert bool(found.unreadable) == (
+        not isinstance(wrong, str) if key in ("ending", "started") else True
+    ) or (key == "predicted" and wrong in (None, {}))
+    assert all(key in reason for _, reason in found.unreadable)
+    _displays(found)
+
+
+@pytest.mark.parametrize("text", ["null", "3", "[]", '"x"', "", "[" * 100_000], ids=lambda text: text[:4])
+def test_a_record_that_is_no_mapping_is_refused(tmp_path, write_training, text):
+    write_training(tmp_path / "run")
+    (tmp_path / "run" / "record.json").write_text(text)
+    found = mw.read_records(tmp_path)
+    assert len(found.unreadable) == 1
+    _displays(found)
+
+
+@pytest.mark.parametrize("line", ["null", "3", "[]", '"x"', "{}", '{"step": "x"}'])
+def test_a_line_that_is_no_step_is_refused_with_its_number(tmp_path, write_training, line):
+    write_training(tmp_path / "run")
+    path = tmp_path / "run" / "steps.jsonl"
+    path.write_text(path.read_text() + line + "\n")
+    number = len(path.read_text().splitlines())
+    with pytest.raises(mw.InputError, match=rf"steps\.jsonl:{number}: is no step"):
+        mw.read_record(tmp_path / "run")
+
+
+@pytest.mark.parametrize("wrong", ["x", 3, []], ids=repr)
+def test_a_device_that_is_no_mapping_is_refused(tmp_path, wrong):
+    path = write_sweep(tmp_path / "sweep") / trainings.SIDECAR_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": wrong}))
+    ((where, reason),) = mw.read_records(tmp_path).unreadable
+    assert where.name == trainings.CSV_NAME
+    assert "device" in reason

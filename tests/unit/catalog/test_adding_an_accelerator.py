@@ -13,7 +13,7 @@ from meshwright.training.device import notes_on_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "adding-an-accelerator.md"
 CACHED = (
-    entries.names, entries.entry, entries._read, entries._aliases, accelerator, _driver_names,
+    entries.names, entries._entry, entries._read, entries._aliases, accelerator, _driver_names,
     _pci_ids, fabric, cluster,
 )  # fmt: skip
 

@@ -2,9 +2,10 @@ import tomllib
 
 import pytest
 
+from meshwright import catalog
 from meshwright.catalog import entries
 from meshwright.catalog.entries import CatalogKind, entry, names
-from meshwright.errors import UnknownNameError
+from meshwright.errors import InputError, UnknownNameError
 
 ALL = [(kind, name) for kind in CatalogKind for name in names(kind)]
 
@@ -42,7 +43,7 @@ def test_looking_up_a_name_reads_one_file(monkeypatch):
     real = tomllib.loads
     monkeypatch.setattr(tomllib, "loads", lambda text: read.append(text) or real(text))
     entries._read.cache_clear()
-    entry.cache_clear()
+    entries._entry.cache_clear()
     assert entry(CatalogKind.MODEL, "mixtral-8x7b").name == "mixtral-8x7b"
     assert len(read) == 1
 
@@ -68,3 +69,33 @@ def _leaves(values, prefix=""):
     for key, value in values.items():
         paths += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
     return paths
+
+
+LOOK_UPS = (
+    catalog.model, catalog.accelerator, catalog.fabric, catalog.cluster, catalog.claim, catalog.run_file_text,
+    catalog.price_per_device_hour, catalog.engine_facts, catalog.default_fabric_name,
+    catalog.usual_devices_per_node, catalog.accelerator_with_driver_name, catalog.driver_name_of_pci_id,
+    lambda name: catalog.entry(CatalogKind.MODEL, name),
+    lambda name: catalog.entry(name, "llama3-8b"),
+    lambda name: catalog.placed_fabric(name, devices_per_node=8, num_nodes=1),
+    lambda name: catalog.placed_fabric("nvl72", devices_per_node=name, num_nodes=1),
+    lambda name: catalog.cluster("h100-8x1", fabric_name=name or b""),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [None, ["h100"], {}, {1}, 3.5, b"h100", True, 10**400, object()], ids=str)
+@pytest.mark.parametrize("look_up", LOOK_UPS)
+def test_what_is_no_name_is_an_input_error(look_up, name):
+    with pytest.raises(InputError, match=r"got .*allowed"):
+        look_up(name)
+
+
+def test_look_ups_take_their_name_as_a_keyword_too():
+    assert catalog.accelerator(name="h100") == catalog.accelerator("h100")
+    with pytest.raises(InputError, match="a name of the catalogue"):
+        catalog.model(name=["llama3-8b"])
+
+
+def test_a_cluster_of_endless_digits_is_refused():
+    with pytest.raises(InputError, match="a cluster name has another form"):
+        catalog.cluster("h100-8x" + "9" * 5000)
