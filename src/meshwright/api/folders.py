@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from meshwright.files import held
 from meshwright.specs.run import Run
 
 RESULTS = Path("runs")
+_OTHER_FOLDER = "name a folder that can be written with --out (out= in Python) and train.checkpoint.folder"
 
 
 def results_folder(name: str, *, resume: bool) -> Path:
@@ -21,6 +22,17 @@ def results_folder(name: str, *, resume: bool) -> Path:
     candidates = [RESULTS / safe, *(RESULTS / f"{safe}-{i}" for i in range(2, 10_000))]
     first_free = next(i for i, path in enumerate(candidates) if not path.exists())
     return candidates[max(0, first_free - 1) if resume else first_free]
+
+
+def require_writable(folder: Path, run: Run) -> None:
+    """Raise InputError if the results folder or the checkpoint folder of `run` cannot be written. Creates nothing."""
+    saves = run.train.checkpoint
+    for path in (folder, *(() if saves is None else (Path(saves.folder).expanduser(),))):
+        parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        if not parent.is_dir():
+            raise InputError("cannot write there: it is not a folder", got=str(parent), hint=_OTHER_FOLDER)
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError("cannot write there", got=str(parent), hint=_OTHER_FOLDER)
 
 
 @contextmanager
@@ -65,7 +77,13 @@ def locked_checkpoints(folder: Path, *, is_restart: bool = False) -> Iterator[No
 @contextmanager
 def _only_one(lock: Path, message: str, folder: str, hint: str, is_restart: bool) -> Iterator[None]:
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    with held(lock, by=f"process {os.getpid()} since {since}") as holder:
+    with ExitStack() as stack:
+        try:
+            holder = stack.enter_context(held(lock, by=f"process {os.getpid()} since {since}"))
+        except OSError as error:
+            raise InputError(
+                f"cannot write there: {error.strerror or error}", got=folder, hint=_OTHER_FOLDER
+            ) from error
         if holder is not None and not is_restart:
             raise InputError(message, got=folder, hint=f"{hint}, or wait: {holder} holds it")
         yield

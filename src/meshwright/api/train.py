@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from meshwright.api import arguments
-from meshwright.api.folders import results_folder, training_folders
+from meshwright.api.folders import require_writable, results_folder, training_folders
 from meshwright.api.runs import Overrides, RunSource, load_run
 from meshwright.errors import InputError, MissingDependencyError
 
@@ -82,6 +82,7 @@ def train(
         timeout_s=arguments.number("timeout_s", timeout_s),
         started_s=time.time(),
     )
+    require_writable(folder, resolved)
     engine = find_engine(resolved.engine)
     start = engine.prepare(resolved, options=options)
     with training_folders(folder, start.run):

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from meshwright import runfile
-from meshwright.api.folders import results_folder, training_folders
+from meshwright.api.folders import require_writable, results_folder, training_folders
 from meshwright.cli.needs import require_torch
 from meshwright.cli.options import calibration_override
 from meshwright.cli.output import note, progress, write_html
@@ -61,6 +61,8 @@ def run(
         profile=profile,
         profile_steps=_profile_steps(profile_steps),
     )
+    if not dry_run and is_reporter:
+        require_writable(folder, run)
     with progress("starting the engine"):  # seconds, the first time on a machine
         start = engine.prepare(run, options=options)
     if dry_run:

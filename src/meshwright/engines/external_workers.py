@@ -73,6 +73,9 @@ def start(
     shapes of the weight tensors by name; None: those that the native engine reads. Raises InputError for unsupported
     plans, for too few devices and for a folder that already contains checkpoints.
     """
+    from meshwright.training.data import require_sources
+
+    require_sources(run)
     cluster = run.cluster or cluster_here(run, machine)
     plan = planned(replace(run, cluster=cluster, engine=engine)).plan
     assert plan is not None

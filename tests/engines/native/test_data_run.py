@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.runfile import loads
 from meshwright.specs.run import Data, Evaluate, Run, Train
-from meshwright.training.data import Batches, Corpus, open_data, open_tokenizer
+from meshwright.training.data import Batches, Corpus, open_data, open_tokenizer, require_sources
 from meshwright.training.data.bpe import SMALLEST_VOCAB
 from meshwright.training.data.documents import TextDocument, TextSpan
 from meshwright.training.data.megatron import write_indexed
@@ -319,6 +319,39 @@ def test_a_run_on_token_files_needs_no_tokenizer(run: Run, tmp_path: Path) -> No
     corpus = open_data(with_data(run, source=str(tmp_path / "x")), cache=tmp_path / "cache")
     assert (corpus.num_tokens, corpus.tokenizer) == (1024, None)
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("token", [-3, 512])
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_token_outside_of_the_vocabulary_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: int, is_large: bool
+) -> None:
+    if is_large:  # the range is then kept in the cache
+        monkeypatch.setattr("meshwright.training.data.token_range.REMEMBERED_BYTES", 0)
+    write_indexed(tmp_path / "x", [np.arange(512), np.array([1, token, 2])], dtype=np.int32)
+    write_indexed(tmp_path / "good", [np.arange(512)], dtype=np.int32)
+    cache, bad, good = tmp_path / "cache", str(tmp_path / "x"), str(tmp_path / "good")
+    for data in ({"source": bad}, {"source": bad}, {"source": good, "validation": bad, "evaluate": True}):
+        with pytest.raises(InputError, match=rf"x\.bin has a token(.|\n)*{token}(.|\n)*0 to 511"):
+            open_data(with_data(run, **data), cache=cache)
+    open_data(with_data(run, source=good), cache=cache)
+    write_indexed(tmp_path / "x", [np.arange(511), np.arange(2)], dtype=np.int32)
+    open_data(with_data(run, source=bad), cache=cache)  # written anew, read anew
+    assert (cache / "token-ranges").exists() == is_large
+
+
+def test_missing_data_is_found_without_reading_and_the_hub_is_not_asked(
+    run: Run, text: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="no such data"):
+        require_sources(with_data(run, source=str(tmp_path / "none.jsonl")))
+    with pytest.raises(InputError, match="no such data"):
+        require_sources(
+            with_data(run, source=str(text), validation=str(tmp_path / "none.txt"), evaluate=True)
+        )
+    require_sources(with_data(run, source="owner/name?split=train"))
+    require_sources(with_data(run, source=str(text)))
+    require_sources(run)
 
 
 def test_a_synthetic_run_is_endless(run: Run, tmp_path: Path) -> None:

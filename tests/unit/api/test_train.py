@@ -12,7 +12,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import runfile
-from meshwright.api.folders import locked, results_folder, training_folders
+from meshwright.api.folders import locked, require_writable, results_folder, training_folders
 from meshwright.report.documents.json_values import jsonable
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -109,3 +109,22 @@ def test_a_killed_training_frees_its_checkpoint_folder(tmp_path, tiny_text):
         process.kill()
     with training_folders(tmp_path, run):
         pass
+
+
+def test_a_folder_that_cannot_be_written_is_bad_input_before_anything_is_measured(tmp_path, tiny_text):
+    (tmp_path / "file").write_text("")
+    run = _saving(tiny_text, tmp_path / "saved")
+    with pytest.raises(mw.InputError, match="not a folder"):
+        require_writable(tmp_path / "file" / "out", run)
+    with pytest.raises(mw.InputError, match="not a folder"):
+        require_writable(tmp_path / "out", _saving(tiny_text, tmp_path / "file" / "saved"))
+    with pytest.raises(mw.InputError, match="cannot write there"), training_folders(tmp_path / "file", run):
+        pass
+    require_writable(tmp_path / "out", run)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_read_only_folder_is_bad_input(tmp_path, tiny_text, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(mw.InputError, match="cannot write there"):
+        require_writable(tmp_path / "out", runfile.loads(tiny_text))

@@ -25,6 +25,7 @@ from meshwright.specs.run import NATIVE, Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training import device as devices
 from meshwright.training import gemm_tuning, telemetry, trackers, watchdog
+from meshwright.training.data import require_sources
 from meshwright.training.gemm_tuning import GemmChoices
 from meshwright.training.processes import WorkerLostError, launched_processes, run_ranks
 from meshwright.training.rendezvous import under_launcher
@@ -91,6 +92,7 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     """Decide everything that precedes the first process; writes nothing."""
     refuse("native", check(run))
     trackers.require(run.train.trackers)
+    require_sources(run)
     _check_profile(run, options)
     device = devices.find_device()
     if run.cluster is not None and run.cluster_name != HERE:

@@ -5,7 +5,7 @@ Batches(samples=corpus.train, global_batch=..., seed=..., data_rank=..., data_wi
 """
 
 from meshwright.training.data.batches import Batch, Batches
-from meshwright.training.data.corpus import Corpus, open_data, open_tokenizer
+from meshwright.training.data.corpus import Corpus, open_data, open_tokenizer, require_sources
 from meshwright.training.data.packing import PADDING_DOCUMENT, Samples
 from meshwright.training.data.tokenization import TokenizationProgress
 from meshwright.training.data.tokenizer import Tokenizer
@@ -26,4 +26,5 @@ __all__ = [
     "measure_workers",
     "open_data",
     "open_tokenizer",
+    "require_sources",
 ]

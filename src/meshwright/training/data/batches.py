@@ -125,10 +125,12 @@ class Batches:
         return prefetch(self.at, start=start, stop=stop, num_workers=num_workers)
 
     def _refuse_unknown_tokens(self, samples: list[Sample]) -> None:
+        smallest = min(int(s.tokens_T.min()) for s in samples)
         largest = max(int(s.tokens_T.max()) for s in samples)
-        if self.vocab is not None and largest >= self.vocab:
+        if self.vocab is not None and (smallest < 0 or largest >= self.vocab):
             raise InputError(
-                "a token of the data is not in the model's vocabulary", got=largest, allowed=f"0 to {self.vocab - 1}",
+                "a token of the data is not in the model's vocabulary", got=smallest if smallest < 0 else largest,
+                allowed=f"0 to {self.vocab - 1}",
                 hint="the tokenizer (or the one that made the token files) does not belong to this model",
             )  # fmt: skip
 

@@ -19,9 +19,10 @@ from meshwright.training.data.packing import (
     stream_samples,
     whole_samples,
 )
-from meshwright.training.data.source import SYNTHETIC, DocumentSource, TokenFiles, open_source
+from meshwright.training.data.source import SYNTHETIC, DocumentSource, TokenFiles, is_from_hub, open_source
 from meshwright.training.data.split import Extents, everything, hold_out
 from meshwright.training.data.store import TokenStore, open_store
+from meshwright.training.data.token_range import require_vocab
 from meshwright.training.data.tokenization import Report, tokenise
 from meshwright.training.data.tokenizer import (
     ByteTokenizer,
@@ -72,10 +73,12 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
     source = open_source(run.data.source, cache=cache)
     tokenizer = _tokenizer(run, source, cache)
     store = _tokens(source, tokenizer, cache, report)
+    require_vocab(store, vocab=run.model.vocab, cache=cache)
     if not is_evaluated:
         extents, validation = everything(store), None
     elif run.data.validation is not None:
         other = _tokens(open_source(run.data.validation, cache=cache), tokenizer, cache, report)
+        require_vocab(other, vocab=run.model.vocab, cache=cache)
         extents, validation = everything(store), _samples(other, everything(other), length)
     else:
         split = hold_out(store, whole_documents=store.is_masked)
@@ -93,6 +96,13 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
         train_usage=train.usage,
         validation_usage=None if validation is None else validation.usage,
     )
+
+
+def require_sources(run: Run) -> None:
+    """Raise InputError if data of `run` that is on this machine is absent. Reads no text and downloads nothing."""
+    for name in (run.data.source, run.data.validation if run.train.evaluate else None):
+        if name not in (None, SYNTHETIC) and not is_from_hub(name):
+            open_source(name)
 
 
 def open_tokenizer(name: str, *, source: DocumentSource | TokenFiles | None, cache: Path) -> Tokenizer:

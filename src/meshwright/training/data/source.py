@@ -83,6 +83,14 @@ def open_source(name: str, *, cache: Path | None = None) -> DocumentSource | Tok
         raise InputError(f"cannot open the data: {reason}", got=name[:200]) from error
 
 
+def is_from_hub(name: str) -> bool:
+    """True if the name can only be that of a data set of the Hugging Face hub: nothing of that name is here."""
+    place, _ = _split(name)
+    path = Path(place).expanduser()
+    is_here = place == PYTHON_STDLIB or path.exists() or _indexed_prefix(path) is not None
+    return not is_here and not _looks_like_path(place) and _HUB_NAME.fullmatch(place) is not None
+
+
 def _open(name: str, cache: Path) -> DocumentSource | TokenFiles:
     place, options = _split(name)
     if place == PYTHON_STDLIB:

@@ -1,0 +1,58 @@
+"""Smallest and largest token of token files, and the refusal of tokens that a model does not have."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.training.data.cache import REMEMBERED_BYTES
+from meshwright.training.data.megatron import IndexedTokens
+from meshwright.training.data.store import TokenStore
+
+_BLOCK_TOKENS = 1 << 24
+
+
+def require_vocab(store: TokenStore, *, vocab: int, cache: Path) -> None:
+    """Raise InputError if a token of `store` is not in 0 to `vocab` - 1. Ranges of large files are kept in `cache`."""
+    for shard in store.shards:
+        smallest, largest = _range_of(shard.tokens, cache)
+        if smallest < 0 or largest >= vocab:
+            raise InputError(
+                f"{_token_file(shard.tokens)} has a token that is not in the model's vocabulary",
+                got=smallest if smallest < 0 else largest, allowed=f"0 to {vocab - 1}",
+                hint="the tokenizer (or the one that made the token files) does not belong to this model",
+            )  # fmt: skip
+
+
+def _range_of(tokens: IndexedTokens, cache: Path) -> tuple[int, int]:
+    """The smallest and the largest token; of a large file read once until its size or modification time changes."""
+    file = _token_file(tokens)
+    fact = file.stat()
+    if fact.st_size < REMEMBERED_BYTES:
+        return _measure(tokens.tokens_N)
+    key = hashlib.blake2b(str(file.resolve()).encode(), digest_size=16).hexdigest()
+    memory = cache / "token-ranges" / key
+    state = f"{fact.st_size} {fact.st_mtime_ns} {tokens.tokens_N.dtype.str}"
+    if memory.is_file():
+        known = memory.read_text(encoding="utf-8").split("\n")
+        if known[0] == state and len(known) == 3:
+            return int(known[1]), int(known[2])
+    smallest, largest = _measure(tokens.tokens_N)
+    with suppress(OSError):  # a cache that cannot be written costs another reading
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(memory, f"{state}\n{smallest}\n{largest}")
+    return smallest, largest
+
+
+def _measure(tokens_N: np.ndarray) -> tuple[int, int]:
+    blocks = [tokens_N[at : at + _BLOCK_TOKENS] for at in range(0, len(tokens_N), _BLOCK_TOKENS)]
+    return min(int(block.min()) for block in blocks), max(int(block.max()) for block in blocks)
+
+
+def _token_file(tokens: IndexedTokens) -> Path:
+    return tokens.prefix.with_name(tokens.prefix.name + ".bin")
