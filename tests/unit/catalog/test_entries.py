@@ -83,7 +83,11 @@ LOOK_UPS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [None, ["h100"], {}, {1}, 3.5, b"h100", True, 10**400, object()], ids=str)
+@pytest.mark.parametrize(
+    "name",
+    [None, ["h100"], {}, {1}, 3.5, b"h100", True, 10**400, object()],
+    ids=["none", "list", "dict", "set", "float", "bytes", "bool", "endless", "object"],
+)
 @pytest.mark.parametrize("look_up", LOOK_UPS)
 def test_what_is_no_name_is_an_input_error(look_up, name):
     with pytest.raises(InputError, match=r"got .*allowed"):
