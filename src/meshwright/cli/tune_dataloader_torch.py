@@ -111,7 +111,7 @@ def tune_run(
     run: Run, *, counts: tuple[int, ...] | None, step_s: float | None, budget_s: float
 ) -> LoaderTuning:
     """Read the run's data with each number of threads (None: the usual ones) within the time budget."""
-    plan = run.plan or engine.plan_here(run, device=devices.find_device())
+    plan = engine.plan_here(run, device=devices.find_device())
     processes = min(plan.num_devices, run.cluster.devices_per_node if run.cluster else plan.num_devices)
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     counts = counts or usual_counts(num_cores // processes)

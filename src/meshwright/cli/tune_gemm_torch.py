@@ -103,7 +103,7 @@ def tune_run(run: Run, *, budget_s: float) -> RunTuning:
     device = devices.find_device()
     if run.cluster is not None:
         devices.require(run.cluster.accelerator.name, device=device)
-    plan = run.plan or engine.plan_here(run, device=device)
+    plan = engine.plan_here(run, device=device)
     with progress("measuring GEMMs", total=budget_s) as advance:
         outcome = tune(
             count_gemms(run, plan),

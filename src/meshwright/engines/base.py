@@ -251,6 +251,11 @@ def pinned_plan(run: Run) -> Plan:
             f"{run.source}: parallel is auto, and nothing can be started without a plan",
             hint="meshwright plan RUN.yaml --write PINNED.yaml pins one",
         )
+    if run.is_data_shard_open:
+        raise InputError(
+            f"{run.source}: parallel.data_shard is what remains of this machine's devices, which only `train` counts",
+            hint=f"give it, for example --set parallel.data_shard={run.plan.data_shard}",
+        )
     return run.plan
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.engines.base import Unsupported, check_export, find_engine
+from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.request import request_for
 from meshwright.specs.model import BaseFormat
@@ -22,6 +23,24 @@ def not_run(run: Run) -> list[Unsupported]:
     """Reasons of model and numerics for which no program of the run's engine runs it under any plan."""
     problems = check_export(replace(run, plan=None))
     return [problem for problem in problems if problem.key.partition(".")[0] not in TRAINING_KEYS]
+
+
+def with_devices_here(run: Run, *, num_devices: int) -> Run:
+    """Return `run` with the `data_shard` that its pinned plan leaves to the `num_devices` devices of this machine.
+
+    A CPU is one device and runs as many processes as the plan has. Raises InputError where the other degrees do not
+    divide the devices.
+    """
+    if run.plan is None or not run.is_data_shard_open:
+        return run
+    others = run.plan.num_devices
+    if num_devices > others and num_devices % others:
+        raise InputError(
+            f"{run.source}: parallel: the degrees multiply to {others}, which does not divide the devices here",
+            got=num_devices, hint="give parallel.data_shard to use fewer devices",
+        )  # fmt: skip
+    plan = replace(run.plan, data_shard=max(1, num_devices // others))
+    return replace(run, plan=plan, is_data_shard_open=False)
 
 
 def planned(run: Run) -> Run:

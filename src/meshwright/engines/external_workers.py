@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.engines import local
 from meshwright.engines.base import Launch, StartPrediction, TrainOptions, Unsupported, predicted, refuse
-from meshwright.engines.choice import planned
+from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.external_record import START, STEPS, OutputLayout, compose
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.machine import Machine
+from meshwright.training.rendezvous import launched_processes
 
 if TYPE_CHECKING:
     from meshwright.specs.hardware import Cluster
@@ -76,6 +77,7 @@ def start(
     from meshwright.training.data import require_sources
 
     require_sources(run)
+    run = with_devices_here(run, num_devices=launched_processes() or machine.num_devices)
     cluster = run.cluster or cluster_here(run, machine)
     plan = planned(replace(run, cluster=cluster, engine=engine)).plan
     assert plan is not None

@@ -82,6 +82,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         micro_batch=micro,
         precision=precision,
         plan=plan,
+        is_data_shard_open=plan is not None and cluster is None and _leaves_data_shard(file),
         engine=file.engine,
         stack=stack,
         objective=file.objective,
@@ -296,10 +297,13 @@ def _plan(
     return plan
 
 
+def _leaves_data_shard(file: schema.RunFile) -> bool:
+    return isinstance(file.parallel, schema.ParallelSection) and file.parallel.data_shard is None
+
+
 def _rest_of_devices(section: schema.ParallelSection, cluster: Cluster | None) -> int:
-    if cluster is None:
-        hint = "the number of devices of `here` is not known beforehand"
-        raise BelowError("data_shard", "is missing", hint=hint)
+    if cluster is None:  # this machine: the engine counts its devices
+        return 1
     others = section.data_replicate * section.context * section.tensor * section.pipeline
     if cluster.num_devices % others:
         message = f"the degrees multiply to {others}, which does not divide the {cluster.num_devices} devices"

@@ -40,7 +40,10 @@ def pinned_text(run: Run, plan: Plan) -> str:
     """The text of a run file that says `plan` and otherwise what `run` says, overrides included."""
     values = {"batch.micro": plan.micro_batch, "parallel": section_from_plan(plan)}
     return changed_text(
-        run, values, wanted=replace(run, plan=plan, micro_batch=plan.micro_batch), what="the plan"
+        run,
+        values,
+        wanted=replace(run, plan=plan, micro_batch=plan.micro_batch, is_data_shard_open=False),
+        what="the plan",
     )
 
 

@@ -179,6 +179,9 @@ class Run:
     micro_batch: int | None = None  # sequences per replica and micro-batch; None: the planner chooses
     precision: Precision
     plan: Plan | None = None  # None: the planner chooses
+    is_data_shard_open: bool = (
+        False  # the plan's data_shard of 1 stands for what remains of this machine's devices
+    )
     engine: str = NATIVE  # the program that runs the step, as an installed package names it
     stack: Stack
     objective: Objective = Objective.THROUGHPUT

@@ -56,11 +56,6 @@ class _Start:
     timeout: timedelta
 
 
-def launched_processes() -> int:
-    """Processes that a launcher has started; 0 without one."""
-    return int(os.environ["WORLD_SIZE"]) if under_launcher() else 0
-
-
 def run_ranks(
     target: RankFunction,
     payload: Any,

@@ -11,6 +11,11 @@ def under_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def launched_processes() -> int:
+    """Return the number of processes that a launcher has started; 0 without one."""
+    return int(os.environ["WORLD_SIZE"]) if under_launcher() else 0
+
+
 def free_port() -> int:
     """Return a TCP port on which nothing listens now."""
     with socket.socket() as probe:

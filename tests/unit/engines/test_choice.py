@@ -6,8 +6,9 @@ import pytest
 
 from meshwright import runfile
 from meshwright.engines import choice
-from meshwright.engines.base import find_engine
-from meshwright.engines.choice import planned
+from meshwright.engines.base import find_engine, pinned_plan
+from meshwright.engines.choice import planned, with_devices_here
+from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans
 
 LORA = """
@@ -54,3 +55,26 @@ def test_what_is_refused_under_every_plan_does_not_choose_the_plan(monkeypatch):
     assert find_engine("native").check(endless)[0].key == "train"
     assert endless.plan == whole.plan
     assert ranked == [50, 50]
+
+
+@pytest.mark.parametrize(("num_devices", "data_shard"), [(1, 1), (2, 1), (8, 4)])
+def test_a_pinned_plan_leaves_data_shard_to_the_devices_of_this_machine(num_devices, data_shard):
+    run = runfile.loads(LORA, overrides=["cluster=here", "parallel={tensor: 2}"])
+    here = with_devices_here(run, num_devices=num_devices)
+    assert here.plan is not None
+    assert (here.plan.data_shard, here.plan.num_devices, here.is_data_shard_open) == (
+        data_shard,
+        2 * data_shard,
+        False,
+    )
+    assert with_devices_here(here, num_devices=16) is here
+    given = runfile.loads(LORA, overrides=["cluster=here", "parallel={tensor: 2, data_shard: 1}"])
+    assert with_devices_here(given, num_devices=8) is given
+
+
+def test_devices_that_the_degrees_do_not_divide_are_refused():
+    run = runfile.loads(LORA, overrides=["cluster=here", "parallel={tensor: 2}"])
+    with pytest.raises(InputError, match="multiply to 2, which does not divide"):
+        with_devices_here(run, num_devices=3)
+    with pytest.raises(InputError, match="only `train` counts"):
+        pinned_plan(run)

@@ -228,9 +228,11 @@ def test_here_is_what_the_caller_measured() -> None:
     assert (unknown.cluster, unknown.cluster_name) == (None, "here")
     cluster = catalog.cluster("h100-8x1")
     assert runfile.loads(text, here=cluster).cluster == cluster
-    assert "data_shard" in error_of("parallel={tensor: 2}", "batch.micro=1", text=text)
+    remains = runfile.loads(text, overrides=["parallel={tensor: 2}", "batch.micro=1"])
+    assert remains.plan is not None
+    assert (remains.plan.tensor, remains.plan.data_shard, remains.is_data_shard_open) == (2, 1, True)
     pinned = ["parallel={data_shard: 4}", "batch.micro=1"]
-    assert runfile.loads(text, overrides=pinned).plan is not None
+    assert runfile.loads(text, overrides=pinned).is_data_shard_open is False
 
 
 def test_inline_cluster() -> None:

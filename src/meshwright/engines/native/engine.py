@@ -11,7 +11,7 @@ import torch
 from meshwright import catalog
 from meshwright.engines import external_workers
 from meshwright.engines.base import TrainOptions, refuse
-from meshwright.engines.choice import planned
+from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.native import compiling, fp8
 from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.expectation import Expectation, measure_expectation
@@ -27,8 +27,8 @@ from meshwright.training import device as devices
 from meshwright.training import gemm_tuning, telemetry, trackers, watchdog
 from meshwright.training.data import require_sources
 from meshwright.training.gemm_tuning import GemmChoices
-from meshwright.training.processes import WorkerLostError, launched_processes, run_ranks
-from meshwright.training.rendezvous import under_launcher
+from meshwright.training.processes import WorkerLostError, run_ranks
+from meshwright.training.rendezvous import launched_processes, under_launcher
 from meshwright.training.step_gemms import count_gemms
 from meshwright.training.weights import differences, find_weights
 
@@ -100,7 +100,8 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     fp8.require(run.precision, device=device)
     if run.train.compile:
         compiling.require(device)
-    plan = run.plan or plan_here(run, device=device)
+    run = with_devices_here(run, num_devices=_num_devices(device))
+    plan = plan_here(run, device=device)
     refuse("native", check_plan(plan, run=run))
     external_workers.refuse_devices(plan, device_type=device.type, num_devices=devices.num_devices(device))
     weights = None if run.weights is None else find_weights(run.weights)
@@ -160,10 +161,13 @@ def _catalog_name(run: Run, device: torch.device) -> str | None:
 
 
 def plan_here(run: Run, *, device: torch.device) -> Plan:
-    """The planner's best plan that this engine runs, for the run's cluster or for the devices of this machine.
+    """The plan of the run, or the planner's best that this engine runs, for its cluster or the devices of this machine.
 
     Nothing is measured for it, so that all processes of a launcher come to the same plan.
     """
+    run = with_devices_here(run, num_devices=_num_devices(device))
+    if run.plan is not None:
+        return run.plan
     cluster = run.cluster or devices.cluster_here(device, num_devices=_num_devices(device), rates=None)
     plan = planned(replace(run, cluster=cluster, engine=NATIVE)).plan
     assert plan is not None
