@@ -1,4 +1,4 @@
-"""Models of two layers that several test files build: dense, a mixture of experts, latent attention with both."""
+"""Models that several test files build: dense, a mixture of experts, latent attention; one to count by hand."""
 
 from __future__ import annotations
 
@@ -31,4 +31,12 @@ LATENT = replace(
     experts=Experts(
         num_experts=4, top_k=2, ffn_hidden=24, num_shared=1, num_dense_layers=1, router=Router.SIGMOID
     ),
+)
+SMALL = Model(
+    name="small",
+    hidden=8,
+    num_layers=3,
+    vocab=100,
+    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=2),
+    ffn_hidden=16,
 )

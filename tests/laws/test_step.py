@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cost_case import Case
 
 from meshwright import catalog
 from meshwright.cost.compute import gemm_s
 from meshwright.cost.overlap import exposed_s
-from meshwright.cost.rates import SystemRates, system_rates
-from meshwright.cost.step import StepTable, estimate_steps
+from meshwright.cost.rates import system_rates
 from meshwright.cost.tables import (
     BatchTable,
-    ModelTable,
-    PlanTable,
-    PrecisionTable,
     model_row,
     plan_row,
     precision_row,
@@ -31,24 +28,6 @@ MODELS = ("llama3-8b", "gpt3-175b", "mixtral-8x7b", "gpt-oss-20b", "deepseek-v2-
 CLUSTERS = ("h100-8x8", "b200-8x8", "a100-8x8", "mi300x-8x8", "gb200-4x16", "h200-8x8")
 FRAMEWORKS = ("megatron-bridge", "nemo", "torchtitan", "primus-megatron", "megatron-deepspeed")
 NEVER_TOGETHER = "alternate_matmuls"  # counts products that mlp and moe name too
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One row of everything that a step depends on."""
-
-    model: ModelTable
-    batch: BatchTable
-    plan: PlanTable
-    precision: PrecisionTable
-    rates: SystemRates
-
-    def steps(self, **keywords: float) -> StepTable:
-        return estimate_steps(**vars(self), **keywords)
-
-    @property
-    def step_s(self) -> float:
-        return float(self.steps().step_s)
 
 
 @st.composite

@@ -70,3 +70,18 @@ def _run(
         engine=engine or "native",
         overrides=[*goal, *overrides],
     )
+
+
+def check_targets(
+    write_path: Path | None, *others: Path | None, is_apply: bool, overrides: Sequence[str]
+) -> None:
+    """Raise InputError if --apply, --write and --set contradict each other, or the folder of a file is missing."""
+    if is_apply and write_path is not None:
+        raise InputError("--apply and --write are both given", allowed="one of them")
+    if is_apply and overrides:
+        raise InputError(
+            "--apply changes the file, and --set changes the run only", hint="--write OUT.yaml writes both"
+        )
+    for path in (write_path, *others):
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"cannot write {str(path)!r} (no such folder)")

@@ -7,6 +7,7 @@ from pathlib import Path
 from meshwright import runfile
 from meshwright.cli.needs import load_with_torch
 from meshwright.cli.output import emit_json
+from meshwright.cli.run_input import check_targets
 from meshwright.errors import InputError
 from meshwright.specs.run import NATIVE
 
@@ -23,14 +24,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Measure, write the counts if asked to, and print them."""
-    if is_apply and write_path is not None:
-        raise InputError("--apply and --write are both given", allowed="one of them")
-    if is_apply and overrides:
-        raise InputError(
-            "--apply changes the file, and --set changes the run only", hint="--write OUT.yaml writes both"
-        )
-    if write_path is not None and not write_path.parent.is_dir():
-        raise InputError(f"cannot write {str(write_path)!r} (no such folder)")
+    check_targets(write_path, is_apply=is_apply, overrides=overrides)
     run = runfile.load(run_path, overrides=overrides)
     if run.engine != NATIVE:
         raise InputError(

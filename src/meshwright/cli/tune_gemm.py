@@ -8,6 +8,7 @@ from pathlib import Path
 from meshwright import runfile
 from meshwright.cli.needs import load_with_torch
 from meshwright.cli.output import emit_json
+from meshwright.cli.run_input import check_targets
 from meshwright.errors import InputError
 from meshwright.specs.run import NATIVE, Run
 
@@ -23,7 +24,9 @@ def run(
     as_json: bool,
 ) -> None:
     """Measure, write the files asked for if anything is faster, and print the result."""
-    _check_targets(run_path, out, write_path, is_apply=is_apply, overrides=overrides)
+    check_targets(write_path, out, is_apply=is_apply, overrides=overrides)
+    if out is not None and out.resolve() in {p.resolve() for p in (run_path, write_path) if p}:
+        raise InputError("--out is the run file itself", got=str(out), hint="name another file")
     run = runfile.load(run_path, overrides=overrides)
     if run.engine != NATIVE:
         raise InputError(
@@ -46,22 +49,6 @@ def run(
         emit_json(found.document(written))
     else:
         found.show(written)
-
-
-def _check_targets(
-    run_path: Path, out: Path | None, write_path: Path | None, *, is_apply: bool, overrides: tuple[str, ...]
-) -> None:
-    if is_apply and write_path is not None:
-        raise InputError("--apply and --write are both given", allowed="one of them")
-    if is_apply and overrides:
-        raise InputError(
-            "--apply changes the file, and --set changes the run only", hint="--write OUT.yaml writes both"
-        )
-    for path in (out, write_path):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"cannot write {str(path)!r} (no such folder)")
-    if out is not None and out.resolve() in {p.resolve() for p in (run_path, write_path) if p}:
-        raise InputError("--out is the run file itself", got=str(out), hint="name another file")
 
 
 def _run_text(run: Run, out: Path) -> str:

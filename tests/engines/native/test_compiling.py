@@ -9,25 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.tiny_runs import SHARED_EXPERT, tiny_run
 from torch._dynamo.utils import counters
 
-from meshwright import runfile
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
 from meshwright.engines.native.check import check_plan
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 
-TEXT = """
-model: {name: tiny, hidden: 32, num_layers: 3, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 8, micro: 4}
-precision: fp32
-cluster: here
-optimizer: {learning_rate: 1.0e-2}
-train: {steps: 8, compile: true}
-"""
-EXPERTS = ", experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, router: sigmoid}"
+COMPILED = ("model.num_layers=3", "batch.micro=4", "train={steps: 8, compile: true}")
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler"),
@@ -38,12 +29,12 @@ pytestmark = [
 
 @pytest.fixture
 def run():
-    return runfile.loads(TEXT)
+    return tiny_run(*COMPILED)
 
 
 @pytest.fixture
 def moe_run():
-    return runfile.loads(TEXT.replace("num_kv_heads: 2}", "num_kv_heads: 2}" + EXPERTS))
+    return tiny_run(*COMPILED, SHARED_EXPERT)
 
 
 @pytest.mark.slow
@@ -56,7 +47,7 @@ def test_one_graph_for_equal_layers_and_no_break(tmp_path):
     losses, records = [], []
     for compiled in (True, False):
         overrides = [data, "model.vocab=257", f"train.compile={str(compiled).lower()}"]
-        loaded = runfile.loads(TEXT, overrides=overrides)
+        loaded = tiny_run(*COMPILED, *overrides)
         options = TrainOptions(folder=tmp_path / str(compiled), quiet=True)
         records.append(engine.train(loaded, options=options))
         losses.append([records[-1].statistics[name] for name in ("first_loss", "last_loss")])

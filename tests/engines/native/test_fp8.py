@@ -15,7 +15,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchao looks for CUDA libraries
     pytest.importorskip("torchao")
 
-from meshwright import runfile
+from tests.tiny_runs import tiny_run
+
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine, fp8
 from meshwright.engines.native.check import check, check_plan
@@ -26,15 +27,6 @@ from meshwright.specs.precision import PRECISIONS
 from meshwright.training import device as devices
 from meshwright.training.models import build_model, init_weights
 
-TEXT = """
-model: {name: tiny, hidden: 32, num_layers: 4, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 4}}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 8}
-precision: fp8
-cluster: here
-optimizer: {learning_rate: 1.0e-2}
-train: {steps: 3}
-"""
 MIXTURE = (
     "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1}",
     "model.ffn_hidden=0",
@@ -43,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 def run_of(*overrides):
-    return runfile.loads(TEXT, overrides=overrides)
+    return tiny_run("precision=fp8", "model.attention.num_kv_heads=4", *overrides)
 
 
 def built(run, precision="bf16"):

@@ -8,26 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright import runfile
+from tests.tiny_runs import SHARED_EXPERT, tiny_run
+
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.parallel.mesh import state_axes
 from meshwright.specs.plan import Plan, Recompute, Sharding
-
-TEXT = """
-model:
-  name: tiny
-  hidden: 32
-  num_layers: 4
-  vocab: 64
-  ffn_hidden: 64
-  attention: {num_heads: 4, num_kv_heads: 2}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 8}
-precision: fp32
-cluster: here
-optimizer: {learning_rate: 1.0e-2}
-train: {steps: 3, z_loss: 1.0e-2}
-"""
 
 PLANS = {
     "ddp": Plan(data_shard=2, sharding=Sharding.NONE, micro_batch=2),
@@ -50,7 +35,7 @@ IN_SHORT = ("zero1", "fsdp", "tensor", "1f1b", "pipeline, fsdp")  # the others r
 
 @pytest.fixture(scope="module")
 def run():
-    return runfile.loads(TEXT)
+    return tiny_run("train.z_loss=1.0e-2")
 
 
 @pytest.mark.distributed
@@ -65,9 +50,7 @@ def test_a_plan_equals_one_process(run, name, equals_one_process):
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [PLANS["fsdp"], PLANS["hsdp"], PLANS["zero1"], PLANS["1f1b"]])
 def test_a_mixture_of_experts_equals_one_process(plan, equals_one_process):
-    experts = "  experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, router: sigmoid}\n"
-    run = runfile.loads(TEXT.replace("data:", experts + "data:", 1))
-    equals_one_process([(run, plan)])
+    equals_one_process([(tiny_run("train.z_loss=1.0e-2", SHARED_EXPERT), plan)])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwright import runfile
+from tests.tiny_runs import LATENT, tiny_run
+
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
 from meshwright.engines.native.check import check_plan
@@ -20,31 +21,13 @@ from meshwright.training.models.token_layout import Chunks, attention_mask
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
-TEXT = """
-model:
-  name: tiny
-  hidden: 32
-  num_layers: 4
-  vocab: 260
-  ffn_hidden: 64
-  attention: {num_heads: 4, num_kv_heads: 2}
-data: {source: synthetic, sequence_length: 32}
-batch: {global_sequences: 4}
-precision: fp32
-cluster: here
-optimizer: {learning_rate: 1.0e-2}
-train: {steps: 3}
-"""
 FULL = Sharding.PARAMETERS
-LATENT = (
-    "model.attention={kind: mla, num_heads: 4, head_dim: 16, query_lora_rank: 16, kv_lora_rank: 16, "
-    "rope_head_dim: 8, value_head_dim: 8}"
-)
+LONGER = ("model.vocab=260", "data.sequence_length=32", "batch.global_sequences=4")
 
 
 @pytest.fixture(scope="module")
 def run():
-    return runfile.loads(TEXT)
+    return tiny_run(*LONGER)
 
 
 @pytest.fixture
@@ -65,7 +48,7 @@ def windowed(run, window, num_layers=2):
 
 @pytest.mark.distributed
 def test_two_ranks_equal_one(run, text, equals_one_process):
-    latent = runfile.loads(TEXT, overrides=[LATENT])
+    latent = tiny_run(*LONGER, LATENT)
     pair = Plan(context=2, micro_batch=2)
     equals_one_process(
         [

@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.tiny_runs import EXPERTS, LATENT, tiny_run
 from torch.distributed.tensor import DTensor
 
-from meshwright import runfile
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
 from meshwright.engines.native.assembly import assemble
@@ -21,7 +21,7 @@ from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.parallel.expert import expert_axes
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.engines.native.rehearsal import rehearse_each
-from meshwright.specs.model import Attention, AttentionKind, Lora, Router
+from meshwright.specs.model import Lora, Router
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Checkpoint, Task
@@ -31,37 +31,12 @@ from meshwright.training.processes import run_ranks
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
-TEXT = """
-model:
-  name: tiny
-  hidden: 32
-  num_layers: 4
-  vocab: 64
-  ffn_hidden: 0
-  attention: {num_heads: 4, num_kv_heads: 2}
-  experts: {num_experts: 4, top_k: 2, ffn_hidden: 32}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 8}
-precision: fp32
-cluster: here
-optimizer: {learning_rate: 1.0e-2, gradient_clip: 0.1}
-train: {steps: 3, balance_loss: 0.1}
-"""
 FULL = Sharding.PARAMETERS
-LATENT = Attention(
-    kind=AttentionKind.MLA,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=16,
-    value_head_dim=8,
-    query_lora_rank=16,
-    kv_lora_rank=16,
-    rope_head_dim=8,
-)
+MIXTRAL = (EXPERTS, "model.ffn_hidden=0", "optimizer.gradient_clip=0.1", "train.balance_loss=0.1")
 
 
 def as_mixtral():
-    return runfile.loads(TEXT)
+    return tiny_run(*MIXTRAL)
 
 
 def as_qwen3():
@@ -83,7 +58,7 @@ def as_deepseek():
         num_groups=2,
         groups_per_token=1,
     )
-    model = replace(run.model, ffn_hidden=64, experts=experts, attention=LATENT)
+    model = replace(run.model, ffn_hidden=64, experts=experts, attention=tiny_run(LATENT).model.attention)
     return replace(run, model=model, train=replace(run.train, balance_bias_rate=0.02))
 
 
@@ -246,7 +221,7 @@ def test_a_dense_model_has_no_experts_to_divide_or_balance():
 
 
 def test_steps_say_how_unbalanced_the_experts_are(tmp_path):
-    run = runfile.loads(TEXT, overrides=("parallel={data_shard: 1}",))
+    run = tiny_run(*MIXTRAL, "parallel={data_shard: 1}")
     engine.train(run, options=TrainOptions(folder=tmp_path, quiet=True))
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()
     ratios = [json.loads(line)["expert_load_ratio"] for line in lines]

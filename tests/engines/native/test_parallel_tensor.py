@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright import runfile
+from tests.tiny_runs import LATENT, tiny_run
+
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.rehearsal import rehearse_each
 from meshwright.specs.plan import Plan, Schedule, Sharding
@@ -16,29 +17,12 @@ from meshwright.specs.precision import PRECISIONS
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
-TEXT = """
-model:
-  name: tiny
-  hidden: 32
-  num_layers: 4
-  vocab: 64
-  ffn_hidden: 64
-  tied_embeddings: true
-  attention:
-    {kind: mla, num_heads: 4, head_dim: 16, query_lora_rank: 16, kv_lora_rank: 16, rope_head_dim: 8, value_head_dim: 8}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 4}
-precision: fp32
-cluster: here
-optimizer: {learning_rate: 1.0e-2}
-train: {steps: 3}
-"""
 PAIR = Plan(tensor=2, micro_batch=2)
 
 
 @pytest.fixture(scope="module")
 def run():
-    return runfile.loads(TEXT)
+    return tiny_run("batch.global_sequences=4", "model.tied_embeddings=true", LATENT)
 
 
 def with_attention(run, **changes):

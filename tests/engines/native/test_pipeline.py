@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright import runfile
+from tests.tiny_runs import SHARED_EXPERT, tiny_run
+
 from meshwright.cost.pipeline.graph import event_graph
 from meshwright.cost.pipeline.schedules import rank_orders, schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
@@ -21,23 +22,7 @@ from meshwright.specs.plan import Plan, Schedule, Sharding
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
-TEXT = """
-model:
-  name: tiny
-  hidden: 32
-  num_layers: 5
-  vocab: 64
-  ffn_hidden: 64
-  tied_embeddings: TIED
-  attention: {num_heads: 4, num_kv_heads: 2}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 6}
-precision: fp32
-cluster: here
-optimizer: {learning_rate: 1.0e-2}
-train: {steps: 3}
-"""
-EXPERTS = "  experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, router: sigmoid}\n"
+FIVE_LAYERS = ("model.num_layers=5", "batch.global_sequences=6")
 
 ZB, V = {"schedule": Schedule.ZERO_BUBBLE}, {"schedule": Schedule.ZBV, "virtual_pipeline": 2}
 INTERLEAVED = {"schedule": Schedule.INTERLEAVED, "virtual_pipeline": 2}
@@ -62,17 +47,17 @@ TIED = [Plan(pipeline=2), Plan(pipeline=2, **ZB), Plan(pipeline=2, **V)]
 
 @pytest.fixture
 def run():
-    return runfile.loads(TEXT.replace("TIED", "false"))
+    return tiny_run(*FIVE_LAYERS)
 
 
 @pytest.fixture
 def tied_run():
-    return runfile.loads(TEXT.replace("TIED", "true"))
+    return tiny_run(*FIVE_LAYERS, "model.tied_embeddings=true")
 
 
 @pytest.fixture
 def moe_run():
-    return runfile.loads(TEXT.replace("TIED", "false").replace("data:", EXPERTS + "data:", 1))
+    return tiny_run(*FIVE_LAYERS, SHARED_EXPERT)
 
 
 @pytest.mark.distributed

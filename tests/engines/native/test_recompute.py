@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.tiny_runs import tiny_run
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from meshwright import runfile
 from meshwright.calibration.memory import memory_constants
 from meshwright.cost.memory.activations import layer_bytes
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
@@ -24,26 +24,15 @@ from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.training.models import blockwise, build_model, init_weights
 
-TEXT = """
-model: {name: tiny, hidden: 64, num_layers: 2, vocab: 64, ffn_hidden: 192, attention: ATTENTION}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 8, micro: 2}
-precision: fp32
-cluster: here
-optimizer: {learning_rate: 1.0e-2}
-train: {steps: 3}
-"""
-GROUPED = "{num_heads: 4, num_kv_heads: 2}"
-# Widths of queries and values are equal: other ones have no fused kernel on a CPU, which then copies what it keeps.
-LATENT = (
-    "{kind: mla, num_heads: 4, head_dim: 32, value_head_dim: 32, "
-    "query_lora_rank: 24, kv_lora_rank: 24, rope_head_dim: 8}"
-)
-EXPERTS = ", experts: {num_experts: 4, top_k: 2, ffn_hidden: 96, num_shared: 1, router: sigmoid}"
-TEXTS = {
-    "dense": TEXT.replace("ATTENTION", GROUPED),
-    "latent": TEXT.replace("ATTENTION", LATENT),
-    "experts": TEXT.replace("ATTENTION", GROUPED + EXPERTS),
+WIDER = ("model.hidden=64", "model.ffn_hidden=192", "model.num_layers=2", "batch.micro=2")
+MODELS = {
+    "dense": (),
+    # Widths of queries and values are equal: other ones have no fused kernel on a CPU, which then copies what it keeps.
+    "latent": (
+        "model.attention={kind: mla, num_heads: 4, head_dim: 32, value_head_dim: 32, "
+        "query_lora_rank: 24, kv_lora_rank: 24, rope_head_dim: 8}",
+    ),
+    "experts": ("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 96, num_shared: 1, router: sigmoid}",),
 }
 SETS = {
     "dense": [
@@ -70,7 +59,7 @@ NUM_TOKENS = 2 * 16
 
 
 def run_of(model: str):
-    return runfile.loads(TEXTS[model])
+    return tiny_run(*WIDER, *MODELS[model])
 
 
 def selective(*names: str, **axes) -> Plan:

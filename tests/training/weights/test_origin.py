@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from meshwright import runfile
+from tests.tiny_runs import tiny_run
+
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
 from meshwright.errors import InputError, MissingDependencyError
@@ -20,34 +21,21 @@ from meshwright.training.weights import find_weights, fingerprint, save_weights
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
-TEXT = """
-model:
-  name: tiny
-  hidden: 32
-  num_layers: 2
-  vocab: 64
-  ffn_hidden: 64
-  attention: {num_heads: 4, num_kv_heads: 2}
-data: {source: synthetic, sequence_length: 16}
-batch: {global_sequences: 4, micro: 2}
-precision: fp32
-cluster: here
-optimizer: {learning_rate: 1.0e-2}
-train: {steps: 2}
-"""
+
+SMALL = ("model.num_layers=2", "batch={global_sequences: 4, micro: 2}", "train.steps=2")
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Weights of the run's model whose spread makes a loss of their own."""
-    built = build_model(runfile.loads(TEXT).model, device="cpu")
+    built = build_model(tiny_run(*SMALL).model, device="cpu")
     init_weights(built, seed=5, std=0.3)
     save_weights(built, tmp_path / "base", dtype=torch.float32)
     return tmp_path / "base"
 
 
 def train(tmp_path, *overrides):
-    run = runfile.loads(TEXT, overrides=overrides)
+    run = tiny_run(*SMALL, *overrides)
     return engine.train(run, options=TrainOptions(folder=tmp_path / "out", quiet=True))
 
 
@@ -58,7 +46,7 @@ def test_the_first_loss_is_that_of_the_weights(tmp_path, folder):
     from meshwright.training.labels import IGNORED_LABEL
     from meshwright.training.weights import load_weights
 
-    run = runfile.loads(TEXT)
+    run = tiny_run(*SMALL)
     built = build_model(run.model, device="cpu")
     load_weights(built, folder)
     batch = open_batch_loader(

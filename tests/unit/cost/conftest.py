@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import pytest
+from tests.cost_case import Case
 
 from meshwright import catalog
 from meshwright.calibration.parameters import prior
-from meshwright.cost.compute import LayerCompute, layer_compute
-from meshwright.cost.flops import count_parameters
-from meshwright.cost.groups import groups_of
-from meshwright.cost.layers import StepContext
-from meshwright.cost.rates import SystemRates, system_rates
-from meshwright.cost.step import StepTable, estimate_steps
+from meshwright.cost.rates import system_rates
 from meshwright.cost.tables import (
     BatchTable,
-    ModelTable,
-    PlanTable,
-    PrecisionTable,
     model_row,
     plan_row,
     precision_row,
@@ -28,46 +20,6 @@ from meshwright.specs.hardware import Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import PRECISIONS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """Everything `estimate_steps` asks for."""
-
-    model: ModelTable
-    batch: BatchTable
-    plan: PlanTable
-    precision: PrecisionTable
-    rates: SystemRates
-
-    def steps(self, *, load_factor: float = 1.0) -> StepTable:
-        return estimate_steps(
-            model=self.model, batch=self.batch, plan=self.plan, precision=self.precision, rates=self.rates,
-            load_factor=load_factor,
-        )  # fmt: skip
-
-    def layer(self, *, load_factor: float = 1.0) -> LayerCompute:
-        return layer_compute(
-            model=self.model, batch=self.batch, plan=self.plan, precision=self.precision,
-            rates=self.rates.device, load_factor=load_factor,
-        )  # fmt: skip
-
-    @property
-    def context(self) -> StepContext:
-        return StepContext(
-            model=self.model, batch=self.batch, plan=self.plan, precision=self.precision, rates=self.rates,
-            groups=groups_of(self.plan, self.rates.network), parameters=count_parameters(self.model),
-        )  # fmt: skip
-
-    def with_rates(self, **changes: float) -> Case:
-        """The same with other rates; names of the device's rates work too."""
-        own = {k: v for k, v in changes.items() if hasattr(self.rates, k)}
-        device = {k: v for k, v in changes.items() if k not in own}
-        return replace(self, rates=replace(self.rates, **own, device=replace(self.rates.device, **device)))
-
-    def planned(self, **changes: int) -> Case:
-        """The same with other columns of the plan."""
-        return replace(self, plan=replace(self.plan, **changes))
 
 
 @pytest.fixture

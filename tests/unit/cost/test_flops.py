@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.tiny_models import SMALL
 
 from meshwright import catalog
 from meshwright.cost.flops import (
@@ -18,15 +19,6 @@ from meshwright.cost.flops import (
 )
 from meshwright.cost.tables import ModelTable, model_row
 from meshwright.specs.model import Attention, AttentionKind, Experts, Lora, Model
-
-SMALL = Model(
-    name="small",
-    hidden=8,
-    num_layers=3,
-    vocab=100,
-    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=2),
-    ffn_hidden=16,
-)
 
 
 def test_every_matrix_of_a_dense_model_counts_once():

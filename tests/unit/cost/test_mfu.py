@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.tiny_models import SMALL
 
 from meshwright import catalog, runfile
 from meshwright.cost.flops import AttentionCount, model_flops_per_token
 from meshwright.cost.mfu import mfu
 from meshwright.cost.tables import model_row
-from meshwright.specs.model import Attention, Model
 from meshwright.specs.plan import Plan
 
-SMALL = Model(
-    name="small",
-    hidden=8,
-    num_layers=3,
-    vocab=100,
-    attention=Attention(num_heads=4, num_kv_heads=2, head_dim=2),
-    ffn_hidden=16,
-)
 ACTIVE = 3 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 16) + 100 * 8  # projections, feed-forward, head
 SCORES = 3 * 2 * 4 * (2 + 2)  # FLOPs per key: layers x 2 x heads x (query-key + value width)
 
