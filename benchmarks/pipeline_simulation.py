@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from meshwright.cost.pipeline.closed_form import in_flight, step_length_s
+from meshwright.cost.pipeline.closed_form import in_flight, waiting_s
 from meshwright.cost.pipeline.graph import event_graph
 from meshwright.cost.pipeline.schedules import PipelineShape
 from meshwright.cost.pipeline.simulate import StageTimes, simulate
@@ -74,7 +74,7 @@ def screening(repeat: int) -> list[str]:
     m = p * rng.integers(2, 9, NUM_ROWS)
     f, b, w, x = rng.uniform(0.5, 1.5, (4, NUM_ROWS))
     functions: dict[str, Callable[[], object]] = {
-        "step_length_s": lambda: step_length_s(
+        "waiting_s": lambda: waiting_s(
             schedule, p, v, m, forward_s=f, backward_input_s=b, backward_weight_s=w, transfer_s=x
         ),
         "in_flight": lambda: in_flight(schedule, p, v, m, 0),

@@ -1,4 +1,4 @@
-"""Step length and memory of a pipeline of even stages in a few array operations: what the screening evaluates.
+"""Waiting time and memory of a pipeline of even stages in a few array operations: what the screening evaluates.
 
 Each schedule's formulas are in `formulas`, its record in `schedules` names them. All arguments broadcast.
 """
@@ -15,32 +15,6 @@ from meshwright.cost.tables import SCHEDULES
 from meshwright.specs.plan import Schedule
 
 
-def step_length_s(
-    schedule: Schedule | Array,
-    num_ranks: Array,
-    num_chunks: Array,
-    num_micro_batches: Array,
-    *,
-    forward_s: Array,
-    backward_input_s: Array,
-    backward_weight_s: Array,
-    transfer_s: Array = 0.0,
-    pair_saving_s: Array = 0.0,
-) -> Array:
-    """Seconds from the first operation to the last of legal shapes; all arguments broadcast.
-
-    `schedule` is a `Schedule` or indices into `cost.tables.SCHEDULES`. Times are of one rank and one
-    micro-batch. `pair_saving_s` is what DualPipe's overlap of a forward with a backward pass saves. Where
-    sends block compute, add the transfer to `forward_s` and `backward_input_s` instead of giving it here.
-    """
-    work_s = num_micro_batches * (forward_s + backward_input_s + backward_weight_s)
-    return work_s + waiting_s(
-        schedule, num_ranks, num_chunks, num_micro_batches,
-        forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s,
-        transfer_s=transfer_s, pair_saving_s=pair_saving_s,
-    )  # fmt: skip
-
-
 def waiting_s(
     schedule: Schedule | Array,
     num_ranks: Array,
@@ -53,7 +27,13 @@ def waiting_s(
     transfer_s: Array = 0.0,
     pair_saving_s: Array = 0.0,
 ) -> Array:
-    """Seconds that `step_length_s` adds to the work of a rank: bubble and exposed transfers, less what pairs save."""
+    """Seconds that a step of a legal shape lasts beyond the work of a rank: bubble and exposed transfers, less pairs.
+
+    `schedule` is a `Schedule` or indices into `cost.tables.SCHEDULES`. Times are of one rank and one micro-batch,
+    whose work is num_micro_batches * (forward_s + backward_input_s + backward_weight_s). `pair_saving_s` is what
+    DualPipe's overlap of a forward with a backward pass saves. Where sends block compute, add the transfer to
+    `forward_s` and `backward_input_s` instead of giving it here.
+    """
     return _by_schedule(
         lambda record: record.waiting_s, schedule, num_ranks, num_chunks, num_micro_batches,
         forward_s, backward_input_s, backward_weight_s, transfer_s, pair_saving_s,
