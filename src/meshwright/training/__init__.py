@@ -2,6 +2,7 @@
 
 data/            sources, tokenizers, packing, batches
 models/          the modules of a decoder and their weight initialization
+generation/      text from a trained model, with cached keys and values
 weights/         Hugging Face safetensors in and out
 checkpoints/     training states on disk
 conversion       checkpoints to and from Hugging Face formats

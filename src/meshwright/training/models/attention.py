@@ -47,15 +47,16 @@ class CoreAttention(nn.Module):
         if repeats > 1 and not grouped:
             k_BGSK = k_BGSK.repeat_interleave(repeats, dim=1)
             v_BGSV = v_BGSV.repeat_interleave(repeats, dim=1)
-        is_square = q_BTHK.shape[1] == k_BSGK.shape[1]
-        if mask_B1TS is None and not is_square:
-            mask_B1TS = causal_lower_right(q_BTHK.shape[1], k_BSGK.shape[1])
+        num_queries, num_keys = q_BTHK.shape[1], k_BSGK.shape[1]
+        if mask_B1TS is None and 1 < num_queries < num_keys:
+            mask_B1TS = causal_lower_right(num_queries, num_keys)
         out_BHTV = functional.scaled_dot_product_attention(
             q_BHTK,
             k_BGSK,
             v_BGSV,
             attn_mask=mask_B1TS,
-            is_causal=mask_B1TS is None,
+            is_causal=mask_B1TS is None
+            and num_queries > 1,  # a single query is the last one: it sees all keys
             scale=self.scale,
             enable_gqa=grouped,
         )

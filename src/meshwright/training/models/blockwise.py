@@ -32,7 +32,7 @@ HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_tile"))
 
 def is_faster(q_BHTK: Tensor, k_BGSK: Tensor) -> bool:
     """Return True if `attend` is faster than PyTorch's kernel, which uses AMX where the processor has it."""
-    return q_BHTK.device.type == "cpu" and k_BGSK.shape[2] <= LONGEST and not HAS_AMX
+    return q_BHTK.device.type == "cpu" and q_BHTK.shape[2] > 1 and k_BGSK.shape[2] <= LONGEST and not HAS_AMX
 
 
 def attend(

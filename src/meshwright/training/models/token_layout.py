@@ -37,9 +37,32 @@ class Chunks:
         late = 2 * self.width - 1 - self.rank
         return here_T + torch.where(here_T < length, self.rank, late - 1) * length
 
+    def length(self, num_tokens: int) -> int:
+        """Tokens of a whole sequence of which `num_tokens` are here: S."""
+        return num_tokens * self.width
+
     def of(self, x_BS: Tensor) -> Tensor:
         """This rank's columns of `x_BS`, [B, T]."""
         return x_BS[:, self.order(x_BS.shape[1] // self.width, device=x_BS.device)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suffix:
+    """The last tokens of every sequence: queries of generation, whose keys of the tokens before them are cached.
+
+    >>> Suffix(before=3).order(2).tolist(), Suffix(before=3).length(2)
+    ([3, 4], 5)
+    """
+
+    before: int  # cached tokens
+
+    def order(self, num_tokens: int, *, device: torch.device | None = None) -> Tensor:
+        """Positions of the last `num_tokens` tokens in their sequence, [T]."""
+        return torch.arange(self.before, self.before + num_tokens, device=device)
+
+    def length(self, num_tokens: int) -> int:
+        """Tokens of a whole sequence: S."""
+        return self.before + num_tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +82,7 @@ def make_layout(
     positions_BT: Tensor,
     documents_BS: Tensor | None,
     *,
-    chunks: Chunks,
+    chunks: Chunks | Suffix,
     rope: Rope,
     rotary_width: int,
     window: int,
@@ -70,7 +93,7 @@ def make_layout(
     """
     cos_BT1J, sin_BT1J = rotation(rope, positions_BT, width=rotary_width)
     num_tokens, device = positions_BT.shape[1], positions_BT.device
-    length = num_tokens * chunks.width
+    length = chunks.length(num_tokens)
     order_T = chunks.order(num_tokens, device=device)
     mask_B1TS = None if documents_BS is None else attention_mask(documents_BS, window=0, order_T=order_T)
     windowed_B1TS = mask_B1TS

@@ -24,7 +24,7 @@ from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.models.families import is_dense, is_windowed
 from meshwright.training.models.feed_forward import FeedForward
 from meshwright.training.models.loss import CHUNK_LOGITS, linear_cross_entropy
-from meshwright.training.models.token_layout import Chunks, TokenLayout, make_layout
+from meshwright.training.models.token_layout import Chunks, Suffix, TokenLayout, make_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.chunks = Chunks()  # context parallelism replaces it
+        self.chunks: Chunks | Suffix = Chunks()  # context parallelism and generation replace it
         self.embedding = nn.Embedding(model.vocab, model.hidden) if is_first else None
         self.layers = nn.ModuleDict({str(i): Block(model, i, options=options) for i in layers})
         self.norm = nn.RMSNorm(model.hidden, eps=model.norm_epsilon) if is_last else None
@@ -124,6 +124,15 @@ class Transformer(nn.Module):
         given. Where `chunks` says that only some tokens of each sequence are here, all arguments are of those, but
         documents of all.
         """
+        x_BTD = self.hidden_states(tokens_BT, positions_BT, documents_BT)
+        if self.norm is None or self.head is None:
+            return x_BTD
+        return self.head(self.norm(x_BTD), labels_BT, weights_BT)
+
+    def hidden_states(
+        self, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None
+    ) -> Tensor:
+        """Output of the last layer here, [B, T, D], before the norm. Arguments as in `forward`."""
         x_BTD = tokens_BT if self.embedding is None else self.embedding(tokens_BT)
         if positions_BT is None:
             order_T = self.chunks.order(tokens_BT.shape[1], device=x_BTD.device)
@@ -131,9 +140,7 @@ class Transformer(nn.Module):
         layout = self.layout(positions_BT, documents_BT)
         for layer in self.layers.values():
             x_BTD = layer(x_BTD, layout)
-        if self.norm is None or self.head is None:
-            return x_BTD
-        return self.head(self.norm(x_BTD), labels_BT, weights_BT)
+        return x_BTD
 
     def layout(self, positions_BT: Tensor, documents_BT: Tensor | None) -> TokenLayout:
         """Rotations and masks of all layers."""

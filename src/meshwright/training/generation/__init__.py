@@ -1,0 +1,23 @@
+"""Text from a trained model: prompts in, tokens out one by one.
+
+cache      keys and values of the tokens so far; `CachedModel` feeds a model with it
+sampling   from logits to the next token
+text       from tokens to text, piece by piece, and stop strings
+decoding   the loop over tokens for a batch of prompts
+"""
+
+from meshwright.training.generation.cache import CachedModel
+from meshwright.training.generation.decoding import Completed, Prompt, Timing, complete, complete_batch
+from meshwright.training.generation.sampling import Sampler
+from meshwright.training.generation.text import TextStream
+
+__all__ = [
+    "CachedModel",
+    "Completed",
+    "Prompt",
+    "Sampler",
+    "TextStream",
+    "Timing",
+    "complete",
+    "complete_batch",
+]
