@@ -37,6 +37,13 @@ from meshwright.training.metrics import (
     throughput_of,
     yardstick,
 )
+from meshwright.training.run_identity import (
+    IDENTITY,
+    BatchHistory,
+    as_document,
+    read_identity,
+    tokens_seen,
+)
 
 START, FACTS, STEPS, VALIDATION = "start.json", "facts.json", "steps.jsonl", "validation.jsonl"
 ENDING = "ending.json"
@@ -81,8 +88,10 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
     run = runfile.load(folder / layout.run_file)
     assert run.plan is not None
     metrics = yardstick(run, accelerator=_accelerator(start), plan=run.plan)
+    identity = read_identity(folder / IDENTITY)
+    history = ((0, metrics.tokens_per_step),) if identity is None else identity.batches
     losses = {step: line["validation_loss"] for step, line in _by_step(output / VALIDATION).items()}
-    entries = list(_entries(measured, losses=losses, metrics=metrics))
+    entries = list(_entries(measured, losses=losses, metrics=metrics, history=history))
     ending = _ending(output, is_done=entries[-1]["step"] == run.num_steps)
     _write(folder / "steps.jsonl", "".join(json.dumps(entry) + "\n" for entry in entries))
     record = Record(
@@ -99,6 +108,7 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         predicted=start["predicted"],
         git_commit=start["git_commit"],
         command=tuple(start["command"]),
+        identity=None if identity is None else as_document(identity),
         notes=tuple(start["notes"]),
     )
     _write(folder / RECORD, json.dumps(asdict(record), indent=2) + "\n")
@@ -141,7 +151,7 @@ def _by_step(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def _entries(
-    measured: list[dict[str, Any]], *, losses: dict[int, float], metrics: Yardstick
+    measured: list[dict[str, Any]], *, losses: dict[int, float], metrics: Yardstick, history: BatchHistory
 ) -> Iterator[dict[str, Any]]:
     """Lines of `steps.jsonl` (docs/reference/record.md)."""
     begin_s = measured[0]["ended_s"] - measured[0]["step_s"]
@@ -151,7 +161,7 @@ def _entries(
         entry |= {name: line[name] for name in ("checkpoint_stall_s",) if name in line}
         entry |= {
             "batch": step - 1,
-            "tokens": step * metrics.tokens_per_step,
+            "tokens": tokens_seen(history, steps=step),
             "elapsed_s": line["ended_s"] - begin_s,
             "tokens_per_s_per_device": metrics.tokens_per_s_per_device(step_s),
             "mfu": metrics.mfu(step_s),
@@ -181,7 +191,9 @@ def _statistics(
         "first_loss": entries[0]["loss"],
         "last_loss": entries[-1]["loss"],
         "validation_loss": validated[-1] if validated else None,
-        "target": target_reached(run, steps=entries[-1]["step"], elapsed_s=entries[-1]["elapsed_s"])
+        "target": target_reached(
+            run, steps=entries[-1]["step"], tokens=entries[-1]["tokens"], elapsed_s=entries[-1]["elapsed_s"]
+        )
         if ending is Ending.REACHED
         else None,
         "elapsed_s": entries[-1]["elapsed_s"],

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.engines import local
 from meshwright.engines.base import Launch, StartPrediction, TrainOptions, Unsupported, predicted, refuse
+from meshwright.engines.beginning import Beginning, begin
 from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.external_record import START, STEPS, OutputLayout, compose
 from meshwright.errors import InputError, MeshwrightError
@@ -24,6 +25,7 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.machine import Machine
 from meshwright.training.rendezvous import launched_processes
+from meshwright.training.run_identity import IDENTITY, RunIdentity, identity_file, write_identity
 
 if TYPE_CHECKING:
     from meshwright.specs.hardware import Cluster
@@ -43,6 +45,7 @@ class WorkersStart:
     device_type: str  # in PyTorch
     device_name: str  # in its driver
     cluster: Cluster  # of the catalogue, or measured
+    identity: RunIdentity
     is_one_process: bool = False  # one process with all devices of the plan, as virtual devices of a CPU
     notes: tuple[str, ...] = ()
 
@@ -84,8 +87,9 @@ def start(
     refuse(engine, check_plan(plan, run=run))
     refuse_devices(plan, device_type=machine.device_type, num_devices=machine.num_devices)
     refuse_checkpoints(run, options, newest_step=layout.newest_step)
+    begun = begin(run, plan=plan, options=options, newest_step=layout.newest_step)
     return WorkersStart(
-        run=replace(run, plan=plan, micro_batch=plan.micro_batch),
+        run=replace(begun.run, plan=plan, micro_batch=plan.micro_batch),
         plan=plan,
         options=options,
         engine=engine,
@@ -93,7 +97,24 @@ def start(
         device_type=machine.device_type,
         device_name=machine.device_name,
         cluster=cluster,
-        notes=(*notes_on_weights(run, file_shapes), *_notes_on_device(run, machine)),
+        identity=begun.resumed(),
+        notes=(
+            *begun.notes,
+            *_notes_on_data(begun),
+            *notes_on_weights(run, file_shapes),
+            *_notes_on_device(run, machine),
+        ),
+    )
+
+
+def _notes_on_data(begun: Beginning) -> tuple[str, ...]:
+    """A note if the batches of other programs, which begin at multiples of their size, leave out or repeat data."""
+    shift = begun.misplaced_sequences
+    if not shift:
+        return ()
+    what = "are trained on again" if shift > 0 else "are left out"
+    return (
+        f"the next batch begins at a multiple of its new size: {abs(shift):,} sequences of the data {what}",
     )
 
 
@@ -141,7 +162,8 @@ def refuse_checkpoints(run: Run, options: TrainOptions, *, newest_step: Callable
     if step is not None:
         raise InputError(
             f"{saves.folder} already holds checkpoints, the newest after step {step}",
-            hint="continue with --resume, or name another folder with --set train.checkpoint.folder=...",
+            hint="continue with --resume, start a new run from its weights with --branch, or name another folder "
+            "with --set train.checkpoint.folder=...",
         )
 
 
@@ -176,6 +198,8 @@ def launch(start: WorkersStart, lowered: Launch) -> None:
     is_main = os.environ.get("RANK", "0") == "0"
     if is_main:
         _open_folder(start, lowered)
+        for line in () if options.quiet else start.notes:
+            print(f"note: {line}", file=sys.stderr, flush=True)
     for left in range(options.max_restarts, -1, -1):
         try:
             local.run(
@@ -204,6 +228,7 @@ def _open_folder(start: WorkersStart, lowered: Launch) -> None:
         shutil.rmtree(output)
     output.mkdir(parents=True, exist_ok=True)
     telemetry.save_run(folder, run=start.run, plan=start.plan)
+    save_identity(start.run, start.identity, folder=folder)
     local.write_files(lowered, folder)
     known = {
         "command": options.command,
@@ -215,6 +240,13 @@ def _open_folder(start: WorkersStart, lowered: Launch) -> None:
         "data_usage": usage,
     }
     (output / START).write_text(json.dumps(known), encoding="utf-8")
+
+
+def save_identity(run: Run, identity: RunIdentity, *, folder: Path) -> None:
+    """Write the identity to the folder of results and beside the checkpoints."""
+    write_identity(folder / IDENTITY, identity)
+    if run.train.checkpoint is not None:
+        write_identity(identity_file(Path(run.train.checkpoint.folder)), identity)
 
 
 def _open_data(start: WorkersStart) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.training.processes import JOB_RESTARTS
+from meshwright.training.rendezvous import LAUNCH_RESTARTS
 
 NEW_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torchrun reads it at every start
 ASKED_TO_STOP = (128 + signal.SIGTERM, 128 + signal.SIGINT)
@@ -40,10 +40,10 @@ def main(arguments: list[str]) -> int:
 
 def _run_with_restarts(args: Any) -> int:
     """Restart until success, a final error or the last allowed restart."""
-    before = int(os.environ.get(JOB_RESTARTS, "0"))
+    before = int(os.environ.get(LAUNCH_RESTARTS, "0"))
     restarts, args.max_restarts = args.max_restarts, 0
     for count in range(restarts + 1):
-        os.environ[JOB_RESTARTS] = str(before + count)
+        os.environ[LAUNCH_RESTARTS] = str(before + count)
         code = _start(args)
         if code == 0 or code in REFUSED or code in ASKED_TO_STOP or count == restarts:
             return code

@@ -42,6 +42,7 @@ class Record:
     sample: str | None = None  # text that the trained model wrote
     events: tuple[dict[str, Any], ...] = ()  # faults of the training, and the reaction to each
     profile: dict[str, Any] | None = None  # the content of `profile/summary.json`
+    identity: dict[str, Any] | None = None  # of the run over all its resumptions (`training.run_identity`)
     notes: tuple[str, ...] = field(default=())
 
 

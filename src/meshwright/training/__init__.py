@@ -11,5 +11,6 @@ step_gemms       GEMM shapes of a step; `gemm_tuning`: the kernels chosen for th
 device, machine  this machine as PyTorch and as other programs see it
 processes        one process a device; `rendezvous`, `signals`, `watchdog`
 metrics          throughput, MFU and statistics of steps
+run_identity     what makes a run, and what may change when it resumes; `fingerprints` of its data and weights
 telemetry        files of a run: steps, events, record; `clock`, `trackers`
 """

@@ -17,6 +17,7 @@ from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training.checkpoints import Content, SavedCheckpoint
+from meshwright.training.fingerprints import fingerprints
 from meshwright.training.models import (
     Transformer,
     adapted,
@@ -27,6 +28,7 @@ from meshwright.training.models import (
     merge_adapters,
 )
 from meshwright.training.optimizer import AdamW, masters_of
+from meshwright.training.run_identity import as_document, new_identity
 from meshwright.training.weights import (
     Origin,
     adapters_of,
@@ -132,6 +134,9 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
     state = optimizer.state() | (_buffers(module) if run.lora is None else {})
     about = {"run": run.name, "model": run.model.name, "plan": None, "tokens": 0, "from": str(weights)}
     about |= checkpoint.as_manifest(checkpoint.content(run, weights=origin))
+    about["identity"] = as_document(
+        new_identity(run, plan=None, results=None, fingerprints=fingerprints(run))
+    )
     return checkpoint.save(state, folder=folder, step=0, about=about, keep=None)
 
 

@@ -82,10 +82,9 @@ def spread_of(values: list[float]) -> dict[str, float | int]:
     return {"n": len(kept), "median": statistics.median(kept), "low": min(kept), "high": max(kept)}
 
 
-def target_reached(run: Run, *, steps: int, elapsed_s: float) -> dict[str, float | int] | None:
+def target_reached(run: Run, *, steps: int, tokens: int, elapsed_s: float) -> dict[str, float | int] | None:
     """Steps, tokens and seconds to the target loss of `run`; None where it has none."""
     evaluate = run.train.evaluate
     if evaluate is None or evaluate.target_loss is None:
         return None
-    tokens = steps * run.tokens_per_step
     return {"loss": evaluate.target_loss, "steps": steps, "tokens": tokens, "seconds": elapsed_s}

@@ -25,15 +25,14 @@ from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.training.rendezvous import free_port, under_launcher
+from meshwright.training.rendezvous import RESTARTS, free_port, is_restart, under_launcher
 from meshwright.training.signals import stop_on_signals
 
 RankFunction = Callable[[int, int, Any], None]
 TIMEOUT = timedelta(minutes=10)  # what processes wait for each other, where the caller does not say
 GRACE_S = 20.0  # what the others get to end by themselves after one was lost
 LAST_S = 2.0  # what a process that lost another one waits before it ends
-RESTARTS, MAX_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"  # set by torchrun
-JOB_RESTARTS = "MESHWRIGHT_RESTARTS"  # set by `meshwright launch`, whose schedulers start whole jobs again
+MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"  # set by torchrun
 GLOO = "gloo/transport"  # its errors have no type of their own, but name the file they come from
 CPU_BACKEND, GPU_BACKEND = "gloo", "cpu:gloo,cuda:nccl"
 
@@ -98,14 +97,6 @@ def run_ranks(
                     raise
                 print(f"{error.message}; starting again", file=sys.stderr, flush=True)
                 payload = restart_payload
-
-
-def is_restart() -> bool:
-    """Return True if torchrun, or the scheduler of a job, started this process after another one was lost.
-
-    torchrun counts restarts for each host: a host that only rejoins the others counts none.
-    """
-    return any(int(os.environ.get(name, "0")) > 0 for name in (RESTARTS, JOB_RESTARTS))
 
 
 def _run_launched(

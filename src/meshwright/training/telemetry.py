@@ -2,6 +2,7 @@
 
 FOLDER/run.yaml       the run file as it was written, with overrides as comments
 FOLDER/resolved.json  every value the run was made of, the plan included
+FOLDER/identity.json  the run over all its resumptions (`run_identity`)
 FOLDER/steps.jsonl    one JSON object a step (see `StepLogFile`)
 FOLDER/events.jsonl   one JSON object a fault, in the order in which they came
 FOLDER/record.json    run, device, software, commit, command, statistics; written at the end, atomically

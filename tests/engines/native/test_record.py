@@ -20,6 +20,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "record.md"
 OPEN = {
     "run",
     "software",
+    "identity.settings",
+    "identity.fingerprints",
     "predicted.components_s",
     "predicted.uncertainty",
     "profile.shares",

@@ -116,7 +116,9 @@ def test_a_target_that_is_not_reached_ends_as_usual(train):
 def test_what_a_run_leaves_behind(train, tmp_path):
     record = train("train.steps=10")
     folder = tmp_path / "out"
-    assert {p.name for p in folder.iterdir()} == {"run.yaml", "resolved.json", "steps.jsonl", "record.json"}
+    assert {p.name for p in folder.iterdir()} == {
+        "identity.json", "run.yaml", "resolved.json", "steps.jsonl", "record.json"
+    }  # fmt: skip
     assert (folder / "run.yaml").read_text().startswith("# --set train.steps=10\n")
     assert json.loads((folder / "resolved.json").read_text())["plan"]["data_shard"] == 1
     entries = steps(tmp_path)

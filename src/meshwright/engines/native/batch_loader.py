@@ -43,6 +43,11 @@ class BatchLoader:
             stop=evaluate and evaluate.num_batches,
         )
 
+    def begin_at(self, offset: int) -> None:
+        """Shift all training batches by `offset` sequences, before the first is read: see `Batches.offset`."""
+        self.batches = replace(self.batches, offset=offset)
+        self._training.read = self.batches.at
+
     def batch(self, step: int) -> dict[str, Tensor]:
         """This process's part of the batch of `step`; consecutive steps are prefetched."""
         return self._on_device(self._training.at(step))
@@ -57,7 +62,9 @@ class BatchLoader:
 
     def prompt(self) -> list[int]:
         """The first tokens of the validation data, for the model to continue."""
-        return (self.validation or self.batches).at(0).tokens_BT[0, :PROMPT_TOKENS].tolist()
+        return (
+            (self.validation or replace(self.batches, offset=0)).at(0).tokens_BT[0, :PROMPT_TOKENS].tolist()
+        )
 
     def _on_device(self, batch: Batch) -> dict[str, Tensor]:
         is_one_document = bool((batch.documents_BT == batch.documents_BT[:, :1]).all())

@@ -11,6 +11,7 @@ import torch
 from meshwright import catalog
 from meshwright.engines import external_workers
 from meshwright.engines.base import TrainOptions, refuse
+from meshwright.engines.beginning import begin
 from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.native import compiling, fp8
 from meshwright.engines.native.check import check, check_plan
@@ -111,13 +112,15 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     notes += fp8.notes(run)
     notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=run.cluster)
     choices, choice_notes = _gemm_choices(run, plan, device=device)
+    begun = begin(run, plan=plan, options=options, newest_step=_newest_step)
     return PreparedRun(
-        run=run,
+        run=begun.run,
         plan=plan,
         options=options,
         device_name=devices.device_name(device),
+        identity=begun.identity,
         accelerator=_catalog_name(run, device),
-        notes=(*notes, *choice_notes),
+        notes=(*notes, *choice_notes, *begun.notes),
         weights=weights,
         gemm_choices=choices,
     )

@@ -7,9 +7,11 @@ state of the fault detector under the key `guard`.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshwright.engines.beginning import notes_of
 from meshwright.engines.native.assembly import Assembly
 from meshwright.engines.native.fault_detector import FaultDetector
 from meshwright.engines.native.prepared import PreparedRun
@@ -17,6 +19,14 @@ from meshwright.engines.native.progress import ProgressDisplay
 from meshwright.training import checkpoints
 from meshwright.training.clock import Clock, TrainingPhase
 from meshwright.training.data import Tokenizer
+from meshwright.training.run_identity import (
+    as_document,
+    compare,
+    continued,
+    identity_of_manifest,
+    tokens_seen,
+    with_batch,
+)
 
 
 class LoopCheckpoints:
@@ -37,6 +47,7 @@ class LoopCheckpoints:
         self.tokenizer, self.clock, self.progress = tokenizer, clock, progress
         self.weights = prepared.weights  # where training started
         settings = prepared.run.train.checkpoint
+        self.identity = prepared.identity  # of the run, with what came before a resume
         self.saver = checkpoints.CheckpointSaver(settings, num_ranks=num_ranks) if settings else None
 
     @property
@@ -80,12 +91,28 @@ class LoopCheckpoints:
         assert settings is not None  # the engine refuses to resume without
         saved = checkpoints.newest(Path(settings.folder))
         manifest = checkpoints.read_manifest(saved.path)
-        checkpoints.refuse_mismatch(manifest, self.prepared.run, weights=self.prepared.weights)
         self.weights = self.weights or checkpoints.origin_of(manifest)
         with self.progress.phase(f"reading {saved.path}"):
             self.detector.load(self._load(saved))
+        self._continue(manifest, step=saved.step)
         self.progress.say(f"resumed from {saved.path} after step {saved.step}")
         return saved.step
+
+    def _continue(self, manifest: dict[str, Any], *, step: int) -> None:
+        """Continue the run of the checkpoint. Other processes have compared it; its data may have been replaced."""
+        held, ours = identity_of_manifest(manifest), self.prepared.identity
+        if held is None:
+            return
+        found = compare(held, ours)
+        self.identity = continued(
+            held, ours, step=step, batch=self.detector.batch_of(step), changes=found.changed
+        )
+        for line in notes_of(found, step=step):
+            self.progress.say(f"note: {line}")
+
+    def tokens(self, steps: int) -> int:
+        """Tokens of the first `steps` steps of the run, in the batches that they had."""
+        return tokens_seen(self.identity.batches, steps=steps)
 
     def roll_back(self) -> int | None:
         """Load the newest good checkpoint; the steps taken there, None where no checkpoint is whole."""
@@ -95,6 +122,9 @@ class LoopCheckpoints:
         if saved is None:
             return None
         self.detector.rewind(self._load(saved))
+        tokens_per_step = self.prepared.run.tokens_per_step
+        history = with_batch(self.identity.batches, step=saved.step, tokens_per_step=tokens_per_step)
+        self.identity = replace(self.identity, batches=history)
         return saved.step
 
     def save(self, num_steps: int, *, now: bool) -> None:
@@ -106,7 +136,9 @@ class LoopCheckpoints:
             "run": run.name,
             "model": run.model.name,
             "plan": plan.describe(),
+            "tokens": self.tokens(num_steps),
             "guard": self.detector.state(),
+            "identity": as_document(self.identity),
             **checkpoints.as_manifest(
                 checkpoints.content(run, weights=self.weights, tokenizer=self.tokenizer)
             ),

@@ -8,6 +8,7 @@ from meshwright.engines.base import TrainOptions
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.gemm_tuning import GemmChoices
+from meshwright.training.run_identity import RunIdentity
 from meshwright.training.weights import Origin
 
 
@@ -19,6 +20,7 @@ class PreparedRun:
     plan: Plan
     options: TrainOptions
     device_name: str  # as its driver has it
+    identity: RunIdentity  # of a new run; a resumed one continues that of its checkpoint
     accelerator: str | None = None  # the catalogue's name of the device; None: it has no such device
     notes: tuple[str, ...] = ()
     weights: Origin | None = None  # where training starts; None: random weights

@@ -13,6 +13,7 @@ from meshwright.engines.native.progress import ProgressDisplay
 from meshwright.records.training import Record
 from meshwright.training import telemetry
 from meshwright.training.data import Tokenizer
+from meshwright.training.run_identity import IDENTITY, RunIdentity, write_identity
 from meshwright.training.trackers import TrackedRun, Trackers
 
 
@@ -25,11 +26,12 @@ class RunOutput:
         self.log: telemetry.StepLogFile | None = None
         self.trackers: Trackers | None = None
 
-    def open(self, *, after_step: int, tokenizer: Tokenizer | None) -> None:
+    def open(self, *, after_step: int, tokenizer: Tokenizer | None, identity: RunIdentity) -> None:
         """Open the step log and the trackers of the main process, `after_step` steps into the run."""
         if not self.is_main:
             return
         self.log = telemetry.StepLogFile(self.folder, after_step=after_step)
+        write_identity(self.folder / IDENTITY, identity)
         telemetry.save_tokenizer(self.folder, tokenizer)
         with self.progress.phase("opening the trackers"):
             run = self.prepared.run

@@ -51,6 +51,7 @@ def run_statistics(
     yardstick: Yardstick,
     assembly: Assembly,
     loader: BatchLoader,
+    tokens: int,
     saver: CheckpointSaver | None,
     ranks: dict[str, Any],
     ending: Ending,
@@ -60,11 +61,11 @@ def run_statistics(
     median_s = step_s.get("median")
     return {
         "steps": measured.num_steps,
-        "tokens": measured.num_steps * run.tokens_per_step,
+        "tokens": tokens,
         "first_loss": measured.first_loss,
         "last_loss": measured.last_loss,
         "validation_loss": measured.validation_loss,
-        "target": target_reached(run, steps=measured.num_steps, elapsed_s=measured.elapsed_s)
+        "target": target_reached(run, steps=measured.num_steps, tokens=tokens, elapsed_s=measured.elapsed_s)
         if ending is Ending.REACHED
         else None,
         "elapsed_s": measured.elapsed_s,

@@ -46,6 +46,7 @@ from meshwright.training.gemm_tuning import using
 from meshwright.training.metrics import WARM_UP_STEPS, spread_of
 from meshwright.training.models import expert_load_ratio
 from meshwright.training.optimizer import learning_rate
+from meshwright.training.run_identity import as_document
 from meshwright.training.signals import StopRequest, say_stopping, stop_on_signals
 from meshwright.training.watchdog import Watchdog
 from meshwright.training.weights import save_adapters
@@ -168,7 +169,12 @@ class Trainer:
         """Load the checkpoint to resume from, if any, and open outputs and profiler."""
         self.first_step = self.checkpoints.start()
         self.measured.num_steps = self.first_step
-        self.output.open(after_step=self.first_step, tokenizer=self.loader.tokenizer)
+        self.loader.begin_at(self.checkpoints.identity.sequence_offset)
+        self.output.open(
+            after_step=self.first_step,
+            tokenizer=self.loader.tokenizer,
+            identity=self.checkpoints.identity,
+        )
         self.profiler = open_profiler(
             self.prepared.options,
             done=self.first_step,
@@ -358,7 +364,7 @@ class Trainer:
             "loss": outcome.loss,
             "gradient_norm": outcome.norm,
             "learning_rate": self._learning_rate(step),
-            "tokens": (step + 1) * self.run.tokens_per_step,
+            "tokens": self.checkpoints.tokens(step + 1),
             "step_s": step_s,
             "elapsed_s": self.measured.elapsed_s,
             "tokens_per_s_per_device": yardstick.tokens_per_s_per_device(step_s),
@@ -417,6 +423,7 @@ class Trainer:
                 yardstick=self.expectation.yardstick,
                 assembly=self.assembly,
                 loader=self.loader,
+                tokens=self.checkpoints.tokens(self.measured.num_steps),
                 saver=self.checkpoints.saver,
                 ranks=ranks,
                 ending=ending,
@@ -431,5 +438,6 @@ class Trainer:
             sample=sample,
             events=tuple(self.detector.events),
             profile=None if self.profiler is None else self.profiler.summary,
+            identity=as_document(self.checkpoints.identity),
             notes=(*prepared.notes, *self.expectation.notes, *self.output.notes),
         )

@@ -21,7 +21,6 @@ from meshwright.training.checkpoints.content import (
     content,
     content_of,
     origin_of,
-    refuse_mismatch,
 )
 from meshwright.training.checkpoints.files import (
     MANIFEST,
@@ -52,7 +51,6 @@ __all__ = [
     "newest_good",
     "origin_of",
     "read_manifest",
-    "refuse_mismatch",
     "save",
     "verify",
 ]

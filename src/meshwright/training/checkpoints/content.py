@@ -80,23 +80,3 @@ def content_of(manifest: Mapping[str, Any]) -> Content | None:
         raise InputError(
             f"the checkpoint's manifest does not describe a model: {where}: {first['msg']}"
         ) from error
-
-
-def refuse_mismatch(manifest: Mapping[str, Any], run: Run, *, weights: Origin | None) -> None:
-    """Raise InputError when the checkpoint's adapters differ from those of `run`, or belong to another base."""
-    held = content_of(manifest)
-    if held is None or (held.lora is None and run.lora is None):
-        return
-    if held.lora is None or run.lora is None:
-        kind = "every parameter" if held.lora is None else "adapters"
-        raise InputError(f"the checkpoint holds {kind}, which task {run.task.value} does not train")
-    ours = replace(run.lora, dropout=held.lora.dropout)
-    if ours != held.lora:
-        raise InputError("the checkpoint's adapters are others", got=str(held.lora), allowed=str(ours))
-    if held.weights_fingerprint != (weights and weights.fingerprint):
-        raise InputError(
-            "the checkpoint's adapters belong to other weights",
-            got=weights.name if weights else "random ones",
-            allowed=held.weights or "random ones",
-            hint="the files were changed, or `weights` names others",
-        )

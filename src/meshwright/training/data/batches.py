@@ -69,6 +69,9 @@ class Batches:
     data_rank: int = 0
     data_width: int = 1
     vocab: int | None = None  # of the model; a token beyond it is refused
+    offset: int = (
+        0  # sequences: batch i begins at sequence i x global_batch + offset, after another batch size
+    )
     is_shuffled: bool = True  # False: corpus order, for validation
 
     def __post_init__(self) -> None:
@@ -89,12 +92,12 @@ class Batches:
 
     def epoch_of(self, step: int) -> float:
         """Number of epochs before `step`, with fractions."""
-        return step * self.global_batch / self.samples.num_samples
+        return (self.offset + step * self.global_batch) / self.samples.num_samples
 
     def sample_numbers(self, step: int) -> list[int]:
         """Numbers of this rank's samples in `step`."""
         num_rows = self.global_batch // self.data_width
-        first = step * self.global_batch + self.data_rank * num_rows
+        first = self.offset + step * self.global_batch + self.data_rank * num_rows
         epochs, places = np.divmod(
             np.arange(first, first + num_rows, dtype=np.int64), self.samples.num_samples
         )

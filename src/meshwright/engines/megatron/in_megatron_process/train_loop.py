@@ -36,6 +36,7 @@ from meshwright.training import data, telemetry
 from meshwright.training import device as devices
 from meshwright.training.data import Batch, Batches, Tokenizer
 from meshwright.training.optimizer import learning_rate
+from meshwright.training.run_identity import IDENTITY, as_document, read_identity, tokens_seen
 from meshwright.training.signals import StopRequest, stop_on_signals
 from meshwright.training.weights import find_weights
 
@@ -80,6 +81,7 @@ class MegatronTrainLoop:
         self.batches, self.validation, tokenizer = open_batches(run)
         weights = None if run.weights is None else find_weights(run.weights)
         self.about = checkpoint_state.about(run, plan, weights=weights, tokenizer=tokenizer)
+        self.identity = read_identity(log.folder.parent / IDENTITY)
         self.saver = None if run.train.checkpoint is None else BackgroundSaver(run.train.checkpoint)
 
     def train(self) -> Ending:
@@ -101,7 +103,7 @@ class MegatronTrainLoop:
             if self.saver and (is_last or is_asked or taken % self.saver.settings.every_steps == 0):
                 state = checkpoint_state.state_of(self.parts)
                 ranges = optimizer_shards.ranges_text(self.parts, state)
-                self.saver.save(state, ranges=ranges, step=taken, about=self.about)
+                self.saver.save(state, ranges=ranges, step=taken, about=self.about | self._identity_at(taken))
             if is_asked and not is_last:
                 ending = Ending.STOPPED
                 break
@@ -135,6 +137,13 @@ class MegatronTrainLoop:
             "learning_rate": rate,
             "step_s": time.perf_counter() - start_s,
         }
+
+    def _identity_at(self, taken: int) -> dict[str, Any]:
+        """The part of the manifest that says of which run the checkpoint is; empty for files of an older release."""
+        if self.identity is None:
+            return {}
+        tokens = tokens_seen(self.identity.batches, steps=taken)
+        return {"identity": as_document(self.identity), "tokens": tokens}
 
     def _is_asked_to_stop(self) -> bool:
         """Return True if any process has received a stop signal."""

@@ -1,0 +1,129 @@
+"""First decision of every engine: a new run, or the run of its checkpoints resumed. Imports no tensor framework.
+
+`begin` compares the run with the newest checkpoint before any process starts. Differences that would train something
+else are refused together; others are noted (`training.run_identity`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from meshwright.engines.base import TrainOptions
+from meshwright.errors import InputError
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+from meshwright.training.fingerprints import fingerprints
+from meshwright.training.rendezvous import is_restart, under_launcher
+from meshwright.training.run_identity import (
+    IDENTITY,
+    Comparison,
+    RunIdentity,
+    compare,
+    continued,
+    identity_in,
+    new_identity,
+    read_identity,
+    tokens_seen,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """The run as it is trained, and its identity."""
+
+    run: Run
+    identity: RunIdentity  # of the run as given, before it continues another one
+    held: RunIdentity | None = None  # of the newest checkpoint
+    step: int = 0  # of the newest checkpoint
+    changes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def resumed(self) -> RunIdentity:
+        """The identity from here on, for an engine whose batches begin at multiples of their size."""
+        return replace(self._continued(), sequence_offset=0)
+
+    @property
+    def misplaced_sequences(self) -> int:
+        """Sequences that such an engine trains on again because the batch has changed; negative: leaves out."""
+        return self._continued().sequence_offset
+
+    def _continued(self) -> RunIdentity:
+        if self.held is None:
+            return self.identity
+        return continued(self.held, self.identity, step=self.step, batch=self.step, changes=self.changes)
+
+
+def begin(
+    run: Run, *, plan: Plan, options: TrainOptions, newest_step: Callable[[Path], int | None]
+) -> Beginning:
+    """Compare `run` with the newest checkpoint in its folder, where it resumes one.
+
+    `newest_step(folder)` is the step of the newest checkpoint; None: there is none. Raises InputError that names every
+    difference if the checkpoint is of another run, or the folder of results is.
+    """
+    saves = run.train.checkpoint
+    identity = new_identity(
+        run, plan=plan, results=options.folder, fingerprints={} if saves is None else fingerprints(run)
+    )
+    if saves is None or not (options.resume or is_restart() or under_launcher()):
+        return Beginning(run=run, identity=identity)
+    folder = Path(saves.folder).expanduser()
+    step = newest_step(folder)
+    if step is None:
+        return Beginning(run=run, identity=identity)
+    held = identity_in(folder)
+    if held is None:
+        note = f"the checkpoints in {folder} do not say of which run they are: nothing was compared"
+        return Beginning(run=run, identity=identity, notes=(note,))
+    found = compare(held, identity)
+    refuse_differences(found, checkpoint=f"{folder}, after step {step}")
+    _refuse_other_results(options.folder, held)
+    return Beginning(
+        run=_with_steps(run, held, step=step),
+        identity=identity,
+        held=held,
+        step=step,
+        changes=found.changed,
+        notes=notes_of(found, step=step),
+    )
+
+
+def refuse_differences(found: Comparison, *, checkpoint: str) -> None:
+    """Raise one InputError with every difference that makes the checkpoint one of another run."""
+    if found.refused:
+        raise InputError(
+            f"the checkpoint ({checkpoint}) is of another run: {'; '.join(found.refused)}",
+            hint="--branch (branch=True in Python) starts a new run from its weights; to resume, restore them",
+        )
+
+
+def notes_of(found: Comparison, *, step: int) -> tuple[str, ...]:
+    """Notes on settings that changed after `step`, and on those that could not be compared."""
+    lines = []
+    if found.changed:
+        lines.append(f"from step {step + 1} on other settings than before: {'; '.join(found.changed)}")
+    if found.unknown:
+        lines.append(f"an older release wrote the checkpoint: not compared are {', '.join(found.unknown)}")
+    return tuple(lines)
+
+
+def _refuse_other_results(folder: Path, held: RunIdentity) -> None:
+    there = read_identity(folder / IDENTITY)
+    if there is not None and held.run_id and there.run_id != held.run_id:
+        raise InputError(
+            "the folder of results is of another run than the checkpoint", got=str(folder), allowed=held.results,
+            hint="leave --out away, or name a new folder",
+        )  # fmt: skip
+
+
+def _with_steps(run: Run, held: RunIdentity, *, step: int) -> Run:
+    """The run with the number of steps in which it sees `train.tokens`, those before a change of the batch included."""
+    if run.train.tokens is None or not held.batches:
+        return run
+    left = run.train.tokens - tokens_seen(held.batches, steps=step)
+    steps = step + max(0, -(-left // run.tokens_per_step))
+    if steps == run.num_steps:
+        return run
+    return replace(run, train=replace(run.train, steps=steps, tokens=None))

@@ -1,0 +1,62 @@
+"""Fingerprints of data, tokenizer and weights of a run: the same content has the same one, wherever it lies."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from meshwright.specs.run import Run
+from meshwright.training.data.source import SYNTHETIC, TokenFiles, is_from_hub, open_source
+from meshwright.training.data.tokenizer import ByteTokenizer, tokenizer_from_path
+
+SAMPLE_BYTES = 2**16
+
+
+def fingerprints(run: Run) -> dict[str, str | None]:
+    """Fingerprints by the keys of a run file. Raises InputError where data or weights are absent."""
+    from meshwright.training.weights import find_weights  # imports torch
+
+    return {
+        "data.source": data_fingerprint(run),
+        "data.tokenizer": tokenizer_fingerprint(run),
+        "weights": None if run.weights is None else find_weights(run.weights).fingerprint,
+    }
+
+
+def data_fingerprint(run: Run) -> str | None:
+    """Fingerprint of `data.source`; None for a data set of the Hugging Face hub, whose name is compared.
+
+    Raises InputError where the data is absent.
+    """
+    name = run.data.source
+    if name == SYNTHETIC or is_from_hub(name):
+        return None
+    source = open_source(name)
+    return _of_token_files(source) if isinstance(source, TokenFiles) else source.fingerprint
+
+
+def tokenizer_fingerprint(run: Run) -> str | None:
+    """Fingerprint of a tokenizer that is a file or `bytes`; None for others, whose names are compared.
+
+    `bpe:SIZE` follows from the data.
+    """
+    name = run.data.tokenizer
+    if name == "bytes":
+        return ByteTokenizer().fingerprint
+    if name is None or not Path(name).expanduser().exists():
+        return None
+    return tokenizer_from_path(Path(name).expanduser()).fingerprint
+
+
+def _of_token_files(source: TokenFiles) -> str:
+    """A digest of sizes, of all positions and of samples of the tokens: reading all takes minutes."""
+    digest = hashlib.sha256()
+    for prefix in source.prefixes:
+        for path in (prefix.with_name(f"{prefix.name}.idx"), prefix.with_name(f"{prefix.name}.bin")):
+            size = path.stat().st_size
+            digest.update(f"{path.suffix}:{size}:".encode())
+            with path.open("rb") as file:
+                for start in range(0, size, max(SAMPLE_BYTES, size // 64)):
+                    file.seek(start)
+                    digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
