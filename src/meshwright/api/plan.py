@@ -37,7 +37,7 @@ def plan(
 
     Args:
         run: a `Run`, the path or shipped name of a run file, or its content.
-        model: catalogue name, path of a Hugging Face config.json, or shapes as in a run file.
+        model: catalogue name, path of a Hugging Face config.json, OWNER/NAME on the hub, or shapes as in a run file.
         cluster: ACCELERATOR-GPUS_PER_NODExNODES, as in "h100-8x4", or a cluster as in a run file.
         global_sequences: sequences per optimizer step, of the whole cluster.
         sequence_length: tokens per sequence.

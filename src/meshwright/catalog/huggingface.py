@@ -13,6 +13,7 @@ from typing import Any
 from meshwright.catalog.config_keys import ConfigKeys
 from meshwright.catalog.families import FAMILIES
 from meshwright.errors import InputError
+from meshwright.hub import fetch
 from meshwright.specs.model import Model
 
 
@@ -34,6 +35,15 @@ def model_from_path(path: str | Path) -> Model:
     except (ValueError, RecursionError) as error:  # undecodable text, malformed or endlessly nested JSON
         raise InputError(f"the model's config is not JSON: {error}", got=str(file)) from error
     return model_from_config(config, name=file.resolve().parent.name)
+
+
+def model_from_hub(name: str) -> Model:
+    """The model of a repository on the Hugging Face hub, OWNER/NAME[@REVISION], from its config.json.
+
+    Raises InputError when the hub does not provide it, or `model_from_config` refuses it.
+    """
+    folder = fetch(name, patterns=["config.json"], what="the model's config.json")
+    return replace(model_from_path(folder), name=name.rpartition("/")[2].partition("@")[0])
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:

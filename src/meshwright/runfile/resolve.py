@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from meshwright import catalog
 from meshwright.calibration import device as device_calibration
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError
+from meshwright.hub import is_hub_name
 from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.inline import inline_model, same_fields
@@ -114,14 +115,20 @@ def _model(given: str | schema.InlineModel) -> Model:
 def _named_or_inline_model(given: str | schema.InlineModel) -> Model:
     if isinstance(given, schema.InlineModel):
         return inline_model(given)
-    looks_like_path = os.sep in given or given.endswith(".json") or given in (".", "..")
-    if looks_like_path and not os.path.exists(given):  # noqa: PTH110  (a Path refuses null bytes)
-        hint = "names on the Hugging Face hub are not looked up: give the path of a downloaded config.json"
-        raise InputError("no such file", got=given, hint=hint)
-    if looks_like_path or (given not in catalog.model_names() and os.path.isdir(given)):  # noqa: PTH112
-        from meshwright.catalog import huggingface
+    if given in catalog.model_names():
+        return catalog.model(given)
+    from meshwright.catalog import huggingface
 
+    looks_like_path = os.sep in given or given.endswith(".json") or given in (".", "..")
+    if os.path.isdir(given) or (looks_like_path and os.path.exists(given)):  # noqa: PTH110, PTH112
         return huggingface.model_from_path(given)
+    if is_hub_name(given):
+        return huggingface.model_from_hub(given)
+    if looks_like_path:
+        raise InputError(
+            "no such file", got=given,
+            allowed="a config.json or its folder, OWNER/NAME[@REVISION] on the Hugging Face hub",
+        )  # fmt: skip
     return catalog.model(given)
 
 

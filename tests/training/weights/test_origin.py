@@ -98,8 +98,8 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path, folder):
 
 
 def test_a_name_is_had_from_the_hub(monkeypatch, folder):
-    def download(name, *, allow_patterns):
-        assert name == "owner/model-1.0"
+    def download(name, *, revision, allow_patterns, local_files_only=False):
+        assert (name, revision) == ("owner/model-1.0", None)
         assert "*.safetensors" in allow_patterns
         return str(folder)
 
@@ -109,7 +109,7 @@ def test_a_name_is_had_from_the_hub(monkeypatch, folder):
 
 
 def test_without_a_connection_the_folder_is_named_as_the_way_out(monkeypatch):
-    def download(name, *, allow_patterns):
+    def download(name, *, revision, allow_patterns, local_files_only=False):
         raise ConnectionError("cannot reach the hub\nmore words")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))

@@ -137,7 +137,7 @@ def test_an_unknown_key_is_told_the_known_one(key: str, hint: str) -> None:
         ("precision=8", "must be text: got 8\nhint: put it in quotes"),
         ("precision=fp9", "unknown precision: got 'fp9'\nhint: did you mean 'fp8'?"),
         ("model=lama3.1-8b", "unknown model: got 'lama3.1-8b'\nhint: did you mean 'llama3.1-8b'?"),
-        ("model=meta-llama/Llama-3.1-8B", "hub are not looked up"),
+        ("model=./meta-llama/Llama-3.1-8B", "no such file"),
         ("cluster=h10-8x8", "unknown accelerator"),
         ("cluster=h100", "--set cluster"),
         ("cluster=h100-8x99999999", "more devices than can be planned"),

@@ -133,7 +133,7 @@ def _tokenizer(run: Run, source: DocumentSource | TokenFiles, cache: Path) -> To
     if run.data.tokenizer is None:
         raise InputError(
             f"data.tokenizer is missing: {run.data.source} is text",
-            allowed="bytes, bpe:SIZE, a tokenizer.json or its folder, a name on the Hugging Face hub",
+            allowed="bytes, bpe:SIZE, a tokenizer.json or its folder, OWNER/NAME[@REVISION] on the Hugging Face hub",
             hint=f"tokenizer: bpe:{run.model.vocab} trains one of the model's size on this text",
         )
     tokenizer = open_tokenizer(run.data.tokenizer, source=source, cache=cache)

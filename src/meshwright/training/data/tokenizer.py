@@ -20,8 +20,12 @@ import numpy as np
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.files import write_atomically
+from meshwright.hub import fetch, is_hub_name
 from meshwright.training.data.chat import ChatML, JinjaChat
 from meshwright.training.data.documents import Chat
+
+HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""Files of a repository of the hub that `tokenizer_from_path` reads."""
 
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|im_end|>")
 """Names of the end token, tried in this order where `tokenizer_config.json` does not say."""
@@ -168,27 +172,14 @@ def tokenizer_from_path(path: Path) -> JsonTokenizer:
 
 
 def tokenizer_from_hub(name: str) -> JsonTokenizer:
-    """A tokenizer of the Hugging Face hub, from its local copy where there is one."""
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    except ImportError as error:
-        message = "a tokenizer from the Hugging Face hub needs huggingface_hub"
-        raise MissingDependencyError(message, hint="pip install huggingface_hub tokenizers") from error
-    try:
-        file = Path(hf_hub_download(name, "tokenizer.json"))
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """A tokenizer of the Hugging Face hub, OWNER/NAME[@REVISION], from its local copy where there is one."""
+    if not is_hub_name(name):
         raise InputError(
-            f"cannot fetch the tokenizer: {first_line}", got=name,
-            hint="name a local folder with a tokenizer.json, `bytes`, or `bpe:SIZE` to train one on the corpus",
-        ) from error  # fmt: skip
-    for optional in ("tokenizer_config.json", "chat_template.jinja"):
-        try:
-            hf_hub_download(name, optional)
-        except (OSError, HfHubHTTPError):
-            continue  # not every repository has both
-    found = tokenizer_from_path(file)
+            "no such tokenizer", got=name,
+            allowed="bytes, bpe:SIZE, a tokenizer.json or its folder, OWNER/NAME[@REVISION] on the Hugging Face hub",
+        )  # fmt: skip
+    folder = fetch(name, patterns=HUB_FILES, what="the tokenizer")
+    found = tokenizer_from_path(folder)
     found.name = name
     return found
 

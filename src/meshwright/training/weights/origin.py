@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
 from meshwright.catalog.huggingface import model_from_path
-from meshwright.errors import InputError, MeshwrightError, MissingDependencyError
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.hub import fetch, is_hub_name
 from meshwright.specs.model import Model
 from meshwright.training.data.tokenizer_files import TOKENIZER_FILES
 from meshwright.training.weights.reading import Shapes, check_weights
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MODEL_FILES = ("config.json", "generation_config.json", "configuration_*.py", "modeling_*.py")
 """Patterns of the files that describe a model to transformers, without its weights and its tokenizer."""
 HUB_FILES = ["*.safetensors", "*.safetensors.index.json", *MODEL_FILES, *TOKENIZER_FILES]
@@ -61,25 +60,12 @@ def _find_folder(given: str, *, patterns: list[str]) -> Path:
     folder = Path(given)
     if folder.is_dir():
         return folder.resolve()
-    if folder.exists() or not HUB_NAME.fullmatch(given):
+    if folder.exists() or not is_hub_name(given):
         raise InputError(
-            "weights are a folder of safetensors, or OWNER/NAME on the Hugging Face hub", got=given,
+            "weights are a folder of safetensors, or OWNER/NAME[@REVISION] on the Hugging Face hub", got=given,
             hint="the folder does not exist" if not folder.exists() else "this is a file: name its folder",
         )  # fmt: skip
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"the weights {given} are on the Hugging Face hub", hint="pip install huggingface_hub"
-        ) from error
-    try:
-        return Path(snapshot_download(given, allow_patterns=patterns))
-    except Exception as error:  # connection, unknown or gated name, full disk: the library raises all kinds
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InputError(
-            f"the Hugging Face hub does not provide these weights: {reason}", got=given,
-            hint="without a connection, download the repository elsewhere and give the path of its folder",
-        ) from error  # fmt: skip
+    return fetch(given, patterns=patterns, what="the weights")
 
 
 def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> list[str]:
