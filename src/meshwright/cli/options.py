@@ -159,7 +159,7 @@ def _is_between(low: int, number: str, high: int) -> bool:
 _DESCRIPTION_OPTIONS = (
     click.option(
         "--model", metavar="MODEL",
-        help="Catalogue name (see `meshwright catalog models`) path of a Hugging Face config.json, or OWNER/NAME on its hub.",
+        help="Catalogue name (see `meshwright catalog models`), Hugging Face config.json, or OWNER/NAME on its hub.",
     ),
     click.option(
         "--cluster", metavar="CLUSTER",
