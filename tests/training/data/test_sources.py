@@ -15,8 +15,9 @@ pytest.importorskip("torch")
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.training.data.chat import ChatML, JinjaChat
-from meshwright.training.data.documents import TextDocument, document_from_record
+from meshwright.training.data.documents import TextDocument
 from meshwright.training.data.megatron import write_indexed
+from meshwright.training.data.records import RecordCounts, RecordRules, read_records
 from meshwright.training.data.source import DocumentSource, TokenFiles, open_source
 
 
@@ -54,14 +55,15 @@ def test_a_relative_glob_begins_in_the_current_folder(
 
 
 def test_json_lines_hold_text_answers_or_conversations(tmp_path: Path) -> None:
-    file = write_lines(
-        tmp_path / "x.jsonl",
-        {"text": "plain"},
-        {"prompt": "1+1=", "completion": "2"},
-        {"question": "why?", "answer": "so"},
-        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]},
-    )
-    source = open_source(str(file))
+    kinds = {
+        "a": {"text": "plain"},
+        "b": {"prompt": "1+1=", "completion": "2"},
+        "c": {"question": "why?", "answer": "so"},
+        "d": {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]},
+    }
+    for name, record in kinds.items():
+        write_lines(tmp_path / f"{name}.jsonl", record)
+    source = open_source(str(tmp_path))
     assert isinstance(source, DocumentSource)
     plain, pair, question, chat = source.documents()
     assert plain == TextDocument(text="plain")
@@ -157,15 +159,18 @@ def test_the_standard_library_is_a_corpus_of_megabytes() -> None:
     ("content", "message"),
     [
         (b'{"text": "a"}\n{"text": 1}\n', r"x\.jsonl:2: 'text' is not text: got 'int'"),
-        (b'{"text": "a"}\n\n{"a": 1, "b": 2}\n', r"x\.jsonl:3: a record without text: got 'a, b'"),
+        (b'{"text": "a"}\n\n{"a": 1, "b": 2}\n', r"x\.jsonl:3: a record of no known format: got 'a, b'"),
         (b'{"text": "a"\n', r"x\.jsonl:1: not JSON"),
         (b"[1]\n", r"x\.jsonl:1: a line is one JSON object: got 'list'"),
         (b'{"text": "\xff"}\n', r"not UTF-8: byte 0xff near offset 10"),
-        (b'{"messages": [{"role": "robot", "content": ""}]}\n', r"x\.jsonl:1: a message's role: got 'robot'"),
-        (b'{"messages": [{"role": "user"}]}\n', r"x\.jsonl:1: a message's content"),
-        (b'{"messages": ["hi"]}\n', r"x\.jsonl:1: a message is an object"),
+        (
+            b'{"messages": [{"role": "robot", "content": ""}]}\n',
+            r"x\.jsonl:1: message 1: unknown role: got 'robot'",
+        ),
+        (b'{"messages": [{"role": "user"}]}\n', r"x\.jsonl:1: message 1: content is not text: got 'null'"),
+        (b'{"messages": ["hi"]}\n', r"x\.jsonl:1: message 1 is not an object"),
         (b'{"text": "\\ud800"}\n', r"x\.jsonl:1: half a character, which is not text: got 'U\+D800'"),
-        (b'{"prompt": "a", "completion": null}\n', r"x\.jsonl:1: 'completion' is not text"),
+        (b'{"prompt": "a", "completion": null}\n', r"x\.jsonl:1: .*got 'prompt, completion \(null\)'"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -253,5 +258,5 @@ def test_a_template_that_cannot_be_used_is_bad_input(template: str, message: str
 
 def test_the_default_template_is_chat_ml() -> None:
     record = {"messages": CONVERSATION[1:3]}
-    document = document_from_record(record, where="x:1", chat=ChatML())
+    (document,) = read_records([("x:1", record)], rules=RecordRules(), chat=ChatML(), counts=RecordCounts())
     assert document.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n"

@@ -7,83 +7,217 @@ the mark that ends its turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.errors import InputError, MissingDependencyError
-from meshwright.training.data.documents import TextDocument, TextSpan
+from meshwright.errors import InputError
+from meshwright.training.data import templates
+from meshwright.training.data.conversations import ROLES
+from meshwright.training.data.documents import Message, TextDocument, TextSpan
 
 START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatML:
-    """The default template."""
+    """The default template. It has no way to write tools."""
 
-    def render(self, messages: list[Mapping[str, Any]]) -> TextDocument:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        trained: Sequence[bool] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> TextDocument:
         """
         >>> d = ChatML().render([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])
         >>> [d.text[start:stop] for start, stop in d.trained]
         ['yo<|im_end|>']
         """
+        if tools or settings:
+            raise InputError("ChatML writes no tools and has no variables", hint=_OTHER_TOKENIZER)
         text, spans = "", []
-        for role, content in map(_checked, messages):
+        for number, message in enumerate(messages):
+            role, content = _checked(message)
             text += f"{START_OF_TURN}{role}\n"
             said = f"{content}{END_OF_TURN}"
-            if role == "assistant":
+            if role == "assistant" and (trained is None or trained[number]):
                 spans.append(TextSpan(len(text), len(text) + len(said)))
             text += f"{said}\n"
         return TextDocument(text=text, trained=tuple(spans), is_rendered=True)
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation, and the start of the assistant's turn."""
+        rendered = self.render(messages, tools=tools, settings=settings)
+        return f"{rendered.text}{START_OF_TURN}assistant\n"
+
+    def reads(self, key: str) -> bool:
+        """Role and content."""
+        return key in ("role", "content")
+
+
+_OTHER_TOKENIZER = "use a tokenizer whose own chat template writes them"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JinjaChat:
     """A tokenizer's own `chat_template`, in Jinja's sandbox.
 
-    An answer is what the template adds between "the assistant is about to speak" and "it has spoken", so a
-    template that writes early messages differently once later ones follow has no such place and is refused.
+    Answers are the template's `{% generation %}` blocks. Where it has none, an answer is what the template adds
+    between "the assistant is about to speak" and "it has spoken". A template that writes early messages differently
+    once later ones follow has no such place and is refused.
     """
 
     template: str
-    marks: Mapping[str, str]  # bos_token and eos_token, as templates call them
+    marks: Mapping[str, str]  # bos_token, eos_token, ... as templates call them
+    tool_template: str | None = None  # for conversations with tools; None: `template`
+    end_marks: tuple[str, ...] = ()  # special tokens: white space after one is no part of an answer
 
-    def render(self, messages: list[Mapping[str, Any]]) -> TextDocument:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        trained: Sequence[bool] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> TextDocument:
         """The conversation in the tokenizer's template. Raises InputError when the template refuses it."""
-        roles = [role for role, _ in map(_checked, messages)]
-        whole = self._write(messages)
-        spans = []
-        for i, role in enumerate(roles):
-            if role == "assistant":
-                before = self._write(messages[:i], add_generation_prompt=True)
-                after = self._write(messages[: i + 1])
-                if not (after.startswith(before) and whole.startswith(after)):
-                    raise InputError(
-                        "the chat template rewrites earlier messages: its answers have no fixed place"
-                    )
-                spans.append(TextSpan(len(before), len(after)))
-        return TextDocument(text=whole, trained=tuple(spans), is_rendered=True)
+        for message in messages:
+            _checked(message)
+        wanted = [
+            number
+            for number, message in enumerate(messages)
+            if message["role"] == "assistant" and (trained is None or trained[number])
+        ]
+        messages = self._written(messages, tools, settings)
+        whole = self._write(messages, tools, settings)
+        template = self._template(tools)
+        if templates.GENERATION_TAG.search(template):
+            spans = self._generated(messages, tools, settings, whole=whole, wanted=wanted)
+        else:
+            spans = [self._answer(messages, number, tools, settings, whole=whole) for number in wanted]
+        return TextDocument(
+            text=whole, trained=tuple(span for span in spans if span.stop > span.start), is_rendered=True
+        )
 
-    def _write(self, messages: list[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation, and the start of the assistant's turn."""
+        messages = self._written(messages, tools, settings, add_generation_prompt=True)
+        return self._write(messages, tools, settings, add_generation_prompt=True)
+
+    def reads(self, key: str) -> bool:
+        """Return True if a template names the key."""
+        return key in self.template or (self.tool_template is not None and key in self.tool_template)
+
+    def _generated(
+        self, messages: Sequence[Message], tools: Any, settings: Any, *, whole: str, wanted: Sequence[int]
+    ) -> list[TextSpan]:
+        """The generation blocks of the wanted answers."""
+        variables = self._variables(messages, tools, settings, add_generation_prompt=False)
+        text, found = templates.generated_spans(self._template(tools), variables)
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        if text != whole or len(found) != len(answers):
+            raise InputError(
+                "the chat template does not have one generation block for each answer",
+                got=f"{len(found)} blocks", allowed=f"{len(answers)} answers",
+            )  # fmt: skip
+        by_answer = dict(zip(answers, found, strict=True))
+        return [TextSpan(*by_answer[number]) for number in wanted]
+
+    def _answer(
+        self, messages: Sequence[Message], number: int, tools: Any, settings: Any, *, whole: str
+    ) -> TextSpan:
+        """The characters of one answer, from its beginnings: before it, and with it."""
+        before = self._write(messages[:number], tools, settings, add_generation_prompt=True)
+        after = self._write(messages[: number + 1], tools, settings)
+        start, stop = len(before), len(after)
+        if not whole.startswith(after):
+            # Some templates end a text, but not a turn, with the end token.
+            stop = len(after) - len(self.marks.get("eos_token", ""))
+            if (
+                stop < start
+                or not whole.startswith(after[:stop])
+                or after[stop:] != self.marks.get("eos_token")
+            ):
+                raise _no_place(number)
+        if not (after.startswith(before) and whole.startswith(before)):
+            raise _no_place(number)
+        shown = whole[start:stop].rstrip()
+        if shown.endswith(self.end_marks or tuple(self.marks.values()) or ("\0",)):
+            stop = start + len(shown)
+        return TextSpan(start, stop)
+
+    def _written(
+        self, messages: Sequence[Message], tools: Any, settings: Any, *, add_generation_prompt: bool = False
+    ) -> Sequence[Message]:
+        """The messages in the form that the template writes: some templates join arguments of tool calls as text."""
+        if not any(message.get("tool_calls") for message in messages):
+            return messages
         try:
-            from jinja2 import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as error:
-            message = "this tokenizer's chat template needs jinja2"
-            raise MissingDependencyError(message, hint="pip install jinja2") from error
+            self._write(messages, tools, settings, add_generation_prompt=add_generation_prompt)
+        except InputError:
+            as_text = [_with_text_arguments(message) for message in messages]
+            try:
+                self._write(as_text, tools, settings, add_generation_prompt=add_generation_prompt)
+            except InputError:
+                return messages  # the first error is the one to show
+            return as_text
+        return messages
 
-        def refuse(message: str) -> None:
-            raise InputError(f"the chat template refuses the conversation: {message}")
+    def _write(
+        self, messages: Sequence[Message], tools: Any, settings: Any, *, add_generation_prompt: bool = False
+    ) -> str:
+        variables = self._variables(messages, tools, settings, add_generation_prompt=add_generation_prompt)
+        return templates.render(self._template(tools), variables)
 
-        sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        sandbox.globals["raise_exception"] = refuse
-        try:
-            return sandbox.from_string(self.template).render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self.marks
-            )
-        except TemplateError as error:
-            raise InputError(f"the chat template cannot be used: {error}") from error
+    def _template(self, tools: Any) -> str:
+        return self.tool_template if tools and self.tool_template is not None else self.template
+
+    def _variables(
+        self, messages: Sequence[Message], tools: Any, settings: Any, *, add_generation_prompt: bool
+    ) -> dict[str, Any]:
+        own = {
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return dict(self.marks) | dict(settings or {}) | own
+
+
+def _no_place(number: int) -> InputError:
+    return InputError(
+        f"the chat template rewrites earlier messages: message {number + 1} has no fixed place",
+        hint="train on the last answer of each conversation: source: NAME?answers=last",
+    )
+
+
+def _with_text_arguments(message: Message) -> Message:
+    """The message with the arguments of its tool calls as JSON text, as OpenAI writes them."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call.get("function", call))
+        if not isinstance(function.get("arguments"), str):
+            function["arguments"] = json.dumps(function.get("arguments"), ensure_ascii=False)
+        calls.append(dict(call) | {"function": function} if "function" in call else function)
+    return dict(message) | {"tool_calls": calls}
 
 
 def _checked(message: Any) -> tuple[str, str]:
@@ -93,6 +227,8 @@ def _checked(message: Any) -> tuple[str, str]:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InputError("a message's role", got=role, allowed=", ".join(ROLES))
+    if content is None and message.get("tool_calls"):
+        return role, ""
     if not isinstance(content, str):
         raise InputError("a message's content is not text", got=type(content).__name__)
     return role, content

@@ -30,7 +30,7 @@ from meshwright.training.data.tokenizer import (
     tokenizer_from_hub,
     tokenizer_from_path,
 )
-from meshwright.training.data.usage import DataUsage, usages_as_json
+from meshwright.training.data.usage import DataUsage, describe_records, usages_as_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,7 @@ class Corpus:
     num_tokens: int | None  # of the training part; None: endless
     train_usage: DataUsage | None = None  # None: random tokens
     validation_usage: DataUsage | None = None
+    reading_notes: tuple[str, ...] = ()  # formats of records, and what of the sources is not used
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -51,10 +52,10 @@ class Corpus:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Records that are cut or have no label, and padding; nothing about a stream of text."""
+        """Formats of records, what is cut or has no label, and padding; nothing about a stream of text."""
         usages = {"training data": self.train_usage, "validation data": self.validation_usage}
         lines = (usage.describe(name) for name, usage in usages.items() if usage is not None)
-        return tuple(line for line in lines if line is not None)
+        return (*self.reading_notes, *(line for line in lines if line is not None))
 
 
 def open_data(run: Run, *, cache: Path | None = None, report: Report | None = None) -> Corpus:
@@ -74,10 +75,13 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
     tokenizer = _tokenizer(run, source, cache)
     store = _tokens(source, tokenizer, cache, report)
     require_vocab(store, vocab=run.model.vocab, cache=cache)
+    notes = _reading_notes("training data", source, store)
     if not is_evaluated:
         extents, validation = everything(store), None
     elif run.data.validation is not None:
-        other = _tokens(open_source(run.data.validation, cache=cache), tokenizer, cache, report)
+        other_source = open_source(run.data.validation, cache=cache)
+        other = _tokens(other_source, tokenizer, cache, report)
+        notes += _reading_notes("validation data", other_source, other)
         require_vocab(other, vocab=run.model.vocab, cache=cache)
         extents, validation = everything(store), _samples(other, everything(other), length)
     else:
@@ -95,6 +99,7 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
         num_tokens=extents.num_tokens,
         train_usage=train.usage,
         validation_usage=None if validation is None else validation.usage,
+        reading_notes=notes,
     )
 
 
@@ -153,6 +158,11 @@ def _tokens(
     if tokenizer is None:
         raise InputError("text needs a tokenizer", got=source.name, hint="name one as data.tokenizer")
     return tokenise(source, tokenizer, cache=cache, report=report)
+
+
+def _reading_notes(name: str, source: DocumentSource | TokenFiles, store: TokenStore) -> tuple[str, ...]:
+    of_source = source.notes if isinstance(source, DocumentSource) else ()
+    return (*(f"{name}: {line}" for line in of_source), *describe_records(name, store.counts))
 
 
 def _samples(store: TokenStore, extents: Extents, length: int) -> StreamSamples | WholeSamples:

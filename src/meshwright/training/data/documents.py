@@ -1,17 +1,13 @@
-"""Documents of a corpus, and the characters of them that are trained on.
-
-A record of JSONL, Parquet or Hugging Face `datasets` becomes a document in one of three ways, tried in this order:
-`messages` (a conversation: answers of the assistant are trained on), a prompt and its answer (the answer is
-trained on), and `text` (everything is trained on).
-"""
+"""Documents of a corpus, and the characters of them that are trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from meshwright.errors import InputError
+Message = Mapping[str, Any]
+"""`role`, `content` (text, or None beside tool calls), and what else a chat template reads."""
 
 
 class TextSpan(NamedTuple):
@@ -33,61 +29,31 @@ class TextDocument:
 class Chat(Protocol):
     """A format that writes conversations as text."""
 
-    def render(self, messages: list[Mapping[str, Any]]) -> TextDocument:
-        """The conversation as one document. Raises InputError when it cannot be written."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        trained: Sequence[bool] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> TextDocument:
+        """The conversation as one document; the loss counts the answers that are `trained` (None: all).
+
+        `tools` are JSON schemas of functions, `settings` are variables of the template. Raises InputError when the
+        conversation cannot be written, or an answer has no fixed place in the text.
+        """
         ...
 
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text after which the assistant speaks. Raises InputError when the messages cannot be written."""
+        ...
 
-ANSWER_KEYS = {"prompt": ("completion", "response", "answer"), "question": ("answer",)}
-"""A key of the prompt, and the keys that may hold its answer."""
-
-
-def document_from_record(
-    record: Mapping[str, Any], *, where: str, text_key: str | None = None, chat: Chat
-) -> TextDocument:
-    """The document of one record; `where` begins every error ("corpus.jsonl:12").
-
-    >>> from meshwright.training.data.chat import ChatML
-    >>> d = document_from_record({"prompt": "1+1=", "completion": "2"}, where="x:1", chat=ChatML())
-    >>> d.text, d.trained
-    ('1+1=2', (TextSpan(start=4, stop=5),))
-    """
-    document = _document(record, where=where, text_key=text_key, chat=chat)
-    try:
-        document.text.encode()
-    except UnicodeEncodeError as error:  # JSON can say "\\ud800"
-        got = f"U+{ord(error.object[error.start]):04X}"
-        raise InputError(f"{where}: half a character, which is not text", got=got) from error
-    return document
-
-
-def _document(record: Mapping[str, Any], *, where: str, text_key: str | None, chat: Chat) -> TextDocument:
-    if text_key is not None:
-        return TextDocument(text=_string(record, text_key, where))
-    if isinstance(record.get("messages"), list):
-        try:
-            return chat.render(record["messages"])
-        except InputError as error:
-            raise InputError(f"{where}: {error.message}", hint=error.hint) from error
-    for ask, answers in ANSWER_KEYS.items():
-        answer = next((key for key in answers if ask in record and key in record), None)
-        if answer is not None:
-            prompt, completion = _string(record, ask, where), _string(record, answer, where)
-            span = TextSpan(len(prompt), len(prompt) + len(completion))
-            return TextDocument(text=prompt + completion, trained=(span,))
-    if "text" in record:
-        return TextDocument(text=_string(record, "text", where))
-    raise InputError(
-        f"{where}: a record without text",
-        got=", ".join(map(str, record)) or "no keys",
-        allowed="text; prompt and completion; messages",
-        hint="name the key that holds the text: source: NAME?text=KEY",
-    )
-
-
-def _string(record: Mapping[str, Any], key: str, where: str) -> str:
-    value = record.get(key)
-    if not isinstance(value, str):
-        got = type(value).__name__ if key in record else f"the keys {', '.join(map(str, record))}"
-        raise InputError(f"{where}: {key!r} is not text", got=got)
-    return value
+    def reads(self, key: str) -> bool:
+        """Return True if the format writes this key of a message, or `tools`."""
+        ...

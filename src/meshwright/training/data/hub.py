@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.training.data.documents import Chat, TextDocument, document_from_record
+from meshwright.training.data.readers import Rows, without_nulls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,17 +18,16 @@ class HubDataset:
     fingerprint: str
     num_bytes: int | None
 
-    def documents(self, name: str, *, text_key: str | None, chat: Chat) -> Iterator[TextDocument]:
-        """One document a row."""
+    def rows(self, name: str, *, text_key: str | None) -> Rows:
+        """Every row with its place; only the column `text_key` where it is given."""
+        rows = self.dataset
         if text_key is not None:
-            if text_key not in self.dataset.column_names:
-                columns = ", ".join(self.dataset.column_names)
+            if text_key not in rows.column_names:
+                columns = ", ".join(rows.column_names)
                 raise InputError(f"{name}: no column of that name", got=text_key, allowed=columns)
-            rows = self.dataset.select_columns([text_key])
-        else:
-            rows = self.dataset
+            rows = rows.select_columns([text_key])
         for number, record in enumerate(rows):
-            yield document_from_record(record, where=f"{name}: row {number}", text_key=text_key, chat=chat)
+            yield f"{name}: row {number}", without_nulls(record)
 
 
 def is_saved_to_disk(path: Path) -> bool:

@@ -1,74 +1,119 @@
-"""Documents from one file: plain text, JSONL and Parquet. A failure names the file, and the line if there is one."""
+"""Records and texts from one file. A failure names the file, and the line if there is one.
+
+Text files are one document. JSON lines, JSON, CSV, TSV, Parquet and Arrow hold records (see `records`). All but the
+last two may be compressed.
+"""
 
 from __future__ import annotations
 
+import bz2
+import csv
 import gzip
-import json
+import io
+import lzma
+import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO
 
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.training.data.documents import Chat, TextDocument, document_from_record
+from meshwright.training.data.json_stream import json_lines, json_values
 
-Reader = Callable[..., Iterator[TextDocument]]
-"""`reader(file, text_key=..., chat=...)`."""
+Rows = Iterator[tuple[str, Mapping[str, Any]]]
+Reader = Callable[[Path, str | None], Rows]
+"""`reader(file, text_key)`: every record with its place; `text_key` is the only key that is needed, if not None."""
+
+_ROWS_AT_ONCE = 1024
 
 
-def read_text(file: Path, *, text_key: str | None, chat: Chat) -> Iterator[TextDocument]:
+def read_text(file: Path, text_key: str | None) -> Rows:
     """The whole file is one document."""
     if text_key is not None:
         raise InputError(
-            "a text file has no keys", got=f"text={text_key}", allowed="JSONL and Parquet have them"
+            "a text file has no keys", got=f"text={text_key}", allowed="files of records have them"
         )
-    try:
-        with _open_text(file) as stream:
-            yield TextDocument(text=stream.read())
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise _unreadable(file, error) from error
+    with _opened(file) as stream:
+        text = stream.read()
+    if "\0" in text:
+        raise InputError(f"{file} holds NUL bytes: it is not text", hint="convert UTF-16 with iconv")
+    yield str(file), {"text": text}
 
 
-def read_json_lines(file: Path, *, text_key: str | None, chat: Chat) -> Iterator[TextDocument]:
+def read_json_lines(file: Path, text_key: str | None) -> Rows:
     """One JSON object a line; empty lines are skipped."""
-    try:
-        with _open_text(file) as stream:
-            for number, line in enumerate(stream, start=1):
-                if not line.strip():
-                    continue
-                where = f"{file}:{number}"
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise InputError(f"{where}: not JSON: {error}") from error
-                if not isinstance(record, dict):
-                    raise InputError(f"{where}: a line is one JSON object", got=type(record).__name__)
-                yield document_from_record(record, where=where, text_key=text_key, chat=chat)
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise _unreadable(file, error) from error
+    with _opened(file) as stream:
+        yield from json_lines(stream, name=str(file))
 
 
-def read_parquet(file: Path, *, text_key: str | None, chat: Chat) -> Iterator[TextDocument]:
+def read_json(file: Path, text_key: str | None) -> Rows:
+    """An array of objects, or objects one after the other."""
+    with _opened(file) as stream:
+        yield from json_values(stream, name=str(file))
+
+
+def read_csv(file: Path, text_key: str | None) -> Rows:
+    """Comma-separated values; the first row names the columns."""
+    yield from _separated(file, ",", text_key)
+
+
+def read_tsv(file: Path, text_key: str | None) -> Rows:
+    """Tab-separated values; the first row names the columns."""
+    yield from _separated(file, "\t", text_key)
+
+
+def read_parquet(file: Path, text_key: str | None) -> Rows:
     """One record a row, in batches; only the column `text_key` is read where it is given."""
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise MissingDependencyError("Parquet needs pyarrow", hint="pip install pyarrow") from error
+    pyarrow = _require_pyarrow("Parquet")
+    from pyarrow import parquet
+
     try:
         with parquet.ParquetFile(file) as table:
+            _require_column(file, table.schema_arrow.names, text_key)
             columns = None if text_key is None else [text_key]
-            names = table.schema_arrow.names
-            if text_key is not None and text_key not in names:
-                raise InputError(f"{file}: no column of that name", got=text_key, allowed=", ".join(names))
-            number = 0
-            for batch in table.iter_batches(batch_size=1024, columns=columns):
-                for record in batch.to_pylist():
-                    number += 1
-                    where = f"{file}: row {number}"
-                    yield document_from_record(record, where=where, text_key=text_key, chat=chat)
+            batches = table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns)
+            yield from rows_of_batches(batches, name=str(file))
     except (OSError, pyarrow.ArrowException) as error:
         raise _unreadable(file, error) from error
+
+
+def read_arrow(file: Path, text_key: str | None) -> Rows:
+    """Arrow's file format (also called Feather) or stream format."""
+    pyarrow = _require_pyarrow("Arrow")
+    try:
+        with pyarrow.memory_map(str(file)) as source:
+            try:
+                table = pyarrow.ipc.open_file(source)
+                batches = map(table.get_batch, range(table.num_record_batches))
+            except pyarrow.ArrowInvalid:
+                source.seek(0)
+                table = batches = pyarrow.ipc.open_stream(source)
+            _require_column(file, table.schema.names, text_key)
+            if text_key is not None:
+                batches = (batch.select([text_key]) for batch in batches)
+            yield from rows_of_batches(batches, name=str(file))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise _unreadable(file, error) from error
+
+
+def rows_of_batches(batches: Iterator[Any], *, name: str) -> Rows:
+    """The rows of Arrow's record batches."""
+    number = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            for record in batch.slice(start, _ROWS_AT_ONCE).to_pylist():
+                number += 1
+                yield f"{name}: row {number}", without_nulls(record)
+
+
+def without_nulls(value: Any) -> Any:
+    """Without keys that are null: a column of objects gives every object the keys of all."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
 
 
 READERS: dict[str, Reader] = {
@@ -79,28 +124,115 @@ READERS: dict[str, Reader] = {
     ".py": read_text,
     ".jsonl": read_json_lines,
     ".ndjson": read_json_lines,
+    ".json": read_json,
+    ".csv": read_csv,
+    ".tsv": read_tsv,
     ".parquet": read_parquet,
+    ".arrow": read_arrow,
+    ".feather": read_arrow,
 }
-"""Which suffix is read how; text and JSON lines may also end in `.gz`."""
+"""Which suffix is read how."""
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+_NOT_COMPRESSED = (read_parquet, read_arrow)
 
 
 def reader_of(file: Path) -> Reader | None:
     """The reader of a file by its suffix, or None."""
     suffixes = [suffix.lower() for suffix in file.suffixes]
-    if suffixes[-1:] == [".gz"]:
+    if suffixes and suffixes[-1] in COMPRESSIONS:
         reader = READERS.get(suffixes[-2]) if len(suffixes) > 1 else None
-        return None if reader is read_parquet else reader
+        return None if reader in _NOT_COMPRESSED else reader
     return READERS.get(suffixes[-1]) if suffixes else None
 
 
-def _open_text(file: Path) -> TextIO:
-    """UTF-8, with or without a byte order mark; line ends become \\n."""
-    if file.suffix.lower() == ".gz":
-        return cast(TextIO, gzip.open(file, "rt", encoding="utf-8-sig"))
-    return file.open(encoding="utf-8-sig")
+def _separated(file: Path, delimiter: str, text_key: str | None) -> Rows:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    with _opened(file, newline="") as stream:
+        rows = csv.reader(stream, delimiter=delimiter, strict=True)
+        try:
+            names = next(rows, None)
+            if names is None:
+                return
+            if len(set(names)) != len(names) or not all(name.strip() for name in names):
+                got = ", ".join(map(repr, names[:12]))
+                raise InputError(f"{file}:1: the first row names the columns, each once", got=got)
+            _require_column(file, names, text_key)
+            line = rows.line_num + 1
+            for row in rows:
+                if row and len(row) != len(names):
+                    message = f"{file}:{line}: a row of another number of fields"
+                    raise InputError(message, got=len(row), allowed=len(names))
+                if any("\0" in field for field in row):
+                    raise InputError(f"{file}:{line}: a NUL byte, which text files do not hold")
+                if row:
+                    yield f"{file}:{line}", dict(zip(names, row, strict=True))
+                line = rows.line_num + 1
+        except csv.Error as error:
+            raise InputError(
+                f"{file}:{rows.line_num}: not {delimiter!r}-separated values: {error}"
+            ) from error
 
 
-def _unreadable(file: Path, error: Exception) -> InputError:
+class _opened:  # noqa: N801  (used as a function)
+    """The text of a file, decompressed: UTF-8, with or without a byte order mark. Line ends become \\n."""
+
+    def __init__(self, file: Path, *, newline: str | None = None) -> None:
+        self.file, self.newline = file, newline
+
+    def __enter__(self) -> TextIO:
+        try:
+            opener = _OPENERS.get(self.file.suffix.lower(), open)
+            self.stream = io.TextIOWrapper(
+                opener(self.file, "rb"), encoding="utf-8-sig", newline=self.newline
+            )
+        except OSError as error:
+            raise _unreadable(self.file, error) from error
+        return self.stream
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.stream.close()
+        if isinstance(error, (*_READ_ERRORS, *_zstandard_errors())):
+            raise _unreadable(self.file, error) from error
+
+
+def _open_zstandard(file: Path, mode: str) -> Any:
+    try:
+        zstandard = import_module("zstandard")
+    except ImportError as error:
+        raise MissingDependencyError("files in .zst need zstandard", hint="pip install zstandard") from error
+    return zstandard.open(file, mode)
+
+
+def _zstandard_errors() -> tuple[type[Exception], ...]:
+    library = sys.modules.get("zstandard")
+    return () if library is None else (library.ZstdError,)
+
+
+_OPENERS: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstandard,
+}
+_READ_ERRORS = (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError)
+
+
+def _require_pyarrow(what: str) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError as error:
+        raise MissingDependencyError(f"{what} needs pyarrow", hint="pip install pyarrow") from error
+    return pyarrow
+
+
+def _require_column(file: Path, names: list[str], text_key: str | None) -> None:
+    if text_key is not None and text_key not in names:
+        raise InputError(f"{file}: no column of that name", got=text_key, allowed=", ".join(names))
+
+
+def _unreadable(file: Path, error: BaseException) -> InputError:
     if isinstance(error, UnicodeDecodeError):
         return InputError(
             f"{file} is not UTF-8: byte {error.object[error.start]:#04x} near offset {error.start}",

@@ -1,12 +1,13 @@
 """Sources of documents, by the name in a run file.
 
     python-stdlib    the source of this interpreter's standard library: nothing to download, about 10 MB
-    PATH             a file, a folder (searched to the bottom) or a glob: text, JSONL, Parquet
+    PATH             a file, a folder (searched to the bottom) or a glob: text, JSONL, JSON, CSV, Parquet, Arrow
     PATH             a folder written by `datasets.save_to_disk`
     PATH             Megatron's NAME.bin and NAME.idx, named with or without the suffix: already tokens
     NAME             a data set of the Hugging Face hub, through the `datasets` library
 
-Options follow a question mark: `corpus.jsonl?text=content`, `wikitext?config=wikitext-2-raw-v1&split=train`.
+Options follow a question mark: `corpus.jsonl?text=content`, `chats.json?format=sharegpt&answers=last`,
+`wikitext?config=wikitext-2-raw-v1&split=train`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from meshwright.training.data.cache import remembered_digest
 from meshwright.training.data.chat import ChatML
 from meshwright.training.data.documents import Chat, TextDocument
 from meshwright.training.data.hub import HubDataset, dataset_from_disk, dataset_from_hub, is_saved_to_disk
-from meshwright.training.data.readers import READERS, reader_of
+from meshwright.training.data.readers import COMPRESSIONS, READERS, read_text, reader_of
+from meshwright.training.data.records import (
+    RecordCounts,
+    RecordFormat,
+    RecordRules,
+    read_records,
+    rules_from_options,
+)
 
 PYTHON_STDLIB = "python-stdlib"
 SYNTHETIC = "synthetic"
@@ -41,7 +49,8 @@ _EXCLUDED_FOLDERS = {
     "pydoc_data",
 }
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_FILE_OPTIONS, _HUB_OPTIONS = ("text",), ("config", "split", "text")
+_RECORD_OPTIONS = ("text", "format", "answers")
+_HUB_OPTIONS = ("config", "split", *_RECORD_OPTIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +59,20 @@ class DocumentSource:
 
     name: str
     num_bytes: int | None  # size of its files, for progress; None: not known
-    read: Callable[[Chat], Iterator[TextDocument]] = field(repr=False)
+    read: Callable[[Chat, RecordCounts], Iterator[TextDocument]] = field(repr=False)
     identify: Callable[[], str] = field(repr=False)
+    notes: tuple[str, ...] = ()  # what of it is not read
 
-    def documents(self, *, chat: Chat | None = None) -> Iterator[TextDocument]:
-        """Every document; conversations are written with `chat`. Raises InputError at the first unreadable one."""
-        return self.read(chat if chat is not None else ChatML())
+    def documents(
+        self, *, chat: Chat | None = None, counts: RecordCounts | None = None
+    ) -> Iterator[TextDocument]:
+        """Every document; conversations are written with `chat`, and what is read is counted in `counts`.
+
+        Raises InputError at the first record that cannot be read.
+        """
+        return self.read(
+            chat if chat is not None else ChatML(), counts if counts is not None else RecordCounts()
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -101,11 +118,13 @@ def _open(name: str, cache: Path) -> DocumentSource | TokenFiles:
         _refuse_unknown(options, (), name)
         return TokenFiles(name=name, prefixes=(prefix,))
     if is_saved_to_disk(path):
-        _refuse_unknown(options, ("split", "text"), name)
-        return _from_rows(name, dataset_from_disk(path, split=options.get("split")), options.get("text"))
-    if files := _files(path):
-        _refuse_unknown(options, _FILE_OPTIONS, name)
-        return _from_files(name, files, options.get("text"), cache)
+        _refuse_unknown(options, ("split", *_RECORD_OPTIONS), name)
+        rules = rules_from_options(options, name=name)
+        return _from_rows(name, dataset_from_disk(path, split=options.get("split")), rules)
+    found = _files(path)
+    if found.files:
+        _refuse_unknown(options, _RECORD_OPTIONS, name)
+        return _from_files(name, found, rules_from_options(options, name=name), cache)
     if _looks_like_path(place) or _HUB_NAME.fullmatch(place) is None:
         raise InputError(
             "no such data", got=place,
@@ -113,7 +132,7 @@ def _open(name: str, cache: Path) -> DocumentSource | TokenFiles:
         )  # fmt: skip
     _refuse_unknown(options, _HUB_OPTIONS, name)
     rows = dataset_from_hub(place, config=options.get("config"), split=options.get("split", "train"))
-    return _from_rows(name, rows, options.get("text"))
+    return _from_rows(name, rows, rules_from_options(options, name=name))
 
 
 def _split(name: str) -> tuple[str, dict[str, str]]:
@@ -143,52 +162,96 @@ def _indexed_prefix(path: Path) -> Path | None:
     return prefix if prefix.with_name(prefix.name + ".idx").is_file() else None
 
 
-def _files(path: Path) -> list[Path]:
-    """Readable files in the order of their names. A file that was named itself need not have a known suffix."""
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """Files in the order of their names, and the suffixes of those that no reader knows."""
+
+    files: tuple[Path, ...] = ()
+    other_suffixes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The files that are not read."""
+        if not self.other_suffixes:
+            return ()
+        kinds = ", ".join(sorted({suffix or "without a suffix" for suffix in self.other_suffixes})[:8])
+        return (f"{len(self.other_suffixes)} files of other kinds are not read ({kinds})",)
+
+
+def _files(path: Path) -> _Found:
+    """The files of a path. One that was named itself need not have a known suffix."""
     if path.is_file():
-        return [path]
+        return _Found(files=(path,))
     if path.is_dir():
-        found = (f for f in path.rglob("*") if f.is_file() and not _is_hidden(f.relative_to(path)))
+        found = [f for f in path.rglob("*") if f.is_file() and not _is_hidden(f.relative_to(path))]
     elif any(mark in str(path) for mark in "*?["):
         anchor = Path(path.anchor)
         pattern = str(path.relative_to(anchor)) if path.is_absolute() else str(path)
-        found = (f for f in anchor.glob(pattern) if f.is_file())
+        found = [f for f in anchor.glob(pattern) if f.is_file()]
     else:
-        return []
-    files = sorted(f for f in found if reader_of(f) is not None)
+        return _Found()
+    files = tuple(sorted(f for f in found if reader_of(f) is not None))
     if not files:
-        raise InputError("no readable file there", got=str(path), allowed=f"{', '.join(READERS)}; also .gz")
-    return files
+        raise InputError("no readable file there", got=str(path), allowed=_ALLOWED_FILES)
+    return _Found(files=files, other_suffixes=tuple(f.suffix for f in found if reader_of(f) is None))
+
+
+_ALLOWED_FILES = f"{', '.join(READERS)}; also {' '.join(COMPRESSIONS)}, except Parquet and Arrow"
 
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _from_files(name: str, files: list[Path], text_key: str | None, cache: Path) -> DocumentSource:
+def _from_files(name: str, found: _Found, rules: RecordRules, cache: Path) -> DocumentSource:
+    files = found.files
     for file in files:
         if reader_of(file) is None:
-            raise InputError(
-                "a file of unknown kind", got=str(file), allowed=f"{', '.join(READERS)}; also .gz"
-            )
+            raise InputError("a file of unknown kind", got=str(file), allowed=_ALLOWED_FILES)
+    states: dict[Path, tuple[int, int]] = {}  # when their digests were taken
 
-    def read(chat: Chat) -> Iterator[TextDocument]:
+    def read(chat: Chat, counts: RecordCounts) -> Iterator[TextDocument]:
         for file in files:
             reader = reader_of(file)
             assert reader is not None
-            yield from reader(file, text_key=text_key, chat=chat)
+            records = reader(file, rules.text_key)
+            if reader is read_text:
+                yield from read_records(
+                    records, rules=RecordRules(format=RecordFormat.TEXT), chat=chat, counts=counts
+                )
+            else:
+                yield from read_records(records, rules=rules, chat=chat, counts=counts)
+            if states.get(file, state := _state(file)) != state:
+                raise InputError(
+                    f"{file} was changed while it was read", hint="start again when it is complete"
+                )
 
     def identify() -> str:
-        facts = [f"text={text_key}"]
+        facts = [rules.identity]
         for file in files:
+            states[file] = _state(file)
             try:
                 facts.append(f"{''.join(file.suffixes)} {remembered_digest(file, cache=cache)}")
             except OSError as error:
                 raise InputError(f"cannot read {file}: {error.strerror}") from error
         return _digest(facts)
 
-    num_bytes = sum(file.stat().st_size for file in files)
-    return DocumentSource(name=name, num_bytes=num_bytes, read=read, identify=identify)
+    return DocumentSource(
+        name=name,
+        num_bytes=sum(size for size, _ in map(_state, files)),
+        read=read,
+        identify=identify,
+        notes=found.notes,
+    )
+
+
+def _state(file: Path) -> tuple[int, int]:
+    """Size and time of the last change."""
+    try:
+        fact = file.stat()
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from error
+    return fact.st_size, fact.st_mtime_ns
 
 
 def _python_library(cache: Path) -> DocumentSource:
@@ -201,18 +264,19 @@ def _python_library(cache: Path) -> DocumentSource:
             f"{PYTHON_STDLIB}: this interpreter has no library source", got=str(root),
             hint="name a text file or a folder as data.source",
         )  # fmt: skip
-    return _from_files(PYTHON_STDLIB, files, None, cache)
+    return _from_files(PYTHON_STDLIB, _Found(files=tuple(files)), RecordRules(), cache)
 
 
-def _from_rows(name: str, rows: HubDataset, text_key: str | None) -> DocumentSource:
-    def read(chat: Chat) -> Iterator[TextDocument]:
-        return rows.documents(name, text_key=text_key, chat=chat)
+def _from_rows(name: str, rows: HubDataset, rules: RecordRules) -> DocumentSource:
+    def read(chat: Chat, counts: RecordCounts) -> Iterator[TextDocument]:
+        records = rows.rows(name, text_key=rules.text_key)
+        return read_records(records, rules=rules, chat=chat, counts=counts)
 
     return DocumentSource(
         name=name,
         num_bytes=rows.num_bytes,
         read=read,
-        identify=lambda: _digest([f"text={text_key}", rows.fingerprint]),
+        identify=lambda: _digest([rules.identity, rows.fingerprint]),
     )
 
 

@@ -6,9 +6,10 @@ Where there is none, the loss counts every token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class TokenStore:
     shards: tuple[Shard, ...]
     first_token: np.ndarray = field(repr=False)  # of each shard, and the total
     first_document: np.ndarray = field(repr=False)
+    counts: Mapping[str, Any] | None = None  # of the records they were made from; None: token files
 
     @property
     def num_tokens(self) -> int:
@@ -94,13 +96,14 @@ class TokenStore:
             start, at = end, at + 1
 
 
-def open_store(prefixes: list[Path]) -> TokenStore:
+def open_store(prefixes: list[Path], *, counts: Mapping[str, Any] | None = None) -> TokenStore:
     """Map these files in this order. Raises InputError when one of them cannot be used."""
     shards = tuple(_open_shard(prefix) for prefix in prefixes)
     return TokenStore(
         shards=shards,
         first_token=np.cumsum([0, *(s.tokens.num_tokens for s in shards)]),
         first_document=np.cumsum([0, *(s.tokens.num_documents for s in shards)]),
+        counts=counts,
     )
 
 

@@ -21,11 +21,13 @@ from meshwright.errors import InputError
 from meshwright.training.data.cache import build_once
 from meshwright.training.data.documents import TextDocument
 from meshwright.training.data.megatron import IndexedWriter, token_type
+from meshwright.training.data.records import RecordCounts
 from meshwright.training.data.source import DocumentSource
 from meshwright.training.data.store import TRAINED_SUFFIX, TokenStore, open_store
 from meshwright.training.data.tokenizer import Tokenizer
 
-FORMAT = 1  # raised when the same text would become other tokens, or other files
+FORMAT = 2  # raised when the same text would become other tokens, or other files
+COUNTS = "records.json"
 SHARD_TOKENS = 1 << 29
 _BATCH_CHARACTERS = 2 << 20  # tokenised at once: enough for all cores, little memory
 _PART_CHARACTERS = 1 << 20  # a longer document is tokenised in parts
@@ -68,7 +70,8 @@ def tokenise(
 
     names = {"source_name": source.name, "tokenizer_name": tokenizer.name}
     build_once(folder, build, about=about | names)
-    return open_store(sorted(file.with_suffix("") for file in folder.glob("*.idx")))
+    counts = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
+    return open_store(sorted(file.with_suffix("") for file in folder.glob("*.idx")), counts=counts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +86,9 @@ def _write(
     source: DocumentSource, tokenizer: Tokenizer, folder: Path, *, report: Report | None, shard_tokens: int
 ) -> None:
     num_documents = num_tokens = done_bytes = 0
+    counts = RecordCounts()
     with _ShardWriter(folder, vocab=tokenizer.vocab, shard_tokens=shard_tokens) as shards:
-        for batch in _batches(source.documents(chat=tokenizer.chat)):
+        for batch in _batches(source.documents(chat=tokenizer.chat, counts=counts)):
             for document in _encode(batch, tokenizer):
                 shards.add(document)
                 num_tokens += len(document.ids_N)
@@ -99,6 +103,7 @@ def _write(
                 )  # fmt: skip
     if num_documents == 0:
         raise InputError("the data has no text", got=source.name)
+    (folder / COUNTS).write_text(json.dumps(counts.as_json()) + "\n", encoding="utf-8")
 
 
 class _ShardWriter:
@@ -183,12 +188,17 @@ def _trained(stops_N: np.ndarray, document: TextDocument) -> np.ndarray:
 def _framed(
     ids_N: np.ndarray, trained_N: np.ndarray | None, document: TextDocument, tokenizer: Tokenizer
 ) -> _Tokens:
-    """The document between its start and end tokens. An answer's end is trained on where the answer ends the text."""
-    before = [] if tokenizer.start is None or document.is_rendered else [tokenizer.start]
+    """The document between its start and end tokens. An answer's end is trained on where the answer ends the text.
+
+    A conversation has the marks that its template writes, and no others.
+    """
+    if document.is_rendered:
+        return _Tokens(ids_N=ids_N, trained_N=trained_N)
+    before = [] if tokenizer.start is None else [tokenizer.start]
     framed_N = np.concatenate([np.array(before, np.int64), ids_N, np.array([tokenizer.end], np.int64)])
     if trained_N is None:
         return _Tokens(ids_N=framed_N, trained_N=None)
-    last = not document.is_rendered and bool(len(trained_N)) and bool(trained_N[-1])
+    last = bool(len(trained_N)) and bool(trained_N[-1])
     mask_N = np.concatenate([np.zeros(len(before), bool), trained_N, np.array([last])])
     return _Tokens(ids_N=framed_N, trained_N=mask_N)
 

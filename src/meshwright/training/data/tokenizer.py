@@ -31,6 +31,13 @@ END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of
 """Names of the end token, tried in this order where `tokenizer_config.json` does not say."""
 
 
+MARKS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Keys of `tokenizer_config.json` that chat templates may read."""
+
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
+"""Names of a tokenizer's chat templates in transformers: the second one is for conversations with tools."""
+
+
 class Aligned(NamedTuple):
     """Tokens, and where each ends in the text."""
 
@@ -109,17 +116,24 @@ class JsonTokenizer:
         self._tokenizer.no_padding()
         known: Mapping[str, int] = self._tokenizer.get_vocab()
         end = _end_token(known, config, name)
-        marks = {key: _content(config.get(key)) or "" for key in ("bos_token", "eos_token")}
-        template = config.get("chat_template")
+        marks = {key: mark for key in MARKS if (mark := _content(config.get(key))) is not None}
+        marks = {"bos_token": "", "eos_token": ""} | marks
+        special = _special_tokens(text)
+        templates = _chat_templates(config.get("chat_template"), name)
         before = self._tokenizer.encode("").ids
         self.name, self.folder, self.config = name, folder, config
         self.vocab = max(known.values()) + 1
         self.end = known[end]
         self.end_text = end
         self.start: int | None = before[0] if before and before[0] != self.end else None
-        self.chat: Chat = JinjaChat(template=template, marks=marks) if isinstance(template, str) else ChatML()
+        self.chat: Chat = ChatML()
+        if templates:
+            self.chat = JinjaChat(
+                template=templates[DEFAULT_TEMPLATE], tool_template=templates.get(TOOL_TEMPLATE),
+                marks=marks, end_marks=special,
+            )  # fmt: skip
         self.text = text
-        content = json.dumps([text, end, template, marks if template else None]).encode()
+        content = json.dumps([text, end, templates, marks if templates else None]).encode()
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -165,9 +179,12 @@ def tokenizer_from_path(path: Path) -> JsonTokenizer:
         raise InputError(f"cannot read the tokenizer: {error.strerror}", got=str(file)) from error
     except ValueError as error:
         raise InputError(f"the tokenizer is not JSON: {error}", got=str(file)) from error
-    template_file = file.with_name("chat_template.jinja")  # newer repositories keep the template apart
-    if template_file.is_file() and "chat_template" not in config:
-        config["chat_template"] = template_file.read_text(encoding="utf-8")
+    if not isinstance(config, dict):
+        raise InputError("the tokenizer's config is not a JSON object", got=str(config_file))
+    if files := _template_files(file.parent):
+        found = _chat_templates(config.get("chat_template"), str(path)) | files
+        listed = [{"name": key, "template": value} for key, value in found.items()]
+        config["chat_template"] = listed if len(listed) > 1 else listed[0]["template"]
     return JsonTokenizer(text, name=str(path), config=config, folder=file.parent)
 
 
@@ -193,6 +210,38 @@ def require_tokenizers() -> Any:
         hint = "pip install tokenizers (or set data.tokenizer: bytes, which needs nothing)"
         raise MissingDependencyError(message, hint=hint) from error
     return tokenizers
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    """Templates in files of their own by name. As in transformers they come before those of the config."""
+    files = {DEFAULT_TEMPLATE: folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    try:
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read a chat template: {error}", got=str(folder)) from error
+
+
+def _chat_templates(given: Any, name: str) -> dict[str, str]:
+    """Chat templates by name: a config has one, or a list of named ones."""
+    if given is None:
+        return {}
+    listed = [{"name": DEFAULT_TEMPLATE, "template": given}] if isinstance(given, str) else given
+    try:
+        found = {str(one["name"]): str(one["template"]) for one in listed}
+        found[DEFAULT_TEMPLATE]
+    except (TypeError, KeyError) as error:
+        raise InputError(
+            f"the chat template of the tokenizer {name} cannot be read",
+            got=type(given).__name__, allowed="text, or a list of named templates with one called default",
+        ) from error  # fmt: skip
+    return found
+
+
+def _special_tokens(text: str) -> tuple[str, ...]:
+    """The special tokens of a `tokenizer.json`."""
+    added = json.loads(text).get("added_tokens") or ()
+    return tuple(token["content"] for token in added if token.get("special"))
 
 
 def _end_token(known: Mapping[str, int], config: Mapping[str, Any], name: str) -> str:

@@ -5,6 +5,7 @@ D documents   E extents (see `split`)   P samples
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from meshwright.training.data.split import Extents
 from meshwright.training.data.store import TokenStore
 
 _BLOCK_TOKENS = 1 << 22  # of the mask that are read at a time
+_MOST_KEYS = 8  # that a line names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,23 @@ def _labels_between(store: TokenStore, starts_N: np.ndarray, stops_N: np.ndarray
         labels_N[row:end] = sums[stops_N[row:end] - base] - sums[starts_N[row:end] + 1 - base]
         row = end
     return labels_N
+
+
+def describe_records(name: str, counts: Mapping[str, Any] | None) -> Iterator[str]:
+    """Lines about the records that the data `name` was made from: formats, keys without a use, empty ones."""
+    if counts is None:
+        return
+    formats, unused = counts["formats"], counts["unused_keys"]
+    if set(formats) - {"text"}:
+        yield f"{name}: " + ", ".join(
+            f"{number:,} records of the format {kind}" for kind, number in formats.items()
+        )
+    if unused:
+        named = ", ".join(f"{key} ({number:,})" for key, number in list(unused.items())[:_MOST_KEYS])
+        more = f" and {len(unused) - _MOST_KEYS:,} more" if len(unused) > _MOST_KEYS else ""
+        yield f"{name}: keys without a use: {named}{more}"
+    if counts["num_empty"]:
+        yield f"{name}: {counts['num_empty']:,} records without text are skipped"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,286 @@
+"""Records as documents: their format is found from their keys.
+
+    text        `text`, or the key that the source names: everything is trained on
+    prompt      a prompt and its answer: the answer is trained on
+    messages    a conversation in OpenAI's form: what the assistant says is trained on
+    sharegpt    a conversation in ShareGPT's form
+    alpaca      an instruction, an input and an output: a conversation of two messages
+
+The first record of a file decides; a record of another format, of none, or of several is refused with its line. Keys
+that play no part are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from meshwright.errors import InputError, nearest
+from meshwright.training.data.conversations import (
+    REASONING_KEYS,
+    Conversation,
+    conversation_of,
+    instruction_conversation,
+    prompt_conversation,
+)
+from meshwright.training.data.documents import Chat, TextDocument, TextSpan
+
+ANSWER_KEYS = {"prompt": ("completion", "response", "answer"), "question": ("answer",)}
+"""A key of the prompt, and the keys that may hold its answer."""
+
+MESSAGE_KEYS = ("messages", "conversations", "conversation")
+_OUTPUTS, _CONTEXTS = ("output", "response"), ("input", "context")
+_KEYS_WITH_MESSAGES = ("system", "tools", "functions", "chat_template_kwargs")
+
+
+class RecordFormat(StrEnum):
+    """Format of records."""
+
+    TEXT = "text"
+    PROMPT = "prompt"
+    MESSAGES = "messages"
+    SHAREGPT = "sharegpt"
+    ALPACA = "alpaca"
+
+
+class Answers(StrEnum):
+    """Answers of a conversation that are trained on."""
+
+    ALL = "all"
+    LAST = "last"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordRules:
+    """Rules of reading the records of a source. The format is found from the keys where it is None."""
+
+    text_key: str | None = None
+    format: RecordFormat | None = None
+    answers: Answers = Answers.ALL
+
+    def __post_init__(self) -> None:
+        if self.text_key is not None and self.format not in (None, RecordFormat.TEXT):
+            raise InputError(f"text={self.text_key} and format={self.format} contradict each other")
+
+    @property
+    def identity(self) -> str:
+        """A text that differs where the tokens differ."""
+        return f"text={self.text_key} format={self.format} answers={self.answers}"
+
+
+def rules_from_options(options: Mapping[str, str], *, name: str) -> RecordRules:
+    """The rules that follow a source's question mark. Raises InputError for an unknown value."""
+    values: dict[str, Any] = {"text_key": options.get("text")}
+    for key, kind in (("format", RecordFormat), ("answers", Answers)):
+        given = options.get(key)
+        if given is None:
+            continue
+        allowed = [value.value for value in kind]
+        if given not in allowed:
+            near = nearest(given, allowed)
+            raise InputError(
+                f"{name}: unknown {key}", got=given, allowed=", ".join(allowed),
+                hint=f"did you mean {near!r}?" if near else None,
+            )  # fmt: skip
+        values[key] = kind(given)
+    return RecordRules(**values)
+
+
+@dataclass(kw_only=True)
+class RecordCounts:
+    """Counts of a reading: records by format, keys that play no part, records without text."""
+
+    formats: Counter[str] = field(default_factory=Counter)
+    unused_keys: Counter[str] = field(default_factory=Counter)
+    num_empty: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts as a mapping, the most frequent key first."""
+        return {
+            "formats": dict(self.formats.most_common()),
+            "unused_keys": dict(self.unused_keys.most_common()),
+            "num_empty": self.num_empty,
+        }
+
+
+def read_records(
+    records: Iterable[tuple[str, Mapping[str, Any]]], *, rules: RecordRules, chat: Chat, counts: RecordCounts
+) -> Iterator[TextDocument]:
+    """The documents of the records of one file; each record comes with the place that begins its errors.
+
+    >>> from meshwright.training.data.chat import ChatML
+    >>> record, counts = {"prompt": "1+1=", "completion": "2", "id": 7}, RecordCounts()
+    >>> (d,) = read_records([("x:1", record)], rules=RecordRules(), chat=ChatML(), counts=counts)
+    >>> d.text, d.trained, counts.as_json()["unused_keys"]
+    ('1+1=2', (TextSpan(start=4, stop=5),), {'id': 1})
+    """
+    of_file = rules.format
+    for where, given in records:
+        record = {key: value for key, value in given.items() if value is not None}
+        try:
+            if rules.text_key is not None:
+                document = TextDocument(text=_text(record, rules.text_key))
+                counts.formats[RecordFormat.TEXT.value] += 1
+            else:
+                of_file = _format(record, of_file, is_forced=rules.format is not None, keys=_keys(given))
+                document = _document(record, of_file, rules=rules, chat=chat, counts=counts)
+                counts.formats[of_file.value] += 1
+            _require_characters(document.text)
+        except InputError as error:
+            error.message = f"{where}: {error.message}"
+            raise
+        if not document.text:
+            counts.num_empty += 1
+        yield document
+
+
+def _format(
+    record: Mapping[str, Any], of_file: RecordFormat | None, *, is_forced: bool, keys: str
+) -> RecordFormat:
+    """The format of a record. Raises InputError where it is not the file's, or not exactly one."""
+    fitting = list(_fitting(record))
+    if is_forced and of_file is not None:
+        if of_file not in fitting:
+            raise InputError(f"the record is not of the format {of_file}", got=keys)
+        return of_file
+    if not fitting:
+        raise InputError(
+            "a record of no known format", got=keys,
+            allowed="text; prompt and completion; messages; conversations; instruction and output",
+            hint="name the key that holds the text: source: NAME?text=KEY",
+        )  # fmt: skip
+    if len(fitting) > 1 and of_file not in fitting[1:]:
+        names = " and ".join(fitting)
+        hint = f"say which one is trained on: source: NAME?format={fitting[0]}"
+        raise InputError(f"a record of several formats: {names}", got=keys, hint=hint)
+    if of_file is not None and fitting != [of_file]:
+        hint = "records of one file have one format: split the file"
+        raise InputError(
+            f"a record of the format {fitting[0]} after records of the format {of_file}", hint=hint
+        )
+    return fitting[0]
+
+
+def _fitting(record: Mapping[str, Any]) -> Iterator[RecordFormat]:
+    for key in MESSAGE_KEYS:
+        if key in record:
+            value = record[key]
+            first = value[0] if isinstance(value, (list, tuple)) and value else None
+            is_sharegpt = (isinstance(first, Mapping) and "from" in first) or (
+                first is None and key != "messages" and isinstance(value, str)
+            )
+            yield RecordFormat.SHAREGPT if is_sharegpt else RecordFormat.MESSAGES
+    if "instruction" in record and any(key in record for key in _OUTPUTS):
+        yield RecordFormat.ALPACA
+    if _prompt_keys(record):
+        yield RecordFormat.PROMPT
+    if "text" in record:
+        yield RecordFormat.TEXT
+
+
+def _prompt_keys(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (ask, answer)
+        for ask, keys in ANSWER_KEYS.items()
+        for answer in keys
+        if ask in record and answer in record
+    ]
+
+
+def _document(
+    record: Mapping[str, Any], kind: RecordFormat, *, rules: RecordRules, chat: Chat, counts: RecordCounts
+) -> TextDocument:
+    used: tuple[str, ...]
+    if kind is RecordFormat.TEXT:
+        _count_unused(record, ("text",), counts)
+        return TextDocument(text=_text(record, "text"))
+    if kind is RecordFormat.PROMPT:
+        ask, answer = _only(_prompt_keys(record))
+        if isinstance(record[ask], str):
+            _count_unused(record, (ask, answer), counts)
+            prompt, completion = _text(record, ask), _text(record, answer)
+            span = TextSpan(len(prompt), len(prompt) + len(completion))
+            return TextDocument(text=prompt + completion, trained=(span,))
+        used = (ask, answer, "tools", "chat_template_kwargs")
+        conversation = prompt_conversation(record, record[ask], record[answer])
+    elif kind is RecordFormat.ALPACA:
+        answer = _only([key for key in _OUTPUTS if key in record])
+        contexts = [key for key in _CONTEXTS if key in record]
+        context = _only(contexts) if contexts else _CONTEXTS[0]
+        used = ("instruction", context, answer, "system", "history", "tools", "chat_template_kwargs")
+        conversation = instruction_conversation(record, context_key=context, answer_key=answer)
+    else:
+        key = _only([key for key in MESSAGE_KEYS if key in record])
+        used = (key, *_KEYS_WITH_MESSAGES)
+        conversation = conversation_of(record, record[key])
+    _count_unused(record, used, counts)
+    _count_unread(conversation, chat, counts)
+    return chat.render(
+        conversation.messages,
+        tools=conversation.tools,
+        trained=_trained(conversation, rules.answers),
+        settings=conversation.settings,
+    )
+
+
+def _trained(conversation: Conversation, answers: Answers) -> list[bool]:
+    """The messages that the loss counts."""
+    trained = list(conversation.trained)
+    if answers is Answers.LAST and True in trained:
+        last = len(trained) - 1 - trained[::-1].index(True)
+        trained = [number == last for number in range(len(trained))]
+    return trained
+
+
+def _count_unused(record: Mapping[str, Any], used: Iterable[str], counts: RecordCounts) -> None:
+    counts.unused_keys.update(str(key) for key in record.keys() - set(used))
+
+
+def _count_unread(conversation: Conversation, chat: Chat, counts: RecordCounts) -> None:
+    """Count keys of messages that the chat template does not write; refuse the loss of tools."""
+    if conversation.tools and not chat.reads("tools"):
+        raise InputError("the record has tools, which the chat template does not write")
+    for message in conversation.messages:
+        if "tool_calls" in message and not chat.reads("tool_calls"):
+            raise InputError("a message has tool_calls, which the chat template does not write")
+        unread = {key for key in message if key not in ("role", "content") and not chat.reads(key)}
+        if unread.isdisjoint(REASONING_KEYS) or any(map(chat.reads, REASONING_KEYS)):
+            unread -= set(REASONING_KEYS)
+        else:
+            unread = unread - set(REASONING_KEYS) | {REASONING_KEYS[0]}
+        counts.unused_keys.update(f"messages[].{key}" for key in unread)
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str):
+        got = type(value).__name__ if key in record else f"the keys {_keys(record)}"
+        raise InputError(f"{key!r} is not text", got=got)
+    return value
+
+
+def _require_characters(text: str) -> None:
+    """Refuse half a character: JSON can say "\\ud800"."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        got = f"U+{ord(error.object[error.start]):04X}"
+        raise InputError("half a character, which is not text", got=got) from error
+
+
+def _only(found: list[Any]) -> Any:
+    if len(found) > 1:
+        names = ", ".join(key if isinstance(key, str) else " and ".join(key) for key in found)
+        raise InputError("a record in which several keys may be meant", got=names, hint="keep one of them")
+    return found[0]
+
+
+def _keys(record: Mapping[str, Any]) -> str:
+    """The first keys of a record, and which of them are null."""
+    shown = [
+        f"{str(key)[:40]}{' (null)' if value is None else ''}" for key, value in list(record.items())[:12]
+    ]
+    return (", ".join(shown) + (", ..." if len(record) > 12 else "")) or "no keys"

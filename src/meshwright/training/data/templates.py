@@ -1,0 +1,99 @@
+"""Chat templates in Jinja's sandbox, with what transformers' `apply_chat_template` gives them.
+
+Source: https://github.com/huggingface/transformers/blob/main/src/transformers/utils/chat_template_utils.py. One thing
+differs: `strftime_now` is the day of `TEMPLATE_DATE`, so that a corpus has the same tokens every day.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from meshwright.errors import InputError, MissingDependencyError
+
+TEMPLATE_DATE = datetime(2024, 7, 26)
+"""The day that Llama 3.1's template has where it is given none."""
+
+GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_BEGIN, _END = "\U0010fffe", "\U0010ffff"  # noncharacters: no text has them
+
+
+def render(template: str, variables: Mapping[str, Any], *, marks_answers: bool = False) -> str:
+    """The text of a template. `marks_answers` puts `_BEGIN` and `_END` around its generation blocks.
+
+    Raises InputError when the template cannot be used or refuses the conversation, MissingDependencyError without
+    jinja2.
+    """
+    try:
+        from jinja2 import TemplateError
+    except ImportError as error:
+        message = "this tokenizer's chat template needs jinja2"
+        raise MissingDependencyError(message, hint="pip install jinja2") from error
+    try:
+        text = _compiled(template, marks_answers).render(**variables)
+    except TemplateError as error:
+        raise InputError(f"the chat template cannot be used: {error}") from error
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        raise InputError(f"the chat template cannot write this conversation: {error}") from error
+    return text
+
+
+def generated_spans(template: str, variables: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    """The text of a template with `{% generation %}` blocks, and the characters of each."""
+    text, spans, begins = "", [], []
+    for part in re.split(f"([{_BEGIN}{_END}])", render(template, variables, marks_answers=True)):
+        if part == _BEGIN:
+            begins.append(len(text))
+        elif part == _END:
+            spans.append((begins.pop(), len(text)))
+        else:
+            text += part
+    return text, spans
+
+
+@cache
+def _compiled(template: str, marks_answers: bool) -> Any:
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationBlocks(Extension):
+        """`{% generation %}`: what the assistant says."""
+
+        tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+        def _marked(self, caller: Any) -> str:
+            return f"{_BEGIN}{caller()}{_END}" if marks_answers else caller()
+
+    def refuse(message: str) -> None:
+        raise InputError(f"the chat template refuses the conversation: {message}")
+
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, loopcontrols]
+    )
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals["raise_exception"] = refuse
+    sandbox.globals["strftime_now"] = TEMPLATE_DATE.strftime
+    return sandbox.from_string(template)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
