@@ -141,6 +141,14 @@ def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache folder of this test alone: nothing that was measured or built before is in it."""
+    folder = tmp_path / "own-cache"
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
 def without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings of this test do not measure the machine before their first step."""
     pytest.importorskip("torch")

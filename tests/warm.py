@@ -128,14 +128,11 @@ def measure_nothing(replace: Callable[[Any, str, Any], None]) -> None:
     """
     import meshwright.engines.native.expectation as expectation
     import meshwright.training.device as device
+    from meshwright.engines.native.machine_measurement import MachineMeasurement
 
     rates = device.Rates(matmul_flops_per_s=dict.fromkeys(device.FORMATS, 1e11), copy_bytes_per_s=1e10)
-    for module, name, instead in (
-        (device, "measure_rates", lambda _: rates),
-        (expectation, "_calibrated", lambda request, *_: request),
-    ):
-        assert hasattr(module, name)
-        replace(module, name, instead)
+    assert hasattr(expectation, "measure_machine")
+    replace(expectation, "measure_machine", lambda *_, **__: MachineMeasurement(rates=rates))
 
 
 def start_warm_ranks(function: Callable[..., None], args: tuple[Any, ...] = (), **options: Any) -> Any:

@@ -26,6 +26,7 @@ def train(
     resume: bool = False,
     max_restarts: int = 0,
     timeout_s: float = 600.0,
+    measure: bool | None = None,
     quiet: bool = False,
 ) -> TrainingRun:
     """Train the model of a run on this machine's accelerators, or on its CPU where there are none.
@@ -39,6 +40,8 @@ def train(
         resume: go on from the newest checkpoint in `out`.
         max_restarts: how often to start again after a process was lost.
         timeout_s: after so many seconds without progress a step counts as hung.
+        measure: measure this machine for the prediction, again and for longer than 2 s (True), or not at all (False).
+            By default it is measured once for a machine and a model, and that is reused.
         quiet: write no progress to stderr.
 
     Returns:
@@ -58,7 +61,7 @@ def train(
         >>> done.statistics["last_loss"]  # doctest: +SKIP
         5.9
     """
-    from meshwright.engines.base import TrainOptions, find_engine
+    from meshwright.engines.base import TrainOptions, find_engine, measuring_of
     from meshwright.report.html import write_page
     from meshwright.report.training_page import training_page
     from meshwright.report.training_run import read_training
@@ -80,6 +83,7 @@ def train(
         quiet=arguments.flag("quiet", quiet),
         max_restarts=arguments.count("max_restarts", max_restarts, least=0, most=MAX_RESTARTS),
         timeout_s=arguments.number("timeout_s", timeout_s),
+        measuring=measuring_of(None if measure is None else arguments.flag("measure", measure)),
         started_s=time.time(),
     )
     require_writable(folder, resolved)

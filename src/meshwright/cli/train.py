@@ -16,7 +16,7 @@ from meshwright.cli.options import calibration_override
 from meshwright.cli.output import note, progress, write_html
 from meshwright.cli.train_messages import introduction, show_plan, show_record
 from meshwright.cli.verbs import load
-from meshwright.engines.base import ProfileSteps, TrainOptions, find_engine
+from meshwright.engines.base import ProfileSteps, TrainOptions, find_engine, measuring_of
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.records.training import Ending, Record
 from meshwright.training.signals import STOPPED_EXIT_CODE
@@ -30,6 +30,7 @@ def run(
     folder: Path | None,
     resume: bool,
     max_restarts: int,
+    measure: bool | None,
     profile: bool,
     profile_steps: str | None,
     timeout_s: float,
@@ -58,6 +59,7 @@ def run(
         timeout_s=timeout_s,
         started_s=started_s,
         only_steps=only_steps,
+        measuring=measuring_of(measure),
         profile=profile,
         profile_steps=_profile_steps(profile_steps),
     )

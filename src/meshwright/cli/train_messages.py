@@ -100,8 +100,9 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
                 f"{s['tokens_per_s_per_device']:,.0f}",
                 expected("tokens_per_s_per_device"),
             ),
-            ("MFU", f"{100 * s['mfu']:.1f} %", expected("mfu")),
         ]
+        if s["mfu"] is not None:
+            rows.append(("MFU", f"{100 * s['mfu']:.1f} %", expected("mfu")))
     memory = format_bytes(predicted["memory_bytes"]) if "memory_bytes" in predicted else "not predicted"
     rows.append(("peak memory", format_bytes(s["peak_memory_bytes"]), memory))
     return rows

@@ -24,6 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -58,6 +59,19 @@ class ProfileSteps:
     last: int
 
 
+class Measuring(StrEnum):
+    """Measurement of this machine before a training, for its prediction."""
+
+    ONCE = "once"  # reuse what is kept of this machine, or measure it for two seconds and keep that
+    AGAIN = "again"  # measure it, for longer, and replace what is kept
+    NEVER = "never"  # use what is kept, measure nothing
+
+
+def measuring_of(measure: bool | None) -> Measuring:
+    """Return the measuring that `--measure` (True), `--no-measure` (False) or neither (None) asks for."""
+    return {None: Measuring.ONCE, True: Measuring.AGAIN, False: Measuring.NEVER}[measure]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """Options of a training that are not part of the run file."""
@@ -70,6 +84,7 @@ class TrainOptions:
     timeout_s: float = 600.0  # of one step, after which the run counts as hung
     started_s: float = field(default_factory=time.time)  # Unix time at which the command began
     only_steps: bool = False  # for benchmarks: no text sample and no adapter at the end
+    measuring: Measuring = Measuring.ONCE
     profile: bool = False  # write a trace of some steps
     profile_steps: ProfileSteps | None = None  # None: some steps after the warm-up
 

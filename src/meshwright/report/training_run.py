@@ -103,15 +103,18 @@ class TrainingRun(Result):
         rows = []
         if s["step_s"]["n"]:
             step, rates = s["step_s"], s["throughput"]
-            scale = s["mfu"] / rates["median"]
             rows = [
                 self._row("step", "step time", "s", step["median"], step["low"], step["high"]),
                 self._row(
                     "tokens_per_s_per_device", "tokens/s/device", "tokens/s",
                     rates["median"], rates["low"], rates["high"],
                 ),
-                self._row("mfu", "MFU", "ratio", s["mfu"], rates["low"] * scale, rates["high"] * scale),
             ]  # fmt: skip
+            if s["mfu"] is not None:
+                scale = s["mfu"] / rates["median"]
+                rows.append(
+                    self._row("mfu", "MFU", "ratio", s["mfu"], rates["low"] * scale, rates["high"] * scale)
+                )
         return [*rows, self._row("memory_bytes", "memory per device", "bytes", s["peak_memory_bytes"])]
 
     def _row(

@@ -109,17 +109,25 @@ def disable_malloc_trim(device: torch.device) -> None:
         mallopt(M_MMAP_MAX, 0)
 
 
-def measure_rates(device: torch.device) -> Rates:
-    """GEMM rate of each format, that of the best size, and copy rate; each the best of `REPETITIONS`."""
+def measure_rates(device: torch.device, *, deadline_s: float = float("inf")) -> Rates:
+    """GEMM rate of each format, that of the best size, and copy rate; each the best of `REPETITIONS`.
+
+    After `deadline_s`, a time of `time.perf_counter`, nothing is repeated.
+    """
     sizes = GEMM_SIZES[device.type]
+
+    def best_s(function: Callable[[], object]) -> float:
+        return _best_s(function, device, deadline_s=deadline_s)
+
     rates = {
-        name: max(_gemm_flops_per_s(size, dtype, device) for size in sizes) for name, dtype in FORMATS.items()
+        name: max(2 * size**3 / best_s(_gemm(size, dtype, device)) for size in sizes)
+        for name, dtype in FORMATS.items()
     }
     if multiplies_fp8(device):
-        rates["fp8"] = max(2 * size**3 / _best_s(_fp8_gemm(size, device), device) for size in sizes)
+        rates["fp8"] = max(2 * size**3 / best_s(_fp8_gemm(size, device)) for size in sizes)
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copy_s = _best_s(lambda: target.copy_(source), device)
+    copy_s = best_s(lambda: target.copy_(source))
     return Rates(matmul_flops_per_s=rates, copy_bytes_per_s=2 * source.numel() / copy_s)
 
 
@@ -149,15 +157,17 @@ def _fp8_gemm(size: int, device: torch.device) -> Callable[[], object]:
     return lambda: multiply(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
-def _gemm_flops_per_s(size: int, dtype: torch.dtype, device: torch.device) -> float:
+def _gemm(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
     a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    return 2 * size**3 / _best_s(lambda: a @ b, device)
+    return lambda: a @ b
 
 
-def _best_s(function: Callable[[], object], device: torch.device) -> float:
+def _best_s(function: Callable[[], object], device: torch.device, *, deadline_s: float) -> float:
     function()  # the first call picks kernels and touches pages
     best = float("inf")
-    for _ in range(REPETITIONS):
+    for repetition in range(REPETITIONS):
+        if repetition and time.perf_counter() > deadline_s:
+            break
         synchronize(device)
         start_s = time.perf_counter()
         function()

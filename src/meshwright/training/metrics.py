@@ -29,15 +29,17 @@ class Yardstick:
     tokens_per_step: int
     num_devices: int
     flops_per_token: float
-    peak_flops_per_s: float  # one device
+    peak_flops_per_s: float | None  # one device; None: unknown, and so is the MFU
     peak_source: str  # the peak that the MFU refers to
 
     def tokens_per_s_per_device(self, step_s: float) -> float:
         """Throughput of a step that took `step_s`."""
         return self.tokens_per_step / step_s / self.num_devices
 
-    def mfu(self, step_s: float) -> float:
-        """Model FLOPs utilisation of a step that took `step_s`, as a ratio."""
+    def mfu(self, step_s: float) -> float | None:
+        """Model FLOPs utilisation of a step that took `step_s`, as a ratio; None if the device's peak is unknown."""
+        if self.peak_flops_per_s is None:
+            return None
         ratio = mfu(
             tokens_per_s_per_device=self.tokens_per_s_per_device(step_s),
             flops_per_token=self.flops_per_token,
@@ -48,19 +50,24 @@ class Yardstick:
     @property
     def convention(self) -> str:
         """The FLOPs that the MFU counts, and the peak it refers to."""
+        if self.peak_flops_per_s is None:
+            return "unknown: this device's peak was not measured"
         return f"{MFU_CONVENTION}; of {self.peak_source}"
 
 
-def yardstick(run: Run, *, accelerator: Accelerator, plan: Plan) -> Yardstick:
-    """The yardstick of `run` under `plan` on devices like `accelerator`."""
-    measured = accelerator.vendor == THIS_MACHINE
-    kind = "the GEMM rate measured here" if measured else f"{accelerator.name}'s dense peak"
+def yardstick(run: Run, *, accelerator: Accelerator | None, plan: Plan) -> Yardstick:
+    """The yardstick of `run` under `plan` on devices like `accelerator`; None: a device that was not measured."""
+    peak, kind = None, "an unknown peak"
+    if accelerator is not None:
+        measured = accelerator.vendor == THIS_MACHINE
+        kind = "the GEMM rate measured here" if measured else f"{accelerator.name}'s dense peak"
+        peak = accelerator.peak_flops_per_s[run.precision.matmul]
     table = model_row(run.model, lora=run.lora)
     return Yardstick(
         tokens_per_step=run.tokens_per_step,
         num_devices=plan.num_devices,
         flops_per_token=float(model_flops_per_token(table, seq_len=run.sequence_length)),
-        peak_flops_per_s=accelerator.peak_flops_per_s[run.precision.matmul],
+        peak_flops_per_s=peak,
         peak_source=f"{kind} in {run.precision.matmul}",
     )
 

@@ -15,12 +15,13 @@ import torch
 from meshwright import runfile
 from meshwright.calibration.device import Check
 from meshwright.engines.base import TrainOptions
-from meshwright.engines.native import engine, layer_timing, slowdown
+from meshwright.engines.native import engine, machine_measurement, slowdown
 from meshwright.engines.native.expectation import _at_speed, _speed_notes, measure_expectation
 from meshwright.specs.plan import Plan
 from meshwright.training.processes import run_ranks
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("own_cache")
 TEXT = """
 model:
   {hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, attention: {num_heads: 4, num_kv_heads: 2}EXPERTS}
@@ -41,10 +42,10 @@ def run(tmp_path: Path, *, experts: str = "", precision: str = "fp32"):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_is_predicted_from_what_was_measured(tmp_path, monkeypatch, precision):
     times = []
-    monkeypatch.setattr(layer_timing, "BUDGET_S", 0.5)
-    measure = layer_timing.measure_kernels
+    measure = machine_measurement.measure_kernels
     monkeypatch.setattr(
-        "meshwright.engines.native.expectation.measure_kernels",
+        machine_measurement,
+        "measure_kernels",
         lambda *a, **k: times.append(measure(*a, **k)) or times[-1],
     )
     found = measure_expectation(run(tmp_path, precision=precision), plan=Plan(micro_batch=2), device=CPU)
@@ -56,8 +57,7 @@ def test_a_step_is_predicted_from_what_was_measured(tmp_path, monkeypatch, preci
     assert found.predicted["step"]["low"] < found.predicted["step"]["value"] < found.predicted["step"]["high"]
 
 
-def test_experts_are_measured_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(layer_timing, "BUDGET_S", 0.5)
+def test_experts_are_measured_too(tmp_path):
     experts = ", experts: {num_experts: 4, top_k: 2, ffn_hidden: 64}"
     found = measure_expectation(run(tmp_path, experts=experts), plan=Plan(micro_batch=2), device=CPU)
     assert found.predicted is not None
@@ -65,7 +65,7 @@ def test_experts_are_measured_too(tmp_path, monkeypatch):
 
 
 def test_a_named_cluster_is_looked_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("meshwright.engines.native.expectation.measure_kernels", None)
+    monkeypatch.setattr("meshwright.engines.native.expectation.measure_machine", None)
     text = TEXT.replace("EXPERTS", "").replace("PRECISION", "bf16").replace("here", "h100-1x1")
     (tmp_path / "run.yaml").write_text(text)
     found = measure_expectation(runfile.load(tmp_path / "run.yaml"), plan=Plan(micro_batch=2), device=CPU)
@@ -73,8 +73,7 @@ def test_a_named_cluster_is_looked_up(tmp_path, monkeypatch):
     assert "h100" in found.yardstick.convention
 
 
-def test_measuring_does_not_move_the_random_numbers_of_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(layer_timing, "BUDGET_S", 0.1)
+def test_measuring_does_not_move_the_random_numbers_of_the_run(tmp_path):
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)

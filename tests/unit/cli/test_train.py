@@ -62,6 +62,22 @@ def test_reaching_the_target_loss_is_shown_and_exits_0(meshwright, run_file, tmp
 
 
 @needs_torch
+def test_without_measuring_there_is_neither_prediction_nor_mfu(meshwright, run_file, tmp_path, own_cache):
+    outcome = meshwright("train", run_file, "--no-measure", "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.json["predicted"] is None
+    assert outcome.json["statistics"]["mfu"] is None
+    assert "this machine was not measured (--no-measure)" in outcome.json["notes"]
+    assert "MFU 0" not in outcome.stderr
+    outcome = meshwright("train", run_file, "--no-measure")
+    assert "MFU  " not in outcome.stdout
+    assert "step, median" in outcome.stdout
+    assert "unknown: this device's peak was not measured" in outcome.stdout
+    assert (tmp_path / "runs" / "tiny-2" / "report.html").is_file()
+    assert not own_cache.exists()
+
+
+@needs_torch
 def test_measured_stands_beside_predicted(meshwright, run_file, tmp_path):
     outcome = meshwright("train", run_file)
     assert outcome.exit_code == 0, outcome.stderr

@@ -46,6 +46,11 @@ from meshwright.cli.verbs import verb
     metavar="SECONDS", help="Time after which a step counts as hung: all processes write their stacks and end.",
 )  # fmt: skip
 @click.option(
+    "--measure/--no-measure", "measure", default=None,
+    help="Measure this machine for the prediction: again and for longer than 2 s, or not at all.  [default: once for "
+    "a machine and a model, then reused]",
+)  # fmt: skip
+@click.option(
     "--only-steps", is_flag=True, help="Write the record only: no sample, adapters or report after the last step.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the plan, its prediction and the folder; train nothing.")

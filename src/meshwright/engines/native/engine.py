@@ -10,7 +10,7 @@ import torch
 
 from meshwright import catalog
 from meshwright.engines import external_workers
-from meshwright.engines.base import TrainOptions, refuse
+from meshwright.engines.base import Measuring, TrainOptions, refuse
 from meshwright.engines.beginning import begin
 from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.native import compiling, fp8
@@ -140,17 +140,17 @@ def _gemm_choices(
 def expected(prepared: PreparedRun) -> Expectation:
     """Step time and memory to expect of `prepared`, measured in this process only."""
     with gemm_tuning.using(prepared.gemm_choices, devices.find_device()):
-        return expected_of(prepared.run, plan=prepared.plan)
+        return expected_of(prepared.run, plan=prepared.plan, measuring=prepared.options.measuring)
 
 
-def expected_of(run: Run, *, plan: Plan) -> Expectation:
+def expected_of(run: Run, *, plan: Plan, measuring: Measuring = Measuring.ONCE) -> Expectation:
     """Step time and memory to expect of `plan`, measured in this process with its part of a CPU's threads."""
     device = devices.find_device()
     threads = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(max(1, threads // plan.num_devices))
     try:
-        return measure_expectation(run, plan=plan, device=device)
+        return measure_expectation(run, plan=plan, device=device, measuring=measuring)
     finally:
         torch.set_num_threads(threads)
 

@@ -1,8 +1,8 @@
 """Prediction of a run on this machine, from a quick measurement by the processes that will train it.
 
-    cluster: here     device rates, one layer of the model and, with several processes, one exchange are measured
-                      (`device`, `probe`); they take the place of what calibration believes of an unknown machine.
-                      An installed calibration of this CPU knows the exchanges already
+    cluster: here     device rates, one layer of the model and, with several processes, one collective are measured
+                      (`machine_measurement`) and replace what calibration assumes of an unknown machine. An installed
+                      calibration of this CPU knows the collectives already
     a calibration     of this CPU: a few of its steps are timed again (`speed`). What is predicted is scaled to the
                       machine as it is now, and the interval holds the machine as it was too
     a named cluster   the catalogue's device under the shipped calibration: nothing is measured
@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from meshwright.calibration.device import DeviceCalibration, installed_path, load
+from meshwright.engines.base import Measuring
 from meshwright.engines.base import predicted as predicted_of
-from meshwright.engines.native.layer_timing import max_over_ranks, measure_collective, measure_kernels
+from meshwright.engines.native.machine_measurement import MachineMeasurement, measure_machine
 from meshwright.engines.native.slowdown import measure_slowdown
 from meshwright.errors import MeshwrightError
 from meshwright.fitting.kernel_times import calibration_here
@@ -28,16 +29,14 @@ from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.records.training import interval
 from meshwright.specs.estimate import MemoryEstimate
-from meshwright.specs.hardware import HERE, Cluster
+from meshwright.specs.hardware import HERE
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training import device as devices
-from meshwright.training.device import Rates
 from meshwright.training.metrics import Yardstick, yardstick
 
 NOTABLY = 1.1
 """Smallest ratio of speeds that is reported: speeds of any two minutes differ by less."""
-MEASURED_HERE = "one layer of the model was timed on this machine just before the run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,25 +56,20 @@ class Expectation:
         return [f"expected: {step} a step, {rate} tokens/s/device; 80 % intervals", convention]
 
 
-def measure_expectation(run: Run, *, plan: Plan, device: torch.device) -> Expectation:
+def measure_expectation(
+    run: Run, *, plan: Plan, device: torch.device, measuring: Measuring = Measuring.ONCE
+) -> Expectation:
     """Predict `plan`. Raises no error of the prediction: without one a note says why."""
-    cluster = run.cluster or _measured_cluster(plan, device)
-    held = yardstick(run, accelerator=cluster.accelerator, plan=plan)
-    if plan.num_devices > cluster.num_devices:
-        note = f"{plan.num_devices} processes on {cluster.num_devices} devices: nothing was predicted"
+    if run.cluster is None:
+        return _of_this_machine(run, plan=plan, device=device, measuring=measuring)
+    held = yardstick(run, accelerator=run.cluster.accelerator, plan=plan)
+    if plan.num_devices > run.cluster.num_devices:
+        note = f"{plan.num_devices} processes on {run.cluster.num_devices} devices: nothing was predicted"
         return Expectation(yardstick=held, predicted=None, notes=(note,))
-    notes = []
+    notes: list[str] = []
     try:
-        request = request_for(replace(run, cluster=cluster))
-        if run.cluster is None:
-            try:
-                request = _calibrated(request, run, plan, device)
-                notes.append(f"prediction: {MEASURED_HERE}")
-            except torch.OutOfMemoryError:
-                notes.append("prediction: from published runs, as there was no memory to time a layer")
-            devices.release_memory(device)
-        predicted = _predicted(request, plan, device)
-        slower = _slowness(run, plan, device)
+        predicted = _predicted(request_for(run), plan, device)
+        slower = None if measuring is Measuring.NEVER else _slowness(run, plan, device)
         if slower is not None:
             predicted = _at_speed(predicted, slower)
             notes += _speed_notes(slower)
@@ -85,35 +79,44 @@ def measure_expectation(run: Run, *, plan: Plan, device: torch.device) -> Expect
     return Expectation(yardstick=held, predicted=predicted, notes=tuple(notes))
 
 
-def _measured_cluster(plan: Plan, device: torch.device) -> Cluster:
-    """This machine, with the rates of the slowest of its processes while all are measured."""
-    if devices.catalog_name(device) is not None:
-        return devices.cluster_here(device, num_devices=plan.num_devices, rates=None)
-    _together()
-    rates = devices.measure_rates(device)
-    names = list(rates.matmul_flops_per_s)
-    values = torch.tensor([*rates.matmul_flops_per_s.values(), rates.copy_bytes_per_s], dtype=torch.float64)
-    if _is_several():
-        dist.all_reduce(values, op=dist.ReduceOp.MIN)
-    *flops, copy = values.tolist()
-    rates = Rates(matmul_flops_per_s=dict(zip(names, flops, strict=True)), copy_bytes_per_s=copy)
-    return devices.cluster_here(device, num_devices=plan.num_devices, rates=rates)
-
-
-def _calibrated(request: PlanRequest, run: Run, plan: Plan, device: torch.device) -> PlanRequest:
-    _together()
-    times = measure_kernels(run, micro_batch=plan.micro_batch, device=device)
-    collective = None
-    if _is_several():
-        times = max_over_ranks(times)
-        installed = _installed(device)
-        if installed is None:
-            collective = max_over_ranks(measure_collective(device))
+def _of_this_machine(run: Run, *, plan: Plan, device: torch.device, measuring: Measuring) -> Expectation:
+    """The expectation of `cluster: here`."""
+    installed = _installed(device) if _is_several() else None
+    found = measure_machine(
+        run, plan=plan, device=device, measuring=measuring,
+        needs_collective=_is_several() and installed is None,
+    )  # fmt: skip
+    cluster = devices.cluster_here(device, num_devices=plan.num_devices, rates=found.rates)
+    is_known = found.rates is not None or devices.catalog_name(device) is not None
+    held = yardstick(run, accelerator=cluster.accelerator if is_known else None, plan=plan)
+    notes = [*found.notes]
+    if not is_known:
+        return Expectation(yardstick=held, predicted=None, notes=(*notes, "nothing was predicted"))
+    predicted = None
+    try:
+        request = request_for(replace(run, cluster=cluster))
+        if found.times is not None:
+            request = _calibrated(request, found, installed, plan)
+            notes.append(f"prediction: {found.made}")
         else:
-            request = replace(request, calibration=installed.calibration(num_devices=plan.num_devices))
-    return replace(
-        request, calibration=calibration_here(request, times, collective=collective, made=MEASURED_HERE)
-    )
+            notes.append("prediction: from published runs")
+        predicted = _predicted(request, plan, device)
+    except MeshwrightError as error:
+        notes.append(f"nothing was predicted: {error}")
+    return Expectation(yardstick=held, predicted=predicted, notes=tuple(notes))
+
+
+def _calibrated(
+    request: PlanRequest, found: MachineMeasurement, installed: DeviceCalibration | None, plan: Plan
+) -> PlanRequest:
+    """`request` with a calibration in which the model gives the measured times."""
+    assert found.times is not None
+    collective = found.collective
+    if installed is not None:
+        collective = None
+        request = replace(request, calibration=installed.calibration(num_devices=plan.num_devices))
+    calibration = calibration_here(request, found.times, collective=collective, made=found.made)
+    return replace(request, calibration=calibration)
 
 
 def _installed(device: torch.device) -> DeviceCalibration | None:

@@ -4,8 +4,9 @@
     rest     one layer less `layer`: embedding, head and loss
     update   the optimizer's step of the deeper model
 
-The layer's GEMMs and its attention are also timed separately, so that the cost model knows the rest. Takes a second
-or two on a model that fits the machine. Every process of a run measures at the same time, as they will train.
+The layer's GEMMs and its attention are also timed separately, so that the cost model knows the rest. Every process of
+a run measures at the same time, as they will train. Measuring ends with the caller's deadline, between two timed
+functions: on a machine that is busy with other programs, one of them may take a hundred times as long.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ from meshwright.training.models.linear import linear
 
 DEPTHS = (1, 2)
 REPETITIONS = 5
-BUDGET_S = 4.0
-"""No further round begins after this; three are always made."""
 QUARTILES_SD = 1.349
 """Distance of the quartiles of a normal distribution, in standard deviations."""
 Times = TypeVar("Times", KernelTimes, CollectiveTime)
 COLLECTIVE_BYTES = 2**24
 LEAST_SD = 0.02
 """Variation that repetitions in one process miss: memory placement, clock frequency, other processes."""
+DISTURBED_SD = 0.25
+"""From here on, other programs decide what a repetition takes (its quartiles differ by a factor of two): the fastest
+one says most about this machine, and the interval reaches to the median."""
+FEW_SD = 0.2
+"""Of less than three repetitions: the speed of an idle machine from one minute to the next (docs/log.md)."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +68,38 @@ class _Samples:
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
 
+    def fastest(self) -> _Samples:
+        """The fastest repetition of each."""
+        return _Samples(seconds={name: [min(values)] for name, values in self.seconds.items()})
+
     def sd(self, *names: str) -> float:
         """Of the logarithm of a median, the worst of `names`: the quartiles' distance in normal sds, over root n."""
         spreads = []
         for name in names:
+            if len(self.seconds[name]) < 3:
+                return FEW_SD
             low, _, high = statistics.quantiles(self.seconds[name], n=4)
             spreads.append(log(high / low) / QUARTILES_SD / len(self.seconds[name]) ** 0.5)
         return max(LEAST_SD, *spreads)
 
 
-def measure_kernels(run: Run, *, micro_batch: int, device: torch.device) -> KernelTimes:
-    """Time one layer of `run`'s model and what surrounds the layers, on this process's device."""
+def measure_kernels(
+    run: Run, *, micro_batch: int, device: torch.device, deadline_s: float
+) -> KernelTimes | None:
+    """Time one layer of `run`'s model and what surrounds the layers, on this process's device.
+
+    None if not every function ran once before `deadline_s`, a time of `time.perf_counter`.
+    """
     with torch.random.fork_rng():  # random numbers of the run do not depend on this measurement
-        return _measure(run, micro_batch=micro_batch, device=device)
+        return _measure(run, micro_batch=micro_batch, device=device, deadline_s=deadline_s)
 
 
-def _measure(run: Run, *, micro_batch: int, device: torch.device) -> KernelTimes:
-    parts = {depth: _shallow(run, depth=depth, micro_batch=micro_batch, device=device) for depth in DEPTHS}
+def _measure(run: Run, *, micro_batch: int, device: torch.device, deadline_s: float) -> KernelTimes | None:
+    parts: dict[int, Assembly] = {}
+    for depth in DEPTHS:
+        if _is_late(deadline_s):
+            return None
+        parts[depth] = _shallow(run, depth=depth, micro_batch=micro_batch, device=device)
     batch = _random_batch(run, micro_batch=micro_batch, device=device)
     module = parts[1].modules[0]
     passes = {depth: _passes(assembly, batch) for depth, assembly in parts.items()}
@@ -95,7 +114,13 @@ def _measure(run: Run, *, micro_batch: int, device: torch.device) -> KernelTimes
     }
     if run.model.experts is not None:
         tasks["experts"] = _again(_experts(module, run, batch["tokens_BT"].numel()))
-    samples = _timed(tasks, device)
+    samples = _timed(tasks, device, deadline_s=deadline_s)
+    if samples is None:
+        return None
+    sd = samples.sd("pass 1", "pass 2")
+    if sd > DISTURBED_SD:
+        sd = max(sd, log(samples.median("pass 2") / min(samples.seconds["pass 2"])))
+        samples = samples.fastest()
     layer_s = max(samples.median("pass 2") - samples.median("pass 1"), 0.1 * samples.median("pass 1"))
     return KernelTimes(
         micro_batch=micro_batch,
@@ -107,20 +132,22 @@ def _measure(run: Run, *, micro_batch: int, device: torch.device) -> KernelTimes
         rest_s=max(samples.median("pass 1") - layer_s, 0.0),
         update_s=samples.median("update"),
         update_layers=DEPTHS[1],
-        sd=samples.sd("pass 1", "pass 2"),
+        sd=sd,
         on_host=device.type == "cpu",
     )
 
 
-def measure_collective(device: torch.device) -> CollectiveTime:
-    """Time an all-reduce between all processes; every one of them takes part."""
+def measure_collective(device: torch.device, *, deadline_s: float) -> CollectiveTime | None:
+    """Time an all-reduce between all processes; every one of them takes part. None as in `measure_kernels`."""
     tensor = torch.ones(COLLECTIVE_BYTES // 4, device=device)
-    samples = _timed({"exchange": _again(lambda: dist.all_reduce(tensor))}, device)
+    samples = _timed({"all-reduce": _again(lambda: dist.all_reduce(tensor))}, device, deadline_s=deadline_s)
+    if samples is None:
+        return None
     return CollectiveTime(
         size_bytes=COLLECTIVE_BYTES,
         num_devices=dist.get_world_size(),
-        seconds=samples.median("exchange"),
-        sd=samples.sd("exchange"),
+        seconds=samples.median("all-reduce"),
+        sd=samples.sd("all-reduce"),
     )
 
 
@@ -208,25 +235,33 @@ def _experts(module: Transformer, run: Run, num_tokens: int) -> Callable[[], obj
     return lambda: ffn(x).sum().backward()
 
 
-def _timed(tasks: dict[str, _Task], device: torch.device) -> _Samples:
+def _timed(tasks: dict[str, _Task], device: torch.device, *, deadline_s: float) -> _Samples | None:
     """Time every task in turn, round after round, so that a disturbance affects all of them.
 
-    The first round is not kept.
+    The first round counts only for tasks that have no other. None if the deadline came within the first round.
     """
+    first: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
-    start_s = time.perf_counter()
     for round_ in range(1 + REPETITIONS):
-        is_late = torch.tensor(float(time.perf_counter() - start_s > BUDGET_S))
-        if dist.is_initialized():
-            dist.all_reduce(is_late)  # all processes stop in the same round
-        if round_ > 3 and is_late > 0:
-            break
         for name, task in tasks.items():
+            if _is_late(deadline_s):
+                return _Samples(seconds={n: seconds[n] or first[n] for n in tasks}) if round_ else None
             task.before()
             synchronize(device)
             before_s = time.perf_counter()
             task.run()
             synchronize(device)
+            elapsed_s = time.perf_counter() - before_s
             if round_:
-                seconds[name].append(time.perf_counter() - before_s)
+                seconds[name].append(elapsed_s)
+            else:
+                first[name] = [elapsed_s]
     return _Samples(seconds=seconds)
+
+
+def _is_late(deadline_s: float) -> bool:
+    """True if the deadline of any process has passed, so that all stop at the same place."""
+    is_late = torch.tensor(float(time.perf_counter() > deadline_s))
+    if dist.is_initialized():
+        dist.all_reduce(is_late)
+    return is_late.item() > 0

@@ -121,8 +121,9 @@ def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
         f"step {entry['step']}/{num_steps}",
         f"loss {entry['loss']:.4f}",
         f"{entry['tokens_per_s_per_device']:,.0f} tokens/s/device",
-        f"MFU {100 * entry['mfu']:.1f} %",
     ]
+    if entry["mfu"] is not None:
+        parts.append(f"MFU {100 * entry['mfu']:.1f} %")
     if entry["step"] < num_steps:
         parts.append(f"{format_duration(left_s)} left")
     return "  ".join([*parts, format_bytes(entry["memory_bytes"])])

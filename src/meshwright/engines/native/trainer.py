@@ -100,7 +100,9 @@ def _open_trainer(
     """Measure the machine, build the model, open the data."""
     run, plan, weights = prepared.run, prepared.plan, prepared.weights
     with progress.phase("measuring this machine"):
-        expectation = measure_expectation(run, plan=plan, device=coordinates.device)
+        expectation = measure_expectation(
+            run, plan=plan, device=coordinates.device, measuring=prepared.options.measuring
+        )
     for line in expectation.lines():
         progress.say(line)
     with progress.phase("building the model"):

@@ -1,0 +1,236 @@
+"""Measurement of this machine before a training: its rates, one layer of the model, one collective.
+
+It takes at most `BUDGET_S`, is kept in the cache folder for the machine, its software and the model's shapes, and is
+reused by the next training of them. What was measured while other programs used the processors is not kept.
+
+All processes of a run call `measure_machine` together and get the same result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from meshwright import __version__
+from meshwright.cost.flops import model_flops_per_token
+from meshwright.cost.tables import model_row
+from meshwright.engines.base import Measuring
+from meshwright.engines.native.layer_timing import (
+    DEPTHS,
+    DISTURBED_SD,
+    max_over_ranks,
+    measure_collective,
+    measure_kernels,
+)
+from meshwright.files import default_cache, write_atomically
+from meshwright.fitting.kernel_times import CollectiveTime, KernelTimes, shallow_model
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+from meshwright.training import device as devices
+from meshwright.training.device import Rates
+from meshwright.training.host_load import HostLoad, load_between, sample_load
+
+BUDGET_S = 2.0
+THOROUGH_S = 30.0
+"""Limit where measuring was asked for (`--measure`)."""
+FOLDER, SCHEMA = "measurements", 1
+PASSES_A_ROUND = 5
+"""Passes of the deeper model that one round of `layer_timing` takes, at least."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineMeasurement:
+    """Measurements of this machine for one run; None is what was not measured."""
+
+    rates: Rates | None = None  # of the slowest process
+    times: KernelTimes | None = None
+    collective: CollectiveTime | None = None
+    made: str = ""  # when the layer was timed, for the record
+    notes: tuple[str, ...] = ()
+
+
+def measure_machine(
+    run: Run, *, plan: Plan, device: torch.device, measuring: Measuring, needs_collective: bool
+) -> MachineMeasurement:
+    """Return what is kept of this machine for `run`, or measure it and keep that."""
+    key = _key(run, plan=plan, device=device)
+    path = default_cache() / FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    kept = None if measuring is Measuring.AGAIN else _read(path)
+    if _all_have(kept is not None and (kept.collective is not None or not needs_collective)):
+        assert kept is not None
+        return _slowest(kept)
+    if measuring is Measuring.NEVER:
+        return MachineMeasurement(notes=("this machine was not measured (--no-measure)",))
+    before = sample_load()
+    found = _measure(
+        run, plan=plan, device=device, needs_collective=needs_collective,
+        budget_s=THOROUGH_S if measuring is Measuring.AGAIN else BUDGET_S,
+    )  # fmt: skip
+    after = sample_load()
+    own_s = _sum_over_ranks(after.own_s - before.own_s if before and after else 0.0)
+    load = load_between(before, after, own_s=own_s)
+    disturbance = _disturbance(found, load)
+    if disturbance is not None:
+        note = f"this machine is busy: while it was measured {disturbance}; the measurement is not kept"
+        return replace(found, notes=(*found.notes, note))
+    if found.times is not None and _is_main():
+        _keep(path, found, key)
+    return found
+
+
+def _measure(
+    run: Run, *, plan: Plan, device: torch.device, needs_collective: bool, budget_s: float
+) -> MachineMeasurement:
+    _together()
+    deadline_s = time.perf_counter() + budget_s
+    rates = None
+    if devices.catalog_name(device) is None:
+        rates = _slowest_rates(devices.measure_rates(device, deadline_s=deadline_s))
+    made = f"one layer of the model was timed on this machine at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    times = collective = None
+    notes: tuple[str, ...] = ()
+    try:
+        if not _is_too_large(run, plan=plan, rates=rates, budget_s=budget_s):
+            times = measure_kernels(run, micro_batch=plan.micro_batch, device=device, deadline_s=deadline_s)
+        if times is not None and needs_collective:
+            collective = measure_collective(device, deadline_s=deadline_s + budget_s / 4)
+        if times is None:
+            notes = (
+                f"no layer of the model was timed: it takes longer than the {budget_s:g} s of measuring; "
+                "--measure takes longer",
+            )
+    except torch.OutOfMemoryError:
+        times, notes = None, ("there was no memory to time a layer of the model",)
+    devices.release_memory(device)
+    return _slowest(
+        MachineMeasurement(rates=rates, times=times, collective=collective, made=made, notes=notes)
+    )
+
+
+def _is_too_large(run: Run, *, plan: Plan, rates: Rates | None, budget_s: float) -> bool:
+    """True if two rounds of timing do not fit even at the machine's best GEMM rate: building alone takes seconds."""
+    if rates is None:
+        return False
+    shallow = model_row(shallow_model(run.model, num_layers=DEPTHS[-1]), lora=run.lora)
+    flops = float(model_flops_per_token(shallow, seq_len=run.sequence_length))
+    round_s = PASSES_A_ROUND * flops * plan.micro_batch * run.sequence_length
+    return 2 * round_s / max(rates.matmul_flops_per_s.values()) > budget_s
+
+
+def _disturbance(found: MachineMeasurement, load: HostLoad | None) -> str | None:
+    """Sign that other programs took part in the measurement; None without one."""
+    if load is not None and load.is_busy:
+        return load.text
+    if found.times is not None and found.times.sd > DISTURBED_SD:
+        return "repetitions of the same layer differed by more than a factor of two"
+    return None
+
+
+# --- the kept measurements ---
+
+
+def _key(run: Run, *, plan: Plan, device: torch.device) -> str:
+    """Everything that a measurement depends on, as JSON: the machine, its software, and the shapes that are timed."""
+    model = {**asdict(shallow_model(run.model, num_layers=1)), "name": "", "family": ""}
+    facts = {
+        "schema": SCHEMA,
+        "device": devices.device_name(device),
+        "device_type": device.type,
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "processes": dist.get_world_size() if dist.is_initialized() else 1,
+        "software": [__version__, torch.__version__],
+        "model": model,
+        "lora": run.lora and asdict(run.lora),
+        "sequence_length": run.sequence_length,
+        "micro_batch": plan.micro_batch,
+        "precision": run.precision.name,
+        "optimizer": [run.optimizer.name, run.optimizer.states],
+        "compile": run.train.compile,
+        "gemm_tuning": run.gemm_tuning,
+    }
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _read(path: Path) -> MachineMeasurement | None:
+    """The kept measurement; None if there is none or it cannot be read, which measuring again mends."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))["measured"]
+        return MachineMeasurement(
+            rates=_built(Rates, kept["rates"]),
+            times=_built(KernelTimes, kept["times"]),
+            collective=_built(CollectiveTime, kept["collective"]),
+            made=str(kept["made"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _built(kind: Callable[..., T], values: dict[str, Any] | None) -> T | None:
+    return None if values is None else kind(**values)
+
+
+def _keep(path: Path, found: MachineMeasurement, key: str) -> None:
+    """Write the measurement. A cache that cannot be written costs the next training a measurement, not this one."""
+    measured = {name: value for name, value in asdict(found).items() if name != "notes"}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"measured": measured, "of": json.loads(key)}, indent=1) + "\n")
+    except OSError:
+        pass
+
+
+# --- agreement of the processes ---
+
+
+def _slowest(found: MachineMeasurement) -> MachineMeasurement:
+    """The longest times of all processes: a step waits for the last."""
+    if not _is_several() or found.times is None:
+        return found
+    collective = None if found.collective is None else max_over_ranks(found.collective)
+    rates = None if found.rates is None else _slowest_rates(found.rates)
+    return replace(found, rates=rates, times=max_over_ranks(found.times), collective=collective)
+
+
+def _slowest_rates(rates: Rates) -> Rates:
+    names = list(rates.matmul_flops_per_s)
+    values = torch.tensor([*rates.matmul_flops_per_s.values(), rates.copy_bytes_per_s], dtype=torch.float64)
+    if _is_several():
+        dist.all_reduce(values, op=dist.ReduceOp.MIN)
+    *flops, copy = values.tolist()
+    return Rates(matmul_flops_per_s=dict(zip(names, flops, strict=True)), copy_bytes_per_s=copy)
+
+
+def _all_have(has: bool) -> bool:
+    return _sum_over_ranks(float(not has)) == 0
+
+
+def _sum_over_ranks(value: float) -> float:
+    total = torch.tensor(value, dtype=torch.float64)
+    if _is_several():
+        dist.all_reduce(total)
+    return total.item()
+
+
+def _is_several() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _is_main() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _together() -> None:
+    if _is_several():
+        dist.barrier()

@@ -1,0 +1,194 @@
+"""A measurement of this machine is short, kept, reused for the same shapes only, and not kept from a busy machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.tiny_runs import tiny_run
+
+from meshwright.engines.base import Measuring, measuring_of
+from meshwright.engines.native import layer_timing, machine_measurement
+from meshwright.engines.native.expectation import measure_expectation
+from meshwright.engines.native.machine_measurement import measure_machine
+from meshwright.specs.plan import Plan
+from meshwright.training.host_load import HostLoad
+
+CPU = torch.device("cpu")
+IDLE = HostLoad(others_ratio=0.01, stolen_ratio=0.0)
+BUSY = HostLoad(others_ratio=0.6, stolen_ratio=0.0)
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """The load that is found while something is measured: the machine of the tests may be busy."""
+    found = [IDLE]
+    monkeypatch.setattr(machine_measurement, "load_between", lambda *_, **__: found[-1])
+    return found
+
+
+@pytest.fixture
+def measured(monkeypatch, load, own_cache):
+    """Runs whose layer was timed."""
+    runs, measure = [], layer_timing.measure_kernels
+    monkeypatch.setattr(
+        machine_measurement, "measure_kernels", lambda run, **k: runs.append(run) or measure(run, **k)
+    )
+    return runs
+
+
+def expect(run, measuring=Measuring.ONCE, *, micro=2):
+    return measure_expectation(run, plan=Plan(micro_batch=micro), device=CPU, measuring=measuring)
+
+
+def test_the_second_training_reuses_what_the_first_measured(measured):
+    first, second = expect(tiny_run()), expect(tiny_run("train.steps=7", "optimizer.learning_rate=1.0"))
+    assert len(measured) == 1
+    assert second.predicted["components_s"] == first.predicted["components_s"]
+    assert second.notes == first.notes
+    assert "was timed on this machine at 20" in second.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "model.hidden=64",
+        "data.sequence_length=32",
+        "precision=bf16",
+        "optimizer.states=bf16",
+        "model.vocab=65",
+    ],
+)
+def test_other_shapes_are_measured_anew(measured, change):
+    expect(tiny_run())
+    expect(tiny_run(change))
+    assert len(measured) == 2
+
+
+def test_depth_needs_no_new_measurement_and_a_micro_batch_does(measured):
+    expect(tiny_run())
+    deep = expect(tiny_run("model.num_layers=8"))
+    assert len(measured) == 1
+    assert deep.predicted is not None
+    expect(tiny_run(), micro=4)
+    assert len(measured) == 2
+
+
+def test_measuring_again_replaces_what_is_kept(measured):
+    expect(tiny_run())
+    again = expect(tiny_run(), Measuring.AGAIN)
+    assert len(measured) == 2
+    assert expect(tiny_run()).predicted["step"] == again.predicted["step"]
+
+
+def test_nothing_is_measured_when_that_is_asked_for(measured, monkeypatch):
+    monkeypatch.setattr("meshwright.training.device.measure_rates", None)
+    found = expect(tiny_run(), Measuring.NEVER)
+    assert found.predicted is None
+    assert found.yardstick.mfu(1.0) is None
+    assert found.notes == ("this machine was not measured (--no-measure)", "nothing was predicted")
+    assert found.lines() == ["MFU: unknown: this device's peak was not measured"]
+
+
+def test_what_is_kept_serves_where_nothing_may_be_measured(measured):
+    first = expect(tiny_run())
+    assert expect(tiny_run(), Measuring.NEVER).predicted["step"] == first.predicted["step"]
+    assert len(measured) == 1
+
+
+def test_a_busy_machine_is_named_and_not_kept(measured, load, own_cache):
+    load.append(BUSY)
+    found = expect(tiny_run())
+    assert any("this machine is busy" in note and "60 %" in note for note in found.notes)
+    assert not list(own_cache.rglob("*.json"))
+    load.append(IDLE)
+    assert not any("busy" in note for note in expect(tiny_run()).notes)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"measured": {"rates": {"x": 1}}}', '{"measured": 3}', "\x00"]
+)
+def test_a_damaged_file_is_measured_again(measured, own_cache, text):
+    expect(tiny_run())
+    (kept,) = own_cache.rglob("*.json")
+    kept.write_text(text)
+    expect(tiny_run())
+    assert len(measured) == 2
+    assert json.loads(kept.read_text())["of"]["sequence_length"] == 16
+
+
+def test_a_cache_that_cannot_be_written_costs_a_measurement_only(measured, own_cache):
+    own_cache.write_text("a file")
+    assert expect(tiny_run()).predicted is not None
+
+
+def test_repetitions_that_differ_show_a_busy_machine_and_the_fastest_counts(monkeypatch, load, own_cache):
+    """Every other pass waits, as when another program has the processor."""
+    calls = iter(range(1000))
+
+    def disturbed(task):
+        return lambda: (time.sleep(0.15 * (next(calls) % 4 == 0)), task())
+
+    passes = layer_timing._passes
+    monkeypatch.setattr(layer_timing, "_passes", lambda *a: disturbed(passes(*a)))
+    found = measure_machine(
+        tiny_run(), plan=Plan(micro_batch=2), device=CPU, measuring=Measuring.ONCE, needs_collective=False
+    )
+    assert found.times is not None
+    assert found.times.layer_s + found.times.rest_s < 0.15
+    assert found.times.sd > layer_timing.DISTURBED_SD
+    assert "differed by more than a factor of two" in found.notes[0]
+    assert not list(own_cache.rglob("*.json"))
+
+
+def test_functions_that_take_long_end_the_measuring(monkeypatch, load, own_cache):
+    """Each timed function takes as long as on a machine with a hundred other programs."""
+    monkeypatch.setattr(machine_measurement, "BUDGET_S", 0.5)
+    run = layer_timing._again
+
+    def slow(function):
+        task = run(function)
+        return replace(task, before=lambda: time.sleep(0.2))
+
+    monkeypatch.setattr(layer_timing, "_again", slow)
+    start_s = time.perf_counter()
+    found = measure_machine(
+        tiny_run(), plan=Plan(micro_batch=2), device=CPU, measuring=Measuring.ONCE, needs_collective=False
+    )
+    assert time.perf_counter() - start_s < 5.0
+    assert found.times is None
+    assert found.rates is not None
+    assert "--measure takes longer" in found.notes[0]
+    assert not list(own_cache.rglob("*.json"))
+
+
+def test_a_layer_that_cannot_be_timed_in_time_is_not_built(monkeypatch, load, own_cache):
+    monkeypatch.setattr(layer_timing, "_shallow", None)
+    big = tiny_run(
+        "model.hidden=16384", "model.attention={num_heads: 128, num_kv_heads: 128}", "model.ffn_hidden=65536"
+    )
+    found = measure_expectation(big, plan=Plan(micro_batch=8), device=CPU)
+    assert "prediction: from published runs" in found.notes
+    assert found.predicted is not None
+
+
+def test_options_of_the_command():
+    assert [measuring_of(x) for x in (None, True, False)] == [
+        Measuring.ONCE,
+        Measuring.AGAIN,
+        Measuring.NEVER,
+    ]
+
+
+def test_what_is_kept_is_what_was_measured(measured, own_cache):
+    found = measure_machine(
+        tiny_run(), plan=Plan(micro_batch=2), device=CPU, measuring=Measuring.ONCE, needs_collective=False
+    )
+    (kept,) = own_cache.rglob("*.json")
+    assert json.loads(kept.read_text())["measured"]["times"] == asdict(found.times)
