@@ -63,7 +63,7 @@ class TextStream:
         return certain
 
     def _end_of(self, text: str) -> int | None:
-        """Where the first stop string begins."""
+        """Index at which the first stop string begins."""
         return min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
 
 
