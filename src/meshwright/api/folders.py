@@ -1,27 +1,72 @@
-"""Folders of results and of checkpoints: which one a run uses, and their locks."""
+"""Folders of results and of checkpoints: which ones a run uses."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from pathlib import Path
 
+from meshwright.engines.folders import OTHER_FOLDER
 from meshwright.errors import InputError
-from meshwright.files import held
 from meshwright.specs.run import Run
+from meshwright.training.run_identity import IDENTITY, RunIdentity, identity_in, read_identity
 
 RESULTS = Path("runs")
-_OTHER_FOLDER = "name a folder that can be written with --out (out= in Python) and train.checkpoint.folder"
 
 
-def results_folder(name: str, *, resume: bool) -> Path:
-    """Return runs/NAME; a new training takes the next free number, a resumed one the newest existing one."""
-    safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip(".") or "run"
-    candidates = [RESULTS / safe, *(RESULTS / f"{safe}-{i}" for i in range(2, 10_000))]
-    first_free = next(i for i, path in enumerate(candidates) if not path.exists())
-    return candidates[max(0, first_free - 1) if resume else first_free]
+def results_folder(run: Run, *, resume: bool) -> Path:
+    """Return the folder of results where none was named: runs/NAME, or the next free runs/NAME-2, ...
+
+    With `resume` it is the folder of the run whose checkpoints are in the checkpoint folder of `run`; a free one if
+    there is none. Raises InputError if several folders are of that run.
+    """
+    safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in run.name).lstrip(".") or "run"
+    candidates = (RESULTS / safe, *(RESULTS / f"{safe}-{i}" for i in range(2, 10_000)))
+    first_free = next(path for path in candidates if not path.exists())
+    saves = run.train.checkpoint
+    if not resume or saves is None:
+        return first_free
+    identity = identity_in(Path(saves.folder))
+    if identity is not None and identity.run_id:
+        found = _folders_of(identity)
+    else:
+        found = [path for path in _below(RESULTS) if _saves_to(path, Path(saves.folder))]
+    if len(found) > 1:
+        raise InputError(
+            "several folders hold results of this run", got=", ".join(str(path) for path in found),
+            hint="name the one to continue with --out (out= in Python)",
+        )  # fmt: skip
+    return found[0] if found else first_free
+
+
+def _folders_of(identity: RunIdentity) -> list[Path]:
+    """Folders with results of this run: the one where its checkpoint was written, and those below runs/."""
+    places = [*([Path(identity.results)] if identity.results else ()), *_below(RESULTS)]
+    found: dict[Path, Path] = {}
+    for place in places:
+        there = read_identity(place / IDENTITY)
+        if there is not None and there.run_id == identity.run_id:
+            found.setdefault(place.resolve(), _relative(place))
+    return list(found.values())
+
+
+def _below(folder: Path) -> Iterable[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
+
+
+def _relative(path: Path) -> Path:
+    """The path below the working directory where it is there, which reads better."""
+    return path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+
+
+def _saves_to(results: Path, checkpoints: Path) -> bool:
+    """True if the training of an older release whose results are in this folder saved to `checkpoints`."""
+    try:
+        train = json.loads((results / "resolved.json").read_text(encoding="utf-8"))["train"]
+        return Path(train["checkpoint"]["folder"]).resolve() == checkpoints.resolve()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def require_writable(folder: Path, run: Run) -> None:
@@ -30,65 +75,6 @@ def require_writable(folder: Path, run: Run) -> None:
     for path in (folder, *(() if saves is None else (Path(saves.folder).expanduser(),))):
         parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
         if not parent.is_dir():
-            raise InputError("cannot write there: it is not a folder", got=str(parent), hint=_OTHER_FOLDER)
+            raise InputError("cannot write there: it is not a folder", got=str(parent), hint=OTHER_FOLDER)
         if not os.access(parent, os.W_OK | os.X_OK):
-            raise InputError("cannot write there", got=str(parent), hint=_OTHER_FOLDER)
-
-
-@contextmanager
-def training_folders(folder: Path, run: Run) -> Iterator[None]:
-    """Lock the results folder and the checkpoint folder of `run` for a training: see `locked`.
-
-    Of the processes of a launcher only the main one locks. A restarted run continues in any case: a network file
-    system may hold a lost host's lock for minutes.
-    """
-    if os.environ.get("RANK", "0") != "0":
-        yield
-        return
-    saves = run.train.checkpoint
-    with (
-        locked(folder, is_restart=_is_restart()),
-        nullcontext() if saves is None else locked_checkpoints(Path(saves.folder), is_restart=_is_restart()),
-    ):
-        yield
-
-
-@contextmanager
-def locked(folder: Path, *, is_restart: bool = False) -> Iterator[None]:
-    """Refuse to train where another training writes: their steps would mix."""
-    hint = "name another folder with --out, or out= in Python"
-    with _only_one(folder / ".lock", "another training writes there now", str(folder), hint, is_restart):
-        yield
-
-
-@contextmanager
-def locked_checkpoints(folder: Path, *, is_restart: bool = False) -> Iterator[None]:
-    """Refuse to save checkpoints where another training does: each would delete those of the other.
-
-    The lock lies beside the folder: some engines start differently where a checkpoint folder exists.
-    """
-    place = folder.expanduser().resolve()
-    message = "another training saves its checkpoints there now"
-    hint = "name another folder with --set train.checkpoint.folder=..."
-    with _only_one(place.with_name(f".{place.name}.lock"), message, str(folder), hint, is_restart):
-        yield
-
-
-@contextmanager
-def _only_one(lock: Path, message: str, folder: str, hint: str, is_restart: bool) -> Iterator[None]:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    with ExitStack() as stack:
-        try:
-            holder = stack.enter_context(held(lock, by=f"process {os.getpid()} since {since}"))
-        except OSError as error:
-            raise InputError(
-                f"cannot write there: {error.strerror or error}", got=folder, hint=_OTHER_FOLDER
-            ) from error
-        if holder is not None and not is_restart:
-            raise InputError(message, got=folder, hint=f"{hint}, or wait: {holder} holds it")
-        yield
-
-
-def _is_restart() -> bool:
-    counts = (os.environ.get(name, "0") for name in ("MESHWRIGHT_RESTARTS", "TORCHELASTIC_RESTART_COUNT"))
-    return any(int(count) > 0 for count in counts)
+            raise InputError("cannot write there", got=str(parent), hint=OTHER_FOLDER)

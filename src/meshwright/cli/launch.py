@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from meshwright.api.folders import locked, locked_checkpoints
 from meshwright.cli.launch_request import KUBERNETES, LOCAL, SLURM, check_place, request_for, site_from
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.cli.run_input import run_from
+from meshwright.engines.folders import locked, locked_checkpoints, refuse_finished
 from meshwright.errors import InputError
 from meshwright.launch.environment import table_version
 from meshwright.launch.follow import follow
@@ -36,6 +36,7 @@ def run(
     devices_per_node: int | None,
     max_restarts: int,
     resume: bool,
+    force: bool,
     as_json: bool,
     **special: Any,
 ) -> None:
@@ -67,6 +68,8 @@ def run(
             write(found.files)
         _show(request, found, place=place, as_json=as_json)
         return
+    if not resume:
+        refuse_finished(request.folder, is_forced=force)
     code = _start(place, request, found, wait=bool(given.get("wait")), as_json=as_json)
     if code:
         raise click.exceptions.Exit(code)

@@ -72,7 +72,7 @@ def request_for(
 ) -> tuple[LaunchRequest, Dispatch]:
     """The run with its command, nodes and environment; and the files and commands that start it at `place`."""
     run = _with_plan(run)
-    here = folder or results_folder(run.name, resume=resume)
+    here = folder or results_folder(run, resume=resume)
     there = _folder_in_pods(run.name, here, site, given) if place == KUBERNETES else here
     lowered = find_engine(run.engine).lower(run, folder=there)
     named = None if run.cluster_name == HERE else run.cluster

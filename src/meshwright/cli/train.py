@@ -10,13 +10,15 @@ from pathlib import Path
 import click
 
 from meshwright import runfile
-from meshwright.api.folders import require_writable, results_folder, training_folders
+from meshwright.api.folders import require_writable, results_folder
+from meshwright.api.train import refuse_both, starting_run
 from meshwright.cli.needs import require_torch
 from meshwright.cli.options import calibration_override
 from meshwright.cli.output import note, progress, write_html
 from meshwright.cli.train_messages import introduction, show_plan, show_record
 from meshwright.cli.verbs import load
 from meshwright.engines.base import ProfileSteps, TrainOptions, find_engine, measuring_of
+from meshwright.engines.folders import refuse_finished, training_folders
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.records.training import Ending, Record
 from meshwright.training.signals import STOPPED_EXIT_CODE
@@ -29,6 +31,8 @@ def run(
     calibration: str | None,
     folder: Path | None,
     resume: bool,
+    branch: bool,
+    force: bool,
     max_restarts: int,
     measure: bool | None,
     profile: bool,
@@ -48,7 +52,10 @@ def run(
             "the processes of a launcher need one folder for their results",
             hint="name it, for example --out runs/first",
         )
-    folder = folder or results_folder(run.name, resume=resume)
+    refuse_both(resume=resume, branch=branch)
+    if branch and dry_run:
+        raise InputError("--branch writes the weights that the new run starts from, --dry-run writes nothing")
+    folder = folder or results_folder(run, resume=resume)
     is_reporter = os.environ.get("RANK", "0") == "0"
     options = TrainOptions(
         folder=folder,
@@ -65,16 +72,19 @@ def run(
     )
     if not dry_run and is_reporter:
         require_writable(folder, run)
-    with progress("starting the engine"):  # seconds, the first time on a machine
-        start = engine.prepare(run, options=options)
-    if dry_run:
-        show_plan(start, engine.expected(start), as_json=as_json)
-        return
-    if is_reporter:
-        for line in introduction(start):
-            print(line, file=sys.stderr, flush=True)
-    with training_folders(folder, start.run):
-        engine.launch(start)
+    if not (resume or dry_run):
+        refuse_finished(folder, is_forced=force)
+    with starting_run(run, results=folder, branch=branch) as begun:
+        with progress("starting the engine"):  # seconds, the first time on a machine
+            start = engine.prepare(begun, options=options)
+        if dry_run:
+            show_plan(start, engine.expected(start), as_json=as_json)
+            return
+        if is_reporter:
+            for line in (*(f"note: {text}" for text in start.notes if branch), *introduction(start)):
+                print(line, file=sys.stderr, flush=True)
+        with training_folders(folder, start.run):
+            engine.launch(start)
     record = engine.read(folder)
     if is_reporter:
         page = None if only_steps else _write_page(folder)

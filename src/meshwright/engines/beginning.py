@@ -6,6 +6,7 @@ else are refused together; others are noted (`training.run_identity`).
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,7 +69,7 @@ def begin(
         run, plan=plan, results=options.folder, fingerprints={} if saves is None else fingerprints(run)
     )
     if saves is None or not (options.resume or is_restart() or under_launcher()):
-        return Beginning(run=run, identity=identity)
+        return Beginning(run=run, identity=identity, notes=_note_on_branch(run, identity))
     folder = Path(saves.folder).expanduser()
     step = newest_step(folder)
     if step is None:
@@ -86,7 +87,7 @@ def begin(
         held=held,
         step=step,
         changes=found.changed,
-        notes=notes_of(found, step=step),
+        notes=(*notes_of(found, step=step), *_note_on_results(options.folder, held)),
     )
 
 
@@ -116,6 +117,26 @@ def _refuse_other_results(folder: Path, held: RunIdentity) -> None:
             "the folder of results is of another run than the checkpoint", got=str(folder), allowed=held.results,
             hint="leave --out away, or name a new folder",
         )  # fmt: skip
+
+
+def _note_on_branch(run: Run, identity: RunIdentity) -> tuple[str, ...]:
+    branch, saves = identity.branched_from, run.train.checkpoint
+    if branch is None:
+        return ()
+    again = (
+        ""
+        if saves is None
+        else f"; resume it with {' '.join(f'--set {shlex.quote(o)}' for o in run.overrides)} --resume"
+    )
+    return (
+        f"a new run from the weights of {branch.checkpoint}, after step {branch.step} of {branch.run}{again}",
+    )
+
+
+def _note_on_results(folder: Path, held: RunIdentity) -> tuple[str, ...]:
+    if not held.results or Path(held.results).resolve() == folder.resolve():
+        return ()
+    return (f"results of the steps before are, or were, in {held.results}",)
 
 
 def _with_steps(run: Run, held: RunIdentity, *, step: int) -> Run:

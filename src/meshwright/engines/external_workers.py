@@ -20,11 +20,12 @@ from meshwright.engines.base import Launch, StartPrediction, TrainOptions, Unsup
 from meshwright.engines.beginning import Beginning, begin
 from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.external_record import START, STEPS, OutputLayout, compose
+from meshwright.engines.folders import clear_results
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.machine import Machine
-from meshwright.training.rendezvous import launched_processes
+from meshwright.training.rendezvous import is_restart, launched_processes
 from meshwright.training.run_identity import IDENTITY, RunIdentity, identity_file, write_identity
 
 if TYPE_CHECKING:
@@ -224,8 +225,9 @@ def _open_folder(start: WorkersStart, lowered: Launch) -> None:
     usage = None if local.under_launcher() else _open_data(start)
     folder, options, prediction = start.options.folder, start.options, expected(start)
     output = folder / start.layout.output
-    if not options.resume and output.exists():
-        shutil.rmtree(output)
+    if not (options.resume or is_restart()):
+        clear_results(folder)
+        shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
     telemetry.save_run(folder, run=start.run, plan=start.plan)
     save_identity(start.run, start.identity, folder=folder)

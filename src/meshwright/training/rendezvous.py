@@ -14,6 +14,11 @@ def under_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def is_main() -> bool:
+    """Return True if this is the first process of a training, or its only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def launched_processes() -> int:
     """Return the number of processes that a launcher has started; 0 without one."""
     return int(os.environ["WORLD_SIZE"]) if under_launcher() else 0

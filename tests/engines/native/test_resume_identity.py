@@ -80,3 +80,109 @@ def test_an_old_checkpoint_is_read_and_what_it_lacks_is_said(run, tmp_path):
     assert found.exit_code == 0, found.stderr
     assert any("not compared are" in note and "train.seed" in note for note in found.json["notes"])
     assert found.json["statistics"]["tokens"] == 5 * 64
+
+
+def test_without_a_folder_it_finds_its_own(run, tmp_path, meshwright):
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    found = meshwright("train", "run.yaml", "--resume", "--only-steps", "--json", "--set", "train.steps=6")
+    assert found.exit_code == 0, found.stderr
+    assert [entry["step"] for entry in steps(tmp_path)] == list(range(1, 7))
+    assert not list((tmp_path / "runs").glob("*/*"))
+
+
+def test_two_runs_never_mix_in_a_folder(run, tmp_path, meshwright):
+    before = (tmp_path / "out" / "steps.jsonl").read_bytes()
+    refused = run("--set", "train.checkpoint=null")
+    assert refused.exit_code == 2
+    assert "--force" in refused.stderr
+    other = ("train", "run.yaml", "--out", "two", "--only-steps", "--set", "train.checkpoint.folder=second")
+    assert meshwright(*other).exit_code == 0
+    mixed = run("--resume", "--set", "train.steps=6", "--set", "train.checkpoint.folder=second")
+    assert mixed.exit_code == 2
+    assert "is of another run than the checkpoint" in mixed.stderr
+    assert (tmp_path / "out" / "steps.jsonl").read_bytes() == before
+    (tmp_path / "out" / "events.jsonl").write_text("{}\n")
+    assert run("--force", "--set", "train={steps: 1}").exit_code == 0
+    assert len(steps(tmp_path)) == 1
+    assert not (tmp_path / "out" / "events.jsonl").exists()
+
+
+def test_force_removes_no_checkpoint(run, tmp_path):
+    refused = run("--force")
+    assert refused.exit_code == 2
+    assert "--branch" in refused.stderr
+    assert len(steps(tmp_path)) == 4
+    assert (tmp_path / "saved" / "step-00000004").is_dir()
+
+
+def test_a_branch_is_a_new_run_from_the_same_weights(run, tmp_path, meshwright):
+    before = {path: path.read_bytes() for path in (tmp_path / "saved").rglob("*") if path.is_file()}
+    branch = ("train", "run.yaml", "--out", "two", "--only-steps", "--json")
+    changed = ("--set", "train.seed=5", "--set", "model.rope.theta=20000.0")
+    found = meshwright(*branch, "--branch", *changed)
+    assert found.exit_code == 0, found.stderr
+    origin = found.json["identity"]["branched_from"]
+    assert (origin["step"], origin["run"]) == (4, "run")
+    assert origin["run_id"] == json.loads((tmp_path / "out" / "identity.json").read_text())["run_id"]
+    assert found.json["identity"]["run_id"] != origin["run_id"]
+    assert found.json["statistics"]["steps"] == 4
+    assert sorted(p.name for p in (tmp_path / "saved-branch").glob("step-*")) == [
+        "step-00000002",
+        "step-00000004",
+    ]
+    assert before == {path: path.read_bytes() for path in (tmp_path / "saved").rglob("*") if path.is_file()}
+    note = next(n for n in found.json["notes"] if n.startswith("a new run from the weights of"))
+    assert note in found.stderr
+    again = ("--set", "weights=two/start", "--set", "train.checkpoint.folder=saved-branch", "--resume")
+    resumed = meshwright(*branch, *changed, *again, "--set", "train.steps=5")
+    assert resumed.exit_code == 0, resumed.stderr
+    assert resumed.json["identity"]["branched_from"] == origin
+
+
+def test_a_branch_starts_exactly_where_the_run_was(run, tmp_path, meshwright):
+    """Its first batch has the loss that this batch has with the weights of the checkpoint."""
+    from safetensors.torch import load_file
+
+    resumed = ("train", "run.yaml", "--only-steps", "--json")
+    frozen = ("--set", "optimizer.learning_rate=1e-12", "--set", "train.steps=1")
+    assert meshwright(*resumed, "--out", "two", "--branch", *frozen).exit_code == 0
+    assert meshwright("checkpoint", "to-hf", "saved", "hf", "--dtype", "fp32").exit_code == 0
+    ours, held = (load_file(tmp_path / name / "model.safetensors") for name in ("two/start", "hf"))
+    assert ours.keys() == held.keys()
+    assert all((ours[name] == held[name]).all() for name in ours)
+
+
+def test_a_branch_into_another_shape_is_refused(run, tmp_path, meshwright):
+    found = meshwright("train", "run.yaml", "--out", "two", "--branch", "--set", "model.num_layers=1")
+    assert found.exit_code == 2
+    assert "model.num_layers: 2 -> 1" in found.stderr
+    assert not (tmp_path / "two").exists()
+    both = meshwright("train", "run.yaml", "--out", "two", "--branch", "--resume")
+    assert both.exit_code == 2
+
+
+def test_a_branch_of_adapters_starts_from_the_merged_weights(run, tmp_path, meshwright):
+    assert meshwright("checkpoint", "to-hf", "saved", "hf").exit_code == 0
+    lora = ("--set", "task=lora", "--set", "weights=hf", "--set", "lora.rank=2")
+    first = (
+        "train",
+        "run.yaml",
+        "--out",
+        "tuned",
+        "--only-steps",
+        "--set",
+        "train.checkpoint.folder=adapters",
+    )
+    assert meshwright(*first, *lora).exit_code == 0
+    second = (
+        "train",
+        "run.yaml",
+        "--out",
+        "more",
+        "--only-steps",
+        "--set",
+        "train.checkpoint.folder=adapters",
+    )
+    found = meshwright(*second, "--branch", "--json")
+    assert found.exit_code == 0, found.stderr
+    assert found.json["statistics"]["trained_parameters"] == found.json["statistics"]["parameters"]

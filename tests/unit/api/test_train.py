@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import meshwright as mw
 from meshwright import runfile
-from meshwright.api.folders import locked, require_writable, results_folder, training_folders
+from meshwright.api.folders import require_writable, results_folder
+from meshwright.engines.folders import locked, training_folders
 from meshwright.report.documents.json_values import jsonable
+from meshwright.training.run_identity import RunIdentity, identity_file, new_identity, write_identity
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
@@ -46,12 +50,48 @@ def test_the_processes_of_a_launcher_need_a_folder(monkeypatch):
         mw.train("llama3-8b")
 
 
-def test_the_default_folder_counts_up_and_resumes_the_newest(tmp_path, monkeypatch):
+def _named(text: str, name: str) -> mw.Run:
+    return runfile.loads(f"name: {name}\n{text}")
+
+
+def test_the_default_folder_counts_up(tmp_path, monkeypatch, tiny_text):
     monkeypatch.chdir(tmp_path)
-    assert str(results_folder("a/b c", resume=False)) == "runs/a-b-c"
+    assert str(results_folder(_named(tiny_text, "a/b c"), resume=False)) == "runs/a-b-c"
     (tmp_path / "runs" / "x").mkdir(parents=True)
-    assert str(results_folder("x", resume=False)) == "runs/x-2"
-    assert str(results_folder("x", resume=True)) == "runs/x"
+    assert str(results_folder(_named(tiny_text, "x"), resume=False)) == "runs/x-2"
+
+
+def _identified(run: mw.Run, results: Path) -> RunIdentity:
+    return new_identity(run, plan=None, results=results, fingerprints={})
+
+
+def test_a_resumed_run_finds_its_own_folder(tmp_path, monkeypatch, tiny_text):
+    monkeypatch.chdir(tmp_path)
+    run = _named(tiny_text, "x")
+    assert str(results_folder(run, resume=True)) == "runs/x"  # there is nothing yet
+    own, other = _identified(run, Path("elsewhere/first")), _identified(run, Path("runs/x"))
+    write_identity(identity_file(Path("saved")), own)
+    write_identity(
+        Path("runs/x/identity.json"), other
+    )  # of another run with the same name: newer, but not this one
+    assert str(results_folder(run, resume=True)) == "runs/x-2"
+    write_identity(Path("elsewhere/first/identity.json"), own)
+    assert str(results_folder(run, resume=True)) == "elsewhere/first"
+    write_identity(Path("runs/copied/identity.json"), own)
+    with pytest.raises(mw.InputError, match="several folders hold results of this run") as caught:
+        results_folder(run, resume=True)
+    assert "elsewhere/first, runs/copied" in caught.value.message
+    shutil.rmtree("elsewhere")  # moved
+    assert str(results_folder(run, resume=True)) == "runs/copied"
+
+
+def test_a_run_of_an_older_release_is_found_by_its_checkpoint_folder(tmp_path, monkeypatch, tiny_text):
+    monkeypatch.chdir(tmp_path)
+    for folder, saves in (("x", "saved"), ("x-2", "other")):
+        (tmp_path / "runs" / folder).mkdir(parents=True)
+        resolved = {"train": {"checkpoint": {"folder": saves}}}
+        (tmp_path / "runs" / folder / "resolved.json").write_text(json.dumps(resolved))
+    assert str(results_folder(_named(tiny_text, "x"), resume=True)) == "runs/x"
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path):
@@ -96,7 +136,7 @@ def test_only_the_main_process_locks_and_a_restart_goes_on(tmp_path, tiny_text, 
 
 def test_a_killed_training_frees_its_checkpoint_folder(tmp_path, tiny_text):
     code = (
-        "import sys, time; from pathlib import Path; from meshwright.api.folders import locked_checkpoints\n"
+        "import sys, time; from pathlib import Path; from meshwright.engines.folders import locked_checkpoints\n"
         "with locked_checkpoints(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     )
     run = _saving(tiny_text, tmp_path / "saved")

@@ -60,6 +60,7 @@ from meshwright.cli.verbs import verb
 @click.option(
     "--resume", is_flag=True, help="Continue from the newest checkpoint in the run's folder, if any."
 )
+@click.option("--force", is_flag=True, help="Overwrite the results of another training in --out.")
 @click.option("--rendezvous", metavar="HOST:PORT", help="local: rendezvous endpoint on one of the hosts.")
 @click.option("--partition", metavar="NAME", help="slurm: partition.")
 @click.option("--account", metavar="NAME", help="slurm: account to charge.")

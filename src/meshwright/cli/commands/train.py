@@ -17,6 +17,7 @@ from meshwright.cli.verbs import verb
         "meshwright train examples/runs/tiny-llama-cpu.yaml",
         "meshwright train examples/runs/tiny-llama-cpu.yaml --set train.steps=20 --json",
         "meshwright train run.yaml --resume",
+        "meshwright train run.yaml --branch --set train.seed=1",
         "meshwright train run.yaml --profile",
         "meshwright train run.yaml --dry-run",
     ],
@@ -28,7 +29,12 @@ from meshwright.cli.verbs import verb
     "--out", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="Folder of the results.  [default: runs/NAME, or the next free runs/NAME-2, ...]",
 )  # fmt: skip
-@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint.")
+@click.option("--resume", is_flag=True, help="Continue this run from its newest checkpoint.")
+@click.option(
+    "--branch", is_flag=True,
+    help="Start a new run, with folders of its own, from the weights of the newest checkpoint.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Overwrite the results of another training in --out.")
 @click.option(
     "--max-restarts", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
     help="Number of restarts after a process was lost.",
@@ -63,5 +69,7 @@ def command() -> None:
     `parallel: auto` the planner chooses the plan.
 
     Steps, the resolved run, the record and a report go to --out. SIGTERM, SIGUSR1 and Ctrl-C save a checkpoint and
-    stop; --resume continues from the newest checkpoint. SIGUSR2 makes the processes write their stacks to DIR/stacks.
+    stop; --resume continues from the newest checkpoint. Its model, data, tokenizer, seed and task must be those of the
+    run file; schedule, batch, plan and precision may differ. SIGUSR2 makes the processes write their stacks to
+    DIR/stacks.
     """

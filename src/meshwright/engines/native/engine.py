@@ -13,6 +13,7 @@ from meshwright.engines import external_workers
 from meshwright.engines.base import Measuring, TrainOptions, refuse
 from meshwright.engines.beginning import begin
 from meshwright.engines.choice import planned, with_devices_here
+from meshwright.engines.folders import clear_results
 from meshwright.engines.native import compiling, fp8
 from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.expectation import Expectation, measure_expectation
@@ -29,7 +30,7 @@ from meshwright.training import gemm_tuning, telemetry, trackers, watchdog
 from meshwright.training.data import require_sources
 from meshwright.training.gemm_tuning import GemmChoices
 from meshwright.training.processes import WorkerLostError, run_ranks
-from meshwright.training.rendezvous import launched_processes, under_launcher
+from meshwright.training.rendezvous import is_main, is_restart, launched_processes, under_launcher
 from meshwright.training.step_gemms import count_gemms
 from meshwright.training.weights import differences, find_weights
 
@@ -85,6 +86,8 @@ def _open_folder(prepared: PreparedRun) -> None:
     """Raise InputError where checkpoints are in the way; else write the resolved run to the folder."""
     if not prepared.is_restart:
         external_workers.refuse_checkpoints(prepared.run, prepared.options, newest_step=_newest_step)
+        if not prepared.options.resume and is_main():
+            clear_results(prepared.options.folder)
     prepared.options.folder.mkdir(parents=True, exist_ok=True)
     telemetry.save_run(prepared.options.folder, run=prepared.run, plan=prepared.plan)
 
@@ -112,6 +115,8 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     notes += fp8.notes(run)
     notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=run.cluster)
     choices, choice_notes = _gemm_choices(run, plan, device=device)
+    if not (is_restart() or under_launcher()):
+        external_workers.refuse_checkpoints(run, options, newest_step=_newest_step)
     begun = begin(run, plan=plan, options=options, newest_step=_newest_step)
     return PreparedRun(
         run=begun.run,

@@ -1,0 +1,100 @@
+"""Folders of a training: their locks, and the files of an earlier training in the folder of results."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+
+from meshwright.errors import InputError
+from meshwright.files import held
+from meshwright.records.training import RECORD
+from meshwright.specs.run import Run
+from meshwright.training.rendezvous import is_restart
+
+OTHER_FOLDER = "name a folder that can be written with --out (out= in Python) and train.checkpoint.folder"
+OF_A_TRAINING = (
+    "identity.json", "steps.jsonl", "events.jsonl", RECORD, "resolved.json", "report.html", "trackers.json", "stacks",
+    "profile", "tokenizer", "adapter",
+)  # fmt: skip
+"""Files and folders that a training leaves in its folder of results."""
+
+
+def refuse_finished(folder: Path, *, is_forced: bool) -> None:
+    """Raise InputError if the results of another training are in `folder`, unless they may be overwritten.
+
+    Call it for a new run, not for one that is resumed. A restart and all but the main process of a launcher pass.
+    """
+    if is_forced or is_restart() or os.environ.get("RANK", "0") != "0" or not (folder / RECORD).is_file():
+        return
+    raise InputError(
+        "the results of a training are in this folder", got=str(folder),
+        hint="--force (force=True in Python) overwrites them; --resume continues the training; or name another folder",
+    )  # fmt: skip
+
+
+def clear_results(folder: Path) -> None:
+    """Remove what an earlier training left in `folder`, of which a new one writes only some."""
+    for name in OF_A_TRAINING:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def training_folders(folder: Path, run: Run) -> Iterator[None]:
+    """Lock the results folder and the checkpoint folder of `run` for a training: see `locked`.
+
+    Of the processes of a launcher only the main one locks. A restarted run continues in any case: a network file
+    system may hold a lost host's lock for minutes.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    saves, restarts = run.train.checkpoint, is_restart()
+    with (
+        locked(folder, is_restart=restarts),
+        nullcontext() if saves is None else locked_checkpoints(Path(saves.folder), is_restart=restarts),
+    ):
+        yield
+
+
+@contextmanager
+def locked(folder: Path, *, is_restart: bool = False) -> Iterator[None]:
+    """Refuse to train where another training writes: their steps would mix."""
+    hint = "name another folder with --out, or out= in Python"
+    with _only_one(folder / ".lock", "another training writes there now", str(folder), hint, is_restart):
+        yield
+
+
+@contextmanager
+def locked_checkpoints(folder: Path, *, is_restart: bool = False) -> Iterator[None]:
+    """Refuse to save checkpoints where another training does: each would delete those of the other.
+
+    The lock lies beside the folder: some engines start differently where a checkpoint folder exists.
+    """
+    place = folder.expanduser().resolve()
+    message = "another training saves its checkpoints there now"
+    hint = "name another folder with --set train.checkpoint.folder=..."
+    with _only_one(place.with_name(f".{place.name}.lock"), message, str(folder), hint, is_restart):
+        yield
+
+
+@contextmanager
+def _only_one(lock: Path, message: str, folder: str, hint: str, is_restart: bool) -> Iterator[None]:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    with ExitStack() as stack:
+        try:
+            holder = stack.enter_context(held(lock, by=f"process {os.getpid()} since {since}"))
+        except OSError as error:
+            raise InputError(
+                f"cannot write there: {error.strerror or error}", got=folder, hint=OTHER_FOLDER
+            ) from error
+        if holder is not None and not is_restart:
+            raise InputError(message, got=folder, hint=f"{hint}, or wait: {holder} holds it")
+        yield
