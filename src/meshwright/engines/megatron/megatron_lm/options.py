@@ -8,15 +8,17 @@ model_config.yaml    `MODEL_ARGS: {--num-layers: 12}`, as in Megatron-LM's own t
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
-from meshwright.engines.megatron.shell_scripts.scripts import program_arguments, script_arguments
-from meshwright.engines.megatron.shell_scripts.statements import Word
+from meshwright.engines.megatron.shell_scripts.programs import MENTIONED
+from meshwright.engines.megatron.shell_scripts.scripts import script_call
+from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.errors import InputError
 from meshwright.units import parse_number
 
@@ -53,6 +55,7 @@ IGNORED_PREFIXES = (
     "exit-on-", "exit-signal-",
 )  # fmt: skip
 FUSION = "-fusion"
+PLACEHOLDER = re.compile(r"<[^<>]*>")
 """Options of kernels, files and logs, which do not concern the training."""
 
 
@@ -67,10 +70,10 @@ class Option:
 class MegatronOptions:
     """Options by name without dashes. Those that nothing reads become one note."""
 
-    def __init__(self, found: dict[str, Option], *, path: Path) -> None:
+    def __init__(self, found: dict[str, Option], *, path: Path, notes: Iterable[str] = ()) -> None:
         self.unread, self.path = dict(found), path
         self.taken: dict[str, Option] = {}
-        self._notes: list[str] = []
+        self._notes: list[str] = list(notes)
 
     def __contains__(self, name: str) -> bool:
         return name in self.unread or name in self.taken
@@ -147,14 +150,14 @@ def read(source: str) -> MegatronOptions:
         raise InputError(f"cannot read the arguments: {error.strerror or error}", got=str(path)) from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text: {error}") from None
-    if path.suffix in SCRIPT_ENDINGS:
-        arguments = script_arguments(text, path=path, given=given)
-        return MegatronOptions(parse([*arguments, *more], path=path), path=path)
+    is_yaml = path.suffix in YAML_ENDINGS
+    if path.suffix in SCRIPT_ENDINGS or (not is_yaml and not given and MENTIONED.search(text)):
+        call = script_call(text, path=path, given=given)
+        return MegatronOptions(parse([*call.arguments, *more], path=path), path=path, notes=call.notes)
     if given:
         raise InputError(
             "only scripts have variables and arguments", got=" ".join(given), allowed="--option value"
         )
-    is_yaml = path.suffix in YAML_ENDINGS
     arguments = _yaml_arguments(text, path=path) if is_yaml else _plain_arguments(text, path=path)
     return MegatronOptions(parse([*arguments, *more], path=path), path=path)
 
@@ -171,7 +174,7 @@ def split_source(source: str) -> list[str]:
 
 
 def _plain_arguments(text: str, *, path: Path) -> list[Word]:
-    """Return the words of a file of arguments, or the arguments of the command that it contains."""
+    """Return the words of a file of arguments."""
     words = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
@@ -179,7 +182,7 @@ def _plain_arguments(text: str, *, path: Path) -> list[Word]:
         except ValueError as error:
             raise InputError(f"{path}:{number}: {error}") from None
         words += [Word(text=part, line=number) for part in parts]
-    return program_arguments(words) or words
+    return words
 
 
 def _yaml_arguments(text: str, *, path: Path) -> list[Word]:
@@ -228,33 +231,70 @@ def _listed(text: str) -> list[str]:
     return [text]
 
 
-def parse(words: list[Word], *, path: Path) -> dict[str, Option]:
-    """Parse words as options. Raises InputError, with the line, for a name that Megatron-LM does not have."""
-    known = known_names()
+def parse(words: Iterable[Word], *, path: Path) -> dict[str, Option]:
+    """Parse words as options. Raises one InputError for all that Megatron-LM would refuse or that are not known."""
+    words, known = list(words), known_names()
     found: dict[str, Option] = {}
-    name, k = "", 0
+    problems: list[InputError] = []
+    k = 0
     while k < len(words):
-        word = words[k]
+        word, k = words[k], k + 1
         where = f"{path}:{word.line}" if word.line else "after the file"
         if not word.text.startswith("--"):
-            if word.text.startswith("$"):
-                hint = f'set it after the file: "{path.name} NAME=value"'
-                raise InputError(f"{where}: cannot be expanded", got=word.text, hint=hint)
-            raise InputError(f"{where}: a value without an option", got=word.text)
+            problems.append(_misplaced(word, where, path))
+            continue
         name, equals, value = word.text.removeprefix("--").partition("=")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean --{near[0]}?" if near else None
-            raise InputError(f"{where}: Megatron-LM has no such option", got=f"--{name}", hint=hint)
-        values, k = [value] if equals else [], k + 1
-        while known[name] != "nothing" and k < len(words) and not words[k].text.startswith("--"):
-            values.append(words[k].text)
+        values = [replace(word, text=value)] if equals else []
+        takes = known.get(name, "several")
+        while takes != "nothing" and not equals and k < len(words) and not words[k].text.startswith("--"):
+            values.append(words[k])
             k += 1
-        if unknown := next((value for value in values[1:] if value.startswith("$")), None):
-            hint = f'it may contain options; set it after the file: "{path.name} NAME=value"'
-            raise InputError(f"{where}: cannot be expanded", got=unknown, hint=hint)
-        if (known[name] == "nothing") != (not values):
-            takes = "no value" if known[name] == "nothing" else "a value"
-            raise InputError(f"{where}: --{name} takes {takes}", got=" ".join(values) or None)
-        found[name] = Option(values=tuple(values), line=word.line)
+        if problem := _problem(name, values, takes=known.get(name), where=where, path=path):
+            problems.append(problem)
+        found[name] = Option(values=tuple(one.text for one in values), line=word.line)
+    if problems:
+        message = "\n".join(dict.fromkeys(problem.message for problem in problems))
+        hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
+        raise InputError(message, hint="; ".join(hints) or None)
     return found
+
+
+def _misplaced(word: Word, where: str, path: Path) -> InputError:
+    """Return the error for a word that stands where an option is expected."""
+    if word.text.startswith("$"):
+        return _not_known(word, where, path)
+    return InputError(f"{where}: a value without an option", got=word.text)
+
+
+def _not_known(word: Word, where: str, path: Path) -> InputError:
+    reason = f", {word.unknown}" if word.unknown else ""
+    return InputError(
+        f"{where}: cannot be expanded{reason}",
+        got=word.text,
+        hint=f'set it after the file: "{path.name} NAME=value"',
+    )
+
+
+def _problem(
+    name: str, values: list[Word], *, takes: str | None, where: str, path: Path
+) -> InputError | None:
+    """Return what is wrong with an option and its values; None: nothing."""
+    if takes is None:
+        near = difflib.get_close_matches(name, known_names(), n=1)
+        hint = f"did you mean --{near[0]}?" if near else None
+        return InputError(f"{where}: Megatron-LM has no such option", got=f"--{name}", hint=hint)
+    for one in values:
+        if PLACEHOLDER.search(one.text):
+            what = f"{where}: a placeholder stands for the value of --{name}"
+            return InputError(what, got=one.text, hint="write the value instead of it")
+    unknown = next((one for one in values[1:] if one.text.startswith("$")), None)
+    if unknown is not None:  # it may contain options
+        return _not_known(unknown, where, path)
+    shown = " ".join(one.text for one in values) or None
+    if (takes == "nothing") != (not values):
+        return InputError(
+            f"{where}: --{name} takes {'no value' if takes == 'nothing' else 'a value'}", got=shown
+        )
+    if takes == "one" and len(values) > 1:
+        return InputError(f"{where}: --{name} takes one value", got=shown)
+    return None

@@ -1,85 +1,195 @@
-"""Conditions of a shell script: tests on words and numbers. Tests on files and programs have no known result."""
+"""Conditions of a shell script, `[ ... ]` and `[[ ... ]]`: True, False, or None if it depends on files or programs.
+
+A variable that is not set is empty, as in the shell.
+"""
 
 from __future__ import annotations
 
-import re
-import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 
-from meshwright.engines.megatron.megatron_lm.arithmetic import evaluate_integer
 from meshwright.engines.megatron.shell_scripts.expansion import (
-    NAME_IN_ARITHMETIC,
-    REFERENCE,
-    ShellVariables,
+    Expander,
     expand,
+    joined,
+    pattern_of,
 )
-from meshwright.engines.megatron.shell_scripts.statements import TESTS, Word
+from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError, integer_of
+from meshwright.engines.megatron.shell_scripts.state import UnknownText
+from meshwright.engines.megatron.shell_scripts.syntax import Literal, ShellWord
 from meshwright.errors import InputError
 
-COMPARISON = re.compile(r"(.+?)(<=|>=|==|!=|<|>)(.+)")
-ON_FILES = re.compile(r"[\s\[!]*-[bcdefghkprsuwxLS]\s")
-ORDERS = {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-lt": (-1,), "-ge": (0, 1), "-le": (-1, 0)}
+ON_FILES = frozenset(f"-{letter}" for letter in "abcdefghkoprstuwxLSNOG")
+FILE_ORDERS = ("-nt", "-ot", "-ef")
+ORDERS: dict[str, Callable[[int], bool]] = {
+    "-eq": lambda order: order == 0, "-ne": lambda order: order != 0, "-gt": lambda order: order > 0,
+    "-lt": lambda order: order < 0, "-ge": lambda order: order >= 0, "-le": lambda order: order <= 0,
+}  # fmt: skip
+Token = ShellWord | str | UnknownText
 
 
-def condition_holds(text: str, variables: ShellVariables, *, line: int, path: Path) -> bool | None:
-    """Return the value of a condition; None: it depends on files or on a program."""
-    if found := re.match(r"case (\S+) in (.*)", text):
-        value = _expanded(found[1].strip("\"'"), variables, line=line, path=path)
-        return any(fnmatchcase(value, pattern.strip(" \"'")) for pattern in found[2].split("|"))
-    result, joined = False, "||"
-    for part in re.split(
-        r"(\|\||&&)", re.sub(r"\s-([ao])\s", lambda f: " && " if f[1] == "a" else " || ", text)
-    ):
-        if part in ("||", "&&"):
-            joined = part
-            continue
-        if ON_FILES.match(part) or not (
-            text.startswith(tuple(TESTS)) or part.lstrip("! ").startswith(tuple(TESTS))
-        ):
+def both(left: bool | None, right: bool | None) -> bool | None:
+    """Return `left and right` of values that may be unknown."""
+    return False if left is False or right is False else None if left is None or right is None else True
+
+
+def negated(value: bool | None) -> bool | None:
+    """Return `not value` of a value that may be unknown."""
+    return None if value is None else not value
+
+
+def bracket_holds(words: list[ShellWord], expander: Expander, *, line: int) -> bool | None:
+    """Return the value of `[ ... ]` with these words between the brackets."""
+    expander = replace(expander, unset_is_empty=True)
+    tokens: list[Token] = []
+    for word in words:
+        if word.bare in ("-a", "-o", "!", "(", ")"):
+            tokens.append({"-a": "&&", "-o": "||"}.get(word.bare, word.bare))
+        else:
+            tokens += _tokens(word, expander)
+    if not tokens:
+        return False
+    return _Test(tokens=tokens, expander=expander, line=line, has_patterns=False).value()
+
+
+def _tokens(word: ShellWord, expander: Expander) -> list[Token]:
+    """Return a word, or the words into which it is split."""
+    whole = joined(word, expander)
+    if isinstance(whole, UnknownText):
+        return [whole]
+    return [ShellWord(parts=(Literal(text=one.text),), line=word.line) for one in expand(word, expander)]
+
+
+def test_holds(tokens: tuple[ShellWord | str, ...], expander: Expander, *, line: int) -> bool | None:
+    """Return the value of `[[ ... ]]`."""
+    expander = replace(expander, unset_is_empty=True)
+    found: list[Token] = ["!" if isinstance(one, ShellWord) and one.bare == "!" else one for one in tokens]
+    return _Test(tokens=found, expander=expander, line=line, has_patterns=True).value()
+
+
+@dataclass(kw_only=True)
+class _Test:
+    """A position in the tokens of a condition."""
+
+    tokens: list[Token]
+    expander: Expander
+    line: int
+    has_patterns: bool  # [[ ]]: the right side of == is a pattern
+    at: int = 0
+
+    def value(self) -> bool | None:
+        held = self.either()
+        if self.at != len(self.tokens):
+            raise self.error()
+        return held
+
+    def error(self) -> InputError:
+        shown = " ".join(
+            token if isinstance(token, str) else "$?" if isinstance(token, UnknownText) else self.shown(token)
+            for token in self.tokens
+        )
+        return InputError(f"{self.expander.where(self.line)}: a condition that is not supported", got=shown)
+
+    def shown(self, word: ShellWord) -> str:
+        return "".join(part.source if hasattr(part, "source") else part.text for part in word.parts)  # pyright: ignore
+
+    def next(self, *operators: str) -> bool:
+        if self.at < len(self.tokens) and self.tokens[self.at] in operators:
+            self.at += 1
+            return True
+        return False
+
+    def either(self) -> bool | None:
+        held = self.each()
+        while self.next("||"):
+            held = negated(both(negated(held), negated(self.each())))
+        return held
+
+    def each(self) -> bool | None:
+        held = self.one()
+        while self.next("&&"):
+            held = both(held, self.one())
+        return held
+
+    def one(self) -> bool | None:
+        if self.next("!"):
+            return negated(self.one())
+        if self.next("("):
+            held = self.either()
+            if not self.next(")"):
+                raise self.error()
+            return held
+        return self.primary()
+
+    def primary(self) -> bool | None:
+        """Evaluate a test of one word or a comparison of two."""
+        rest = self.tokens[self.at :]
+        count = next((k for k, token in enumerate(rest) if token in ("&&", "||", ")")), len(rest))
+        if not count:
+            raise self.error()
+        kind = self.bare(rest[0]) if count == 2 else self.bare(rest[1]) if count == 3 else ""
+        self.at += count
+        match count:
+            case 1:
+                text = self.text(rest[0])
+                return None if isinstance(text, UnknownText) else text != ""
+            case 2 if kind in ("-n", "-z"):
+                text = self.text(rest[1])
+                return None if isinstance(text, UnknownText) else (text == "") == (kind == "-z")
+            case 2 if kind == "-v":
+                return self.expander.variables.get(str(self.text(rest[1]))) is not None
+            case 2 if kind in ON_FILES:
+                return None
+            case 2 if self.bare(rest[0]) in ORDERS or self.bare(rest[1]) in ORDERS:
+                return False  # `[ $UNSET -gt 4 ]` is an error, which the shell takes for False
+            case 3 if kind in ORDERS:
+                return self.ordered(rest[0], kind, rest[2])
+            case 3 if kind in ("=", "==", "!="):
+                held = self.equal(rest[0], rest[2])
+                return negated(held) if kind == "!=" else held
+            case 3 if kind in ("<", ">"):
+                left, right = self.text(rest[0]), self.text(rest[2])
+                if isinstance(left, UnknownText) or isinstance(right, UnknownText):
+                    return None
+                return left < right if kind == "<" else left > right
+            case 3 if kind == "=~" or kind in FILE_ORDERS:
+                return None  # expressions of the C library are not evaluated
+        raise self.error()
+
+    def bare(self, token: Token) -> str:
+        return token if isinstance(token, str) else (token.bare or "") if isinstance(token, ShellWord) else ""
+
+    def text(self, token: Token) -> str | UnknownText:
+        if isinstance(token, str | UnknownText):
+            return token
+        return joined(token, self.expander)
+
+    def equal(self, left: Token, right: Token) -> bool | None:
+        first = self.text(left)
+        second = (
+            pattern_of(right, self.expander)
+            if self.has_patterns and isinstance(right, ShellWord)
+            else self.text(right)
+        )
+        if isinstance(first, UnknownText) or isinstance(second, UnknownText):
             return None
-        test = _arithmetic_test if text.startswith("((") else _word_test
-        held = test(part.strip(), variables, line=line, path=path)
-        result = (result or held) if joined == "||" else (result and held)
-    return result
+        return fnmatchcase(first, second) if self.has_patterns else first == second
 
-
-def _arithmetic_test(text: str, variables: ShellVariables, *, line: int, path: Path) -> bool:
-    """Evaluate a comparison, or test that an expression is not 0. Variables that are not set are 0."""
-    expression = NAME_IN_ARITHMETIC.sub(
-        lambda name: str(variables.values.get(name[1]) or 0), text.strip("() ")
-    )
-    found, what = COMPARISON.fullmatch(expression), f"{path}:{line}"
-    if found is None:
-        return evaluate_integer(expression, what=what) != 0
-    left, right = evaluate_integer(found[1], what=what), evaluate_integer(found[3], what=what)
-    order = (left > right) - (left < right)
-    return order in {"<": (-1,), ">": (1,), "<=": (-1, 0), ">=": (0, 1), "==": (0,), "!=": (-1, 1)}[found[2]]
-
-
-def _word_test(text: str, variables: ShellVariables, *, line: int, path: Path) -> bool:
-    """Evaluate `-z`, `-n`, a comparison of words or a comparison of numbers."""
-    inside = text.removeprefix("[[").removesuffix("]]").removeprefix("[").removesuffix("]")
-    try:
-        parts = shlex.split(inside)
-    except ValueError:
-        parts = []
-    is_negated = bool(parts) and parts[0] == "!"
-    parts = parts[is_negated:]
-    if parts and parts[0] in ("-z", "-n"):
-        is_empty = not (parts[1:] and _expanded(parts[1], variables, line=line, path=path))
-        return (is_empty == (parts[0] == "-z")) != is_negated
-    if len(parts) == 3:
-        left, right = (_expanded(parts[k], variables, line=line, path=path) for k in (0, 2))
-        if parts[1] in ("=", "==", "!="):
-            return (fnmatchcase(left, right) == (parts[1] != "!=")) != is_negated
-        if parts[1] in ORDERS and left.isdigit() and right.isdigit():
-            order = (int(left) > int(right)) - (int(left) < int(right))
-            return (order in ORDERS[parts[1]]) != is_negated
-    raise InputError(f"{path}:{line}: a condition that is not supported", got=text)
-
-
-def _expanded(text: str, variables: ShellVariables, *, line: int, path: Path) -> str:
-    """Expand a word of a condition. Variables that are not set are empty."""
-    expanded = expand(Word(text=f'"{text}"', line=line), variables, path=path)
-    return REFERENCE.sub("", " ".join(word.text for word in expanded))
+    def ordered(self, left: Token, kind: str, right: Token) -> bool | None:
+        numbers = []
+        for token in (left, right):
+            text = self.text(token)
+            if isinstance(text, UnknownText):
+                return None
+            if not self.has_patterns and not text.strip().removeprefix("-").isdigit():
+                return False  # an error, which the shell takes for False
+            if not self.has_patterns:
+                numbers.append(int(text))
+                continue
+            try:
+                where = self.expander.where(self.line)
+                numbers.append(integer_of(text, self.expander.variables, where=where, unset_is_zero=True))
+            except UnknownValueError:
+                return None
+        return ORDERS[kind]((numbers[0] > numbers[1]) - (numbers[0] < numbers[1]))

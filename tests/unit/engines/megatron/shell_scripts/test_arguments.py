@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.engines.megatron.megatron_lm.options import read
-from meshwright.engines.megatron.shell_scripts.scripts import script_arguments
+from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.errors import InputError
 
 CALL = 'torchrun --nproc_per_node 8 pretrain_gpt.py $A $B "$C" ${D[@]} $TP'
@@ -85,7 +85,7 @@ def test_the_same_words_reach_the_program(name, given, tmp_path):
     (tmp_path / "torchrun").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WORDS": str(tmp_path / "words")}
     subprocess.run(["bash", "-c", text, "train.sh", *given], env=environment, check=True, capture_output=True)
-    words = [word.text for word in script_arguments(text, path=Path("train.sh"), given=given)]
+    words = [word.text for word in script_call(text, path=Path("train.sh"), given=given).arguments]
     words = [word for word in words if word not in ("$A", "$B", "$TP", "${D[@]}")]  # that nobody has set
     words = ["" if word == "$C" else word for word in words]
     assert words == (tmp_path / "words").read_text().removesuffix("\n").split("\n")
@@ -103,7 +103,7 @@ def test_the_same_words_reach_the_program(name, given, tmp_path):
 )
 def test_what_a_script_does_otherwise_is_refused_with_another_way(script, message):
     with pytest.raises(InputError, match=message) as caught:
-        script_arguments(f"{script}{CALL}\n", path=Path("train.sh"))
+        script_call(f"{script}{CALL}\n", path=Path("train.sh"))
     assert "called NAME.args" in caught.value.hint
 
 

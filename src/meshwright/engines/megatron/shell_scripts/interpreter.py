@@ -1,0 +1,461 @@
+"""Execute a shell script without running programs, and collect the calls of training programs.
+
+What depends on files or programs is not known. Both branches of such a condition are followed: a variable that is set
+there has no known value from then on, and `exit` there is an error of the script, which is assumed not to happen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from meshwright.engines.megatron.shell_scripts.builtins import BUILTINS, SUCCEEDING, Leave, LeaveKind
+from meshwright.engines.megatron.shell_scripts.commands import parse_script
+from meshwright.engines.megatron.shell_scripts.conditions import negated, test_holds
+from meshwright.engines.megatron.shell_scripts.expansion import (
+    Expander,
+    as_written,
+    expand,
+    joined,
+    pattern_of,
+)
+from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError, integer_of
+from meshwright.engines.megatron.shell_scripts.programs import NEVER_RUNNING, program_at, shell_text
+from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText
+from meshwright.engines.megatron.shell_scripts.syntax import (
+    AndOrList,
+    ArithmeticCommand,
+    Body,
+    CaseCommand,
+    Command,
+    CountingCommand,
+    ForCommand,
+    FunctionDefinition,
+    GroupCommand,
+    GroupKind,
+    IfCommand,
+    Part,
+    Pipeline,
+    ShellAssignment,
+    ShellWord,
+    SimpleCommand,
+    TestCommand,
+    WhileCommand,
+    Word,
+)
+from meshwright.errors import InputError
+
+PREFIXES = ("command", "builtin", "exec", "nohup")
+MAX_ROUNDS = 1000  # of a loop
+MAX_DEPTH = 50  # of functions and scripts in each other
+Status = bool | None  # of a command; None: it depends on files or programs
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What a script does: the arguments of each training program, and what was not followed."""
+
+    calls: list[list[Word]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Interpreter:
+    """A shell. Those of subshells share `found`."""
+
+    variables: ShellVariables
+    found: Findings
+    depth: int = 0
+    uncertain: str = ""  # why it is not known that the current commands run
+    output: list[str] | None = None  # of `$(...)`
+
+    @property
+    def expander(self) -> Expander:
+        return Expander(variables=self.variables, output_of=self.output_of)
+
+    def where(self, line: int) -> str:
+        return f"{self.variables.name}:{line}"
+
+    def output_of(self, commands: Body) -> str | UnknownText:
+        """Return the output of commands that only print; unknown for all others."""
+        inner = self.nested(self.variables.subshell())
+        inner.output = []
+        with suppress(Leave):
+            inner.run(commands)
+        if inner.output is None or inner.uncertain:
+            return UnknownText(reason="it is the output of a program")
+        return "".join(inner.output).rstrip("\n")
+
+    def nested(self, variables: ShellVariables) -> Interpreter:
+        """Return an interpreter with other variables."""
+        if self.depth >= MAX_DEPTH:
+            raise InputError(f"{self.variables.name}: functions or scripts call each other without end")
+        return Interpreter(
+            variables=variables, found=self.found, depth=self.depth + 1, uncertain=self.uncertain
+        )
+
+    def run(self, body: Body) -> Status:
+        """Execute commands; return the status of the last one."""
+        status: Status = True
+        for one in body:
+            status = self._and_or(one)
+        return status
+
+    def run_uncertain(self, body: Iterable[AndOrList], reason: str) -> None:
+        """Execute commands of which it is not known whether they run."""
+        before, self.uncertain = self.uncertain, self.uncertain or reason
+        try:
+            self.run(tuple(body))
+        except Leave:
+            pass  # assumed not to happen: an error of the script, or the end of a loop that is refused elsewhere
+        finally:
+            self.uncertain = before
+
+    def _and_or(self, one: AndOrList) -> Status:
+        if one.is_background:
+            inner = self.nested(self.variables.subshell())
+            with suppress(Leave):
+                inner._and_or(AndOrList(first=one.first, rest=one.rest))
+            return True
+        status = self._pipeline(one.first)
+        for joined_by, pipeline in one.rest:
+            if status is None:
+                self.run_uncertain((AndOrList(first=pipeline),), "a program")
+            elif status is (joined_by == "&&"):
+                status = self._pipeline(pipeline)
+        return status
+
+    def _pipeline(self, pipeline: Pipeline) -> Status:
+        if len(pipeline.commands) == 1:
+            status = self.command(pipeline.commands[0])
+            return negated(status) if pipeline.is_negated else status
+        status: Status = None
+        for command in pipeline.commands:
+            inner = self.nested(self.variables.subshell())
+            try:
+                status = inner.command(command)
+            except Leave:
+                status = None
+        self.output = None
+        return negated(status) if pipeline.is_negated else status
+
+    def command(self, command: Command) -> Status:
+        """Execute a command; return its status."""
+        match command:
+            case SimpleCommand():
+                return self._simple(command)
+            case IfCommand():
+                return self._if(command)
+            case CaseCommand():
+                return self._case(command)
+            case ForCommand():
+                return self._for(command)
+            case CountingCommand() | WhileCommand():
+                return self._while(command)
+            case GroupCommand():
+                return self._group(command)
+            case FunctionDefinition():
+                if self.uncertain:
+                    raise InputError(f"{self.where(command.line)}: a function depends on {self.uncertain}")
+                self.variables.functions[command.name] = command.body
+                return True
+            case TestCommand():
+                return test_holds(command.tokens, self.expander, line=command.line)
+            case ArithmeticCommand():
+                return self._arithmetic(command.expression, command.line)
+
+    def _arithmetic(self, expression: tuple[Part, ...], line: int) -> Status:
+        text = joined(ShellWord(parts=expression, line=line), self.expander)
+        if isinstance(text, UnknownText):
+            return None
+        try:
+            before = dict(self.variables.values)
+            value = integer_of(text, self.variables, where=self.where(line), unset_is_zero=True)
+        except UnknownValueError:
+            return None
+        self.blur(before, line=line)
+        return value != 0
+
+    def _if(self, command: IfCommand) -> Status:
+        for k, (condition, body) in enumerate(command.branches):
+            status = self.run(condition)
+            if status:
+                return self.run(body)
+            if status is None:
+                reason = "files or programs"
+                self.run_uncertain(body, reason)
+                rest = command.branches[k + 1 :]
+                for other_condition, other in rest:
+                    self.run_uncertain((*other_condition, *other), reason)
+                self.run_uncertain(command.otherwise, reason)
+                return None
+        return self.run(command.otherwise)
+
+    def _case(self, command: CaseCommand) -> Status:
+        text = joined(command.word, self.expander_of_conditions)
+        falls_through = False
+        for patterns, body, end in command.clauses:
+            held: Status = falls_through
+            for pattern in patterns if not falls_through else ():
+                one = pattern_of(pattern, self.expander_of_conditions)
+                if isinstance(text, UnknownText) or isinstance(one, UnknownText):
+                    held = None
+                elif fnmatchcase(text, one):
+                    held = True
+                    break
+            if held is None:
+                self.run_uncertain(body, "files or programs")
+            elif held:
+                status = self.run(body)
+                if end == ";;":
+                    return status
+                falls_through = end == ";&"
+        return True if not isinstance(text, UnknownText) else None
+
+    @property
+    def expander_of_conditions(self) -> Expander:
+        return Expander(variables=self.variables, output_of=self.output_of, unset_is_empty=True)
+
+    def _for(self, command: ForCommand) -> Status:
+        if command.words is None:
+            items = [Word(text=one, line=command.line) for one in self.variables.positional]
+        else:
+            items = [one for word in command.words for one in expand(word, self.expander)]
+        if any(one.unknown or re.search(r"[*?]", one.text) for one in items):
+            self.variables.set(
+                command.name, UnknownText(reason=f"{command.name} depends on files or programs")
+            )
+            self.run_uncertain(command.body, "files or programs")
+            return None
+        for item in items:
+            self._set(command.name, item.text, line=command.line)
+            if self._round(command.body):
+                break
+        return True
+
+    def _while(self, command: WhileCommand | CountingCommand) -> Status:
+        if isinstance(command, CountingCommand):
+            self._arithmetic(command.expressions[0], command.line)
+        for _ in range(MAX_ROUNDS):
+            if isinstance(command, CountingCommand):
+                status = not command.expressions[1] or self._arithmetic(command.expressions[1], command.line)
+            else:
+                status = self.run(command.condition)
+                status = negated(status) if command.is_until else status
+            if status is None:
+                self.run_uncertain(command.body, "files or programs")
+                return None
+            if not status or self._round(command.body):
+                return True
+            if isinstance(command, CountingCommand):
+                self._arithmetic(command.expressions[2], command.line)
+        raise InputError(f"{self.where(command.line)}: a loop that does not end")
+
+    def _round(self, body: Body) -> bool:
+        """Execute the body of a loop once; return True if it ends the loop."""
+        try:
+            self.run(body)
+        except Leave as leave:
+            if leave.kind not in (LeaveKind.BREAK, LeaveKind.CONTINUE):
+                raise
+            if leave.count > 1:
+                leave.count -= 1
+                raise
+            return leave.kind is LeaveKind.BREAK
+        return False
+
+    def _group(self, command: GroupCommand) -> Status:
+        if command.kind is GroupKind.BRACES:
+            return self.run(command.body)
+        inner = self.nested(self.variables.subshell())
+        inner.output = self.output
+        try:
+            status = inner.run(command.body)
+        except Leave as leave:
+            status = leave.status
+        self.output = inner.output
+        return status
+
+    def assign(self, assignment: ShellAssignment) -> None:
+        """Carry out an assignment."""
+        before, name, line = self.variables.get(assignment.name), assignment.name, assignment.line
+        if assignment.subscript:
+            self._set(name, self._with_element(before, assignment), line=line)
+            return
+        value: ShellValue
+        if isinstance(assignment.value, tuple):
+            items = tuple(one for word in assignment.value for one in expand(word, self.expander))
+            if any(re.match(r"\[[^\]]+\]=", one.text) for one in items):
+                value = UnknownText(reason=f"{name} is an associative array")
+            elif assignment.is_appended and isinstance(before, UnknownText):
+                value = before
+            elif assignment.is_appended and before:
+                old = before if isinstance(before, tuple) else (Word(text=before, line=line),)
+                value = (*old, *items)
+            else:
+                value = items
+        else:
+            value = as_written(assignment.value, self.expander)
+            if assignment.is_appended and before is not None:
+                value = self._appended(before, value, assignment)
+        self._set(name, value, line=line)
+
+    def _with_element(self, before: ShellValue | None, assignment: ShellAssignment) -> ShellValue:
+        """Return an array after `NAME[subscript]=word`; unknown for one with gaps or with keys that are text."""
+        name, line = assignment.name, assignment.line
+        unknown = UnknownText(reason=f"{name}[{assignment.subscript}]= is not supported")
+        if isinstance(before, UnknownText) or isinstance(assignment.value, tuple) or assignment.is_appended:
+            return before if isinstance(before, UnknownText) else unknown
+        items = (
+            []
+            if not before
+            else list(before)
+            if isinstance(before, tuple)
+            else [Word(text=before, line=line)]
+        )
+        if not re.fullmatch(r"\d+|\$?[A-Za-z_]\w*", assignment.subscript):
+            return unknown
+        try:
+            text = assignment.subscript.removeprefix("$")
+            index = integer_of(text, self.variables, where=self.where(line), unset_is_zero=False)
+        except UnknownValueError:
+            return unknown
+        if not 0 <= index <= len(items):
+            return unknown
+        written = as_written(assignment.value, self.expander)
+        is_known = isinstance(written, str)
+        item = Word(
+            text=written if is_known else written.text, line=line, unknown="" if is_known else written.reason
+        )
+        return (*items[:index], item, *items[index + 1 :])
+
+    def _appended(self, before: ShellValue, value: ShellValue, assignment: ShellAssignment) -> ShellValue:
+        if isinstance(before, tuple):
+            raise InputError(f"{self.where(assignment.line)}: text is added to an array", got=assignment.name)
+        if isinstance(before, str) and isinstance(value, str):
+            return f"{before}{value}"
+        parts = [one if isinstance(one, UnknownText) else UnknownText(reason="", text=str(one), if_empty=str(one))
+                 for one in (before, value)]  # fmt: skip
+        if any(one.reason and not one.text for one in parts):
+            return next(one for one in parts if one.reason and not one.text)
+        empties = [one.if_empty for one in parts]
+        return UnknownText(
+            reason=parts[0].reason or parts[1].reason,
+            text=parts[0].text + parts[1].text,
+            if_empty=None if None in empties else "".join(map(str, empties)),
+        )
+
+    def assign_text(self, name: str, text: str, *, line: int, unknown: str) -> None:
+        """Set a variable to text, or to an unknown value for a reason."""
+        self._set(name, UnknownText(reason=unknown) if unknown else text, line=line)
+
+    def blur(self, before: dict[str, ShellValue], *, line: int) -> None:
+        """Make variables unknown that have changed since `before`, if the commands may not run."""
+        for name, value in list(self.variables.values.items()) if self.uncertain else ():
+            if value != before.get(name):
+                self._set(name, "", line=line)
+
+    def _set(self, name: str, value: ShellValue, *, line: int) -> None:
+        """Set a variable; its value is not known if the commands may not run."""
+        if self.uncertain:
+            if self.variables.get(name) == value:
+                return
+            value = UnknownText(reason=f"{name} depends on {self.uncertain} (line {line})")
+        self.variables.set(name, value)
+
+    def _simple(self, command: SimpleCommand) -> Status:
+        words: list[Word] = []
+        for word in command.words:
+            if isinstance(word, ShellWord):
+                words += expand(word, self.expander)
+        is_last = False
+        while len(words) > 1 and words[0].text in PREFIXES and not words[1].text.startswith("-"):
+            is_last = is_last or words.pop(0).text == "exec"
+        if not words:
+            for assignment in command.assignments:
+                self.assign(assignment)
+            return True
+        status = self._named(command, words)
+        if is_last:
+            raise Leave(LeaveKind.EXIT, status=status)
+        return status
+
+    def _named(self, command: SimpleCommand, words: list[Word]) -> Status:
+        """Execute a function, a command of the shell or a program."""
+        name = words[0].text
+        is_function = name in self.variables.functions
+        if is_function or name in ("eval", "source", "."):
+            before = {one.name: self.variables.values.get(one.name) for one in command.assignments}
+            for assignment in command.assignments:
+                self.assign(assignment)
+            try:
+                return self._function(name, words) if is_function else BUILTINS[name](self, command, words)
+            finally:
+                self.variables.put_back(before)
+        if builtin := BUILTINS.get(name):
+            return builtin(self, command, words)
+        self.output = None
+        self._program(command, words)
+        return True if name in SUCCEEDING else None
+
+    def _function(self, name: str, words: list[Word]) -> Status:
+        """Call a function with arguments."""
+        if self.depth >= MAX_DEPTH:
+            raise InputError(f"{self.variables.name}: functions call each other without end", got=name)
+        before = self.variables.positional
+        self.variables.positional = tuple(one.text for one in words[1:])
+        self.variables.locals.append({})
+        self.depth += 1
+        try:
+            return self.command(self.variables.functions[name])
+        except Leave as leave:
+            if leave.kind is not LeaveKind.RETURN:
+                raise
+            return leave.status
+        finally:
+            self.depth -= 1
+            self.variables.put_back(self.variables.locals.pop())
+            self.variables.positional = before
+
+    def _program(self, command: SimpleCommand, words: list[Word]) -> None:
+        """Follow a command that may run a training program."""
+        name = words[0].text.rpartition("/")[2]
+        if name in NEVER_RUNNING:
+            return
+        inner = shell_text(words, command.documents)
+        if inner is not None:
+            for assignment in command.assignments:  # NAME=value before a shell reaches it
+                self.variables.exported.add(assignment.name)
+            text = inner.text if inner.document is None else self._document_text(inner.document)
+            child = self.nested(self.variables.child(inner.positional))
+            for assignment in command.assignments:
+                child.assign(assignment)
+            child.run_text(text, line=words[0].line)
+        elif (k := program_at(words)) is not None:
+            if name == "xargs":
+                raise InputError(f"{self.where(words[0].line)}: arguments from xargs are not known")
+            self.found.calls.append(words[k + 1 :])
+
+    def _document_text(self, parts: tuple[Part, ...]) -> str:
+        written = as_written(ShellWord(parts=parts, line=0), self.expander)
+        return written if isinstance(written, str) else written.text
+
+    def run_nested(self, body: Body) -> Status:
+        """Execute the commands of `eval` or of another script in this shell."""
+        if self.depth >= MAX_DEPTH:
+            raise InputError(f"{self.variables.name}: scripts call each other without end")
+        self.depth += 1
+        try:
+            return self.run(body)
+        finally:
+            self.depth -= 1
+
+    def run_text(self, text: str, *, line: int) -> Status:
+        """Execute text as a script, after which this shell ends."""
+        try:
+            return self.run(parse_script(text, name=self.variables.name, first_line=line))
+        except Leave as leave:
+            return leave.status

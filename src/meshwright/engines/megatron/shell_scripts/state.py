@@ -1,0 +1,89 @@
+"""Variables of a shell script: text, arrays, and values that are not known without running programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from meshwright.engines.megatron.shell_scripts.syntax import Command, Word
+from meshwright.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownText:
+    """A value that depends on files, programs, the machine, or variables that are not set."""
+
+    reason: str
+    text: str = ""  # of the value, with `$NAME` and `$(...)` for what is not known
+    if_empty: str | None = None  # the value if only variables are missing, and they are empty
+
+
+ShellValue = str | tuple[Word, ...] | UnknownText
+OF_THE_MACHINE = (
+    "PWD", "OLDPWD", "HOME", "USER", "HOSTNAME", "RANDOM", "SECONDS", "EPOCHSECONDS", "UID", "EUID", "PPID", "BASHPID",
+    "BASH", "BASH_SOURCE", "BASH_VERSION", "LINENO", "PATH", "SHELL", "OSTYPE", "?", "$", "-",
+)  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class ShellVariables:
+    """State of a shell. A name without a value may come from the environment."""
+
+    name: str  # of the script, `$0`
+    values: dict[str, ShellValue] = field(default_factory=dict)
+    positional: tuple[str, ...] = ()
+    functions: dict[str, Command] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)  # by `unset` and `local`: not of the environment
+    locals: list[dict[str, ShellValue | None]] = field(default_factory=list)  # values to restore, by function
+
+    def get(self, name: str) -> ShellValue | None:
+        """Return the value of a variable or positional argument; None: it is not set."""
+        if name.isdigit():
+            if name == "0":
+                return self.name
+            k = int(name)
+            return self.positional[k - 1] if k <= len(self.positional) else None
+        if name == "#":
+            return str(len(self.positional))
+        if name in ("@", "*"):
+            return tuple(Word(text=one, line=0) for one in self.positional)
+        if name in self.values:
+            return self.values[name]
+        return UnknownText(reason=f"${name} depends on the machine") if name in OF_THE_MACHINE else None
+
+    def set(self, name: str, value: ShellValue) -> None:
+        if name == "IFS" and value != " \t\n":
+            raise InputError(f"{self.name}: another IFS is not supported")
+        self.values[name] = value
+
+    def make_local(self, name: str) -> None:
+        """Restore the variable at the end of the current function."""
+        if self.locals:
+            self.locals[-1].setdefault(name, self.values.get(name))
+
+    def put_back(self, before: dict[str, ShellValue | None]) -> None:
+        """Give variables their earlier values; None: they were not set."""
+        for name, value in before.items():
+            if value is None:
+                self.values.pop(name, None)
+            else:
+                self.values[name] = value
+
+    def unset(self, name: str) -> None:
+        """Remove a variable, which from then on is empty rather than one of the environment."""
+        self.values.pop(name, None)
+        self.removed.add(name)
+
+    def subshell(self) -> ShellVariables:
+        """Return a copy whose changes end with it."""
+        return replace(
+            self, values=dict(self.values), functions=dict(self.functions), exported=set(self.exported),
+            removed=set(self.removed), locals=[dict(one) for one in self.locals],
+        )  # fmt: skip
+
+    def child(self, positional: tuple[str, ...]) -> ShellVariables:
+        """Return the state of another shell that this one starts: exported variables only."""
+        values = {name: value for name, value in self.values.items() if name in self.exported}
+        return ShellVariables(
+            name=self.name, values=values, positional=positional, exported=set(self.exported)
+        )
