@@ -28,6 +28,7 @@ class Accelerator:
     num_compute_units: int  # streaming multiprocessors, compute units, cores
     output_tiles: bool = True  # its GEMMs are made of large output tiles; the caches of a CPU allow any shape
     cpu_oversubscription: float = 1.0  # processes per core, where there are more processes than cores
+    jax_devices: int = 1  # that JAX shows for one device
     tdp_w: float | None = None
     host_bytes_per_s: float = 32e9  # host link, one direction
     scale_up_domain: int = 8  # devices joined by the scale-up link of the usual system

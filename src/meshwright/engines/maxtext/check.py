@@ -80,6 +80,7 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
         *refusals.by_planner_rules(plan, run=run, engine="maxtext"),
         *refusals.offload(plan),
         *_plan_details(plan, run),
+        *_jax_devices(plan, run),
     ]
 
 
@@ -111,6 +112,16 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
             key="parallel.sharding",
             reason="MaxText rounds weights to bf16 when it accumulates gradients under a sharded optimizer",
             hint="--set parallel.sharding=parameters, or batch.micro as large as the batch of a device",
+        )
+
+
+def _jax_devices(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    shown = 1 if run.cluster is None else run.cluster.accelerator.jax_devices
+    if plan.micro_batch % shown:
+        yield Unsupported(
+            key="batch.micro",
+            reason=f"JAX shows {shown} devices for each device of the cluster, which take equal parts of a micro-batch",
+            hint=f"--set batch.micro={plan.micro_batch * shown}",
         )
 
 

@@ -21,6 +21,7 @@ from meshwright.engines.maxtext.config.keys import MaxTextKeys, model_section
 from meshwright.engines.maxtext.lower import NEVER, REMATERIALISATION
 from meshwright.engines.maxtext.parameters.leaves import MODULES
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.specs.hardware import Cluster
 from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import RECOMPUTE_MODULES
 
@@ -38,7 +39,7 @@ def import_run(source: str, *, cluster: str) -> Imported:
     parts = shlex.split(source)
     if not parts:
         raise InputError("no configuration is given", got=source)
-    path, num_devices = Path(parts[0]), catalog.cluster(cluster).num_devices
+    path, target = Path(parts[0]), catalog.cluster(cluster)
     given = _read(path)
     for part in parts[1:]:
         key, equals, value = part.partition("=")
@@ -55,7 +56,7 @@ def import_run(source: str, *, cluster: str) -> Imported:
     content = {
         "model": model_section(settings, name=str(given.get("model_name", path.stem))),
         "data": _data(settings),
-        **_devices(settings, num_devices=num_devices, accumulated=accumulated),
+        **_devices(settings, target, accumulated=accumulated),
         "optimizer": optimizer,
         "precision": _precision(settings, is_frozen=bool(tuning)),
         "cluster": cluster,
@@ -135,14 +136,16 @@ def _degree(settings: MaxTextKeys, axis: str) -> int:
     return 0 if -1 in (within, across) else within * across
 
 
-def _devices(settings: MaxTextKeys, *, num_devices: int, accumulated: int) -> dict[str, Any]:
-    """Return the plan and the batch."""
+def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> dict[str, Any]:
+    """Return the plan and the batch. MaxText counts the devices that JAX shows, a run file those of the cluster."""
+    num_devices = cluster.num_devices * cluster.accelerator.jax_devices
     axes = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
     degrees = {axis: _degree(settings, axis) for axis in axes}
     for axis in ("fsdp_transpose", "sequence", "autoregressive", "context_autoregressive", "diloco"):
         if _degree(settings, axis) != 1:
             raise InputError("an axis that run files do not support", got=f"ici_{axis}_parallelism")
     _fill_open_axis(degrees, num_devices)
+    _merge(degrees, settings, cluster)
     tensor = degrees["tensor"] * degrees["tensor_sequence"]
     shard, replicas, expert = degrees["fsdp"] * degrees["expert"], degrees["data"], degrees["expert"]
     optimizer = settings.take("shard_optimizer_over_data", False)
@@ -184,6 +187,25 @@ def _fill_open_axis(degrees: dict[str, int], num_devices: int) -> None:
         raise InputError(f"degrees of {given} do not fill the {num_devices} devices of the cluster")
     for axis in open_axes:
         degrees[axis] = num_devices // given
+
+
+def _merge(degrees: dict[str, int], settings: MaxTextKeys, cluster: Cluster) -> None:
+    """Count devices of the cluster instead of those that JAX shows, in the data axes."""
+    shown = cluster.accelerator.jax_devices
+    if shown == 1:
+        return
+    axis = next((axis for axis in ("fsdp", "data") if degrees[axis] % shown == 0), None)
+    if axis is None:
+        raise InputError(
+            f"JAX shows {shown} devices for each {cluster.accelerator.name}, which run files count as one",
+            got=f"ici_fsdp_parallelism {degrees['fsdp']}, ici_data_parallelism {degrees['data']}",
+            allowed=f"one of them is a multiple of {shown}",
+        )
+    degrees[axis] //= shown
+    settings.note(
+        f"ici_{axis}_parallelism counts the {shown} devices that JAX shows for each {cluster.accelerator.name}: "
+        f"{degrees[axis] * shown} are {degrees[axis]} here"
+    )
 
 
 def _pipeline(settings: MaxTextKeys, plan: dict[str, Any], *, per_rank: float) -> float:

@@ -143,11 +143,12 @@ def _adapters(run: Run) -> dict[str, Any]:
 def _parallelism(plan: Plan, run: Run) -> dict[str, Any]:
     """Axes of the mesh. The expert axis is a part of the data-parallel axis."""
     is_sharded = plan.sharding is Sharding.PARAMETERS
+    shown = jax_devices(run)  # the devices that JAX shows for one of the plan are in its data axis
     tensor = "tensor_sequence" if plan.sequence_parallel and plan.tensor > 1 else "tensor"
     keys: dict[str, Any] = {
         "num_slices": 1,
-        "ici_data_parallelism": plan.data_replicate if is_sharded else plan.data // plan.expert,
-        "ici_fsdp_parallelism": plan.data_shard // plan.expert if is_sharded else 1,
+        "ici_data_parallelism": plan.data_replicate if is_sharded else plan.data // plan.expert * shown,
+        "ici_fsdp_parallelism": plan.data_shard // plan.expert * shown if is_sharded else 1,
         "ici_expert_parallelism": plan.expert,
         f"ici_{tensor}_parallelism": plan.tensor,
         "ici_context_parallelism": plan.context,
@@ -163,12 +164,17 @@ def _parallelism(plan: Plan, run: Run) -> dict[str, Any]:
     return keys
 
 
+def jax_devices(run: Run) -> int:
+    """Return the devices that JAX shows for one device of the run's cluster."""
+    return 1 if run.cluster is None else run.cluster.accelerator.jax_devices
+
+
 def _batch(run: Run, plan: Plan) -> dict[str, Any]:
     """With a pipeline, all micro-batches are one batch; without one, they are gradient accumulation."""
     accumulated = num_accumulated(run, plan)
     return {
         "max_target_length": run.sequence_length,
-        "per_device_batch_size": run.global_batch / accumulated / plan.num_devices,
+        "per_device_batch_size": run.global_batch / accumulated / plan.num_devices / jax_devices(run),
         "gradient_accumulation_steps": accumulated,
     }
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION
+from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION, recomputed_per_chunk
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import Run, StateFormat, Task
@@ -188,3 +188,11 @@ def _plan_details(plan: Plan, run: Run, *, trains_here: bool) -> Iterator[Unsupp
         )
     if plan.recompute is Recompute.SELECTIVE and "alternate_matmuls" in plan.recompute_modules:
         yield Unsupported(key="parallel.recompute", reason="alternate_matmuls exists only in torchtitan")
+    layers = plan.recompute_layers if plan.recompute is Recompute.FULL else None
+    if layers is not None and recomputed_per_chunk(run.model, plan) is None:
+        yield Unsupported(
+            key="parallel.recompute.layers",
+            reason=f"Megatron recomputes equally many layers in each of a rank's {plan.virtual_pipeline} stages: "
+            f"{layers} of a rank cannot be split so",
+            hint=f"parallel.recompute.layers: {layers // plan.virtual_pipeline * plan.virtual_pipeline}",
+        )

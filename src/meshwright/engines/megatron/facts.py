@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from meshwright.planner.engines import EngineFacts
+from meshwright.planner.engines import EngineFacts, Rule, Scope
+from meshwright.planner.rules import is_divisor
 from meshwright.specs.plan import Recompute, Schedule, Sharding
+
+RULES = (
+    Rule(
+        name="recomputed layers of stages",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (p.recompute_layers < 0) | is_divisor(p.virtual_pipeline, p.recompute_layers),
+        says=lambda s, p: (
+            f"Megatron recomputes equally many layers in each of a rank's {p.virtual_pipeline} stages: recomputing "
+            f"{p.recompute_layers} layers of a rank must be a multiple"
+        ),
+        after="recomputed layers",
+    ),
+)
 
 FACTS = EngineFacts(
     title="megatron 0.16",
@@ -17,6 +31,7 @@ FACTS = EngineFacts(
     any_vocabulary=True,  # padded
     repeats_kv_heads=True,
     any_replicas=True,
+    rules=RULES,
     configurations=(".args", ".sh", ".yaml"),
     source="megatron-core 0.16.1: transformer/transformer_config.py, pipeline_parallel/schedules.py",
 )

@@ -314,3 +314,25 @@ def test_its_keys_are_those_of_its_environment():
     known = known_keys()
     for key, value in YAML(typ="safe").load(path.read_text()).items():
         assert known[key] == (None if str(value).startswith("/") else value), key
+
+
+def test_two_devices_of_jax_are_one_chip(tmp_path):
+    """JAX shows two devices for each TPU7x chip; plans and catalogue count chips."""
+    given = {"model_name": "default", "base_num_decoder_layers": 4, "per_device_batch_size": 2, "steps": 10,
+             "vocab_size": 512, "lr_schedule_type": "cosine", "attention": "autoselected"}  # fmt: skip
+    run, notes = imported(written(tmp_path, given), "tpu7x-4x4")
+    assert (run.plan.data, run.plan.num_devices, run.global_batch, run.micro_batch) == (16, 16, 64, 4)
+    assert any("the 2 devices that JAX shows for each tpu7x: 32 are 16 here" in note for note in notes)
+    again = configuration(run, run.plan, folder=tmp_path)
+    assert (again["ici_fsdp_parallelism"], again["per_device_batch_size"]) == (32, 2)
+    with pytest.raises(InputError, match="JAX shows 2 devices for each tpu7x"):
+        imported(
+            written(tmp_path, given | {"ici_fsdp_parallelism": 1, "ici_tensor_parallelism": 32}), "tpu7x-4x4"
+        )
+    odd = runfile.loads(
+        "model: llama3.1-8b\ndata: {sequence_length: 128}\nbatch: {global_sequences: 16, micro: 1}\n"
+        "cluster: tpu7x-4x4\nengine: maxtext\nparallel: {data_shard: 16, sharding: parameters, recompute: full}\n"
+        "optimizer: {learning_rate: 1.0e-3}\ntrain: {steps: 3}\n"
+    )
+    (problem,) = [one for one in contract.check(odd) if one.key == "batch.micro"]
+    assert problem.hint == "--set batch.micro=2"

@@ -110,7 +110,7 @@ def test_stages_in_turn_and_a_vocabulary_that_does_not_divide():
         "model={hidden: 64, num_layers: 34, vocab: 257, ffn_hidden: 128, attention: {num_heads: 4, num_kv_heads: 2}, "
         "rope: {scaling: llama3, factor: 8, original_context: 8192}}", "optimizer.gradient_clip=null", "precision=fp32",
         "parallel={tensor: 2, pipeline: 2, virtual_pipeline: 2, schedule: interleaved, data_shard: 4, "
-        "sharding: none, recompute: {layers: 3}}",
+        "sharding: none, recompute: {layers: 6}}",
     )  # fmt: skip
     stages = found["transformer"]["pipeline_model_parallel_layout"]
     assert [stage.count("decoder") for stage in stages] == [8, 9, 9, 8]

@@ -88,3 +88,14 @@ def test_it_comes_back_as_it_went(name, file, tmp_path):
 def test_what_others_cannot_do_either_is_refused(key, overrides):
     problems = contract.check_export(runfile.loads(BASE, overrides=overrides))
     assert any(str(problem).startswith(key) for problem in problems), problems
+
+
+def test_experts_have_the_kernels_of_transformer_engine():
+    experts = {"model=mixtral-8x7b", "parallel={data_shard: 16, expert: 8, sharding: optimizer}"}
+    for overrides, expected in ((experts, 1), ((), 0)):
+        run = runfile.loads(BASE, overrides=tuple(overrides))
+        files = contract.lower_export(run, folder=Path("out")).files
+        lines = files["megatron_lm.args"].splitlines()
+        for name in ("moe-grouped-gemm", "moe-permute-fusion", "moe-router-fusion"):
+            assert lines.count(f"--{name}") == expected, name
+            assert files["megatron_bridge.yaml"].count(f"{name.replace('-', '_')}: true") == expected, name

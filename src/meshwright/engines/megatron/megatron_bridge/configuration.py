@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.megatron_core.constructors import (
+    EXPERT_KERNELS,
     LOW_PRECISION,
     UNFUSED,
     Settings,
@@ -166,6 +167,8 @@ def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
         "vocab_size": padded_vocab(run.model, plan),
         "activation_func": {"_target_": f"torch.nn.functional.{model['activation_func']}", "_call_": False},
     }
+    if run.model.experts is not None:
+        model |= dict.fromkeys(EXPERT_KERNELS, True)
     if "pipeline_model_parallel_layout" in model:
         model["pipeline_model_parallel_layout"] = layout_letters(model["pipeline_model_parallel_layout"])
     if isinstance(model.get("moe_layer_freq"), list):  # by default, all layers of the provider have experts

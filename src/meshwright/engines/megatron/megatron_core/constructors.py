@@ -14,6 +14,7 @@ which only `megatron_lm` and `megatron_bridge` write (`check_export`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cost.stages import layers_per_stage
@@ -41,6 +42,8 @@ LOW_PRECISION = {
 }
 """Settings of the precisions with fp8 or fp4 GEMMs."""
 
+EXPERT_KERNELS = ("moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
+"""Kernels of Transformer Engine for experts, which the files for Megatron-LM and Megatron-Bridge ask for."""
 UNFUSED = (
     "apply_rope_fusion",
     "bias_activation_fusion",
@@ -99,7 +102,7 @@ def transformer(run: Run, plan: Plan) -> Settings:
         **parallel(plan),
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1,
         **_pipeline(run, plan),
-        **_recompute(plan),
+        **_recompute(model, plan),
     }
 
 
@@ -186,32 +189,50 @@ def _pipeline(run: Run, plan: Plan) -> Settings:
 
 def layout(model: Model, plan: Plan) -> list[list[str]]:
     """Parts of every stage, in the order of the model."""
-    counts = plan.layers_per_stage or layers_per_stage(
-        model.num_layers, plan.pipeline * plan.virtual_pipeline
-    )
-    stages = [["decoder"] * count for count in counts]
+    stages = [["decoder"] * count for count in _layer_counts(model, plan)]
     stages[0].insert(0, "embedding")
     stages[-1] += [*["mtp"] * model.num_mtp_layers, "loss"]
     return stages
 
 
-def _recompute(plan: Plan) -> Settings:
+def _layer_counts(model: Model, plan: Plan) -> Sequence[int]:
+    """Layers of every stage, in the order of the model."""
+    num_stages = plan.pipeline * plan.virtual_pipeline
+    return plan.layers_per_stage or layers_per_stage(model.num_layers, num_stages)
+
+
+def recomputed_per_rank(per_chunk: int, counts: Sequence[int], *, pipeline: int) -> list[int]:
+    """Layers that each rank recomputes if Megatron recomputes the first `per_chunk` of every stage.
+
+    `counts` are the layers of every stage; stage s is on rank s mod `pipeline`. Megatron counts
+    `recompute_num_layers` per `TransformerBlock`, of which a rank has one for each virtual stage.
+    """
+    return [sum(min(per_chunk, count) for count in counts[rank::pipeline]) for rank in range(pipeline)]
+
+
+def recomputed_per_chunk(model: Model, plan: Plan) -> int | None:
+    """Megatron's number for `plan.recompute_layers` of each rank; None: it has none that gives the same."""
+    counts, wanted = _layer_counts(model, plan), plan.recompute_layers or 0
+    expected = [min(wanted, sum(counts[rank :: plan.pipeline])) for rank in range(plan.pipeline)]
+    return next(
+        (
+            n
+            for n in range(max(counts) + 1)
+            if recomputed_per_rank(n, counts, pipeline=plan.pipeline) == expected
+        ),
+        None,
+    )
+
+
+def _recompute(model: Model, plan: Plan) -> Settings:
     if plan.recompute is Recompute.SELECTIVE:
         modules = [MODULES[name] for name in plan.recompute_modules]
         return {"recompute_granularity": "selective", "recompute_modules": modules}
     if plan.recompute is Recompute.NONE:
         return {}
-    if plan.recompute_layers is None:
-        return {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
-    return {
-        "recompute_granularity": "full",
-        "recompute_method": "block",
-        "recompute_num_layers": plan.recompute_layers,
-    }
+    kind = "uniform" if plan.recompute_layers is None else "block"
+    count = 1 if plan.recompute_layers is None else recomputed_per_chunk(model, plan)
+    return {"recompute_granularity": "full", "recompute_method": kind, "recompute_num_layers": count}
 
 
 def padded_vocab(model: Model, plan: Plan) -> int:

@@ -14,7 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.megatron.megatron_core.constructors import UNFUSED, Settings, loop, settings_of
+from meshwright.engines.megatron.megatron_core.constructors import (
+    EXPERT_KERNELS,
+    UNFUSED,
+    Settings,
+    loop,
+    settings_of,
+)
 from meshwright.specs.model import AttentionKind, RopeScaling
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -92,6 +98,8 @@ def _shape(run: Run) -> list[str]:
         f"--rotary-base {round(model.rope.theta)}", f"--vocab-size {model.vocab}",
         "--make-vocab-size-divisible-by 1",
     ]  # fmt: skip
+    if model.experts is not None:
+        lines += [line for name in EXPERT_KERNELS for line in _option(name, True)]
     if not model.tied_embeddings:
         lines.append("--untie-embeddings-and-output-weights")
     return [*lines, "--use-rope-scaling"] if model.rope.scaling is RopeScaling.LLAMA3 else lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.megatron_lm.arithmetic import evaluate
@@ -9,6 +11,7 @@ from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
 from meshwright.errors import InputError
 from meshwright.runfile.inline import catalogue_name
 
+DEFAULT_TOKENIZER = "GPT2BPETokenizer"  # of pretrain_gpt.py
 GPT2_VOCABULARY = 50_257
 LLAMA3 = {
     "original_context": 8192,
@@ -80,17 +83,38 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
 
 
 def _vocab(options: MegatronOptions) -> int:
-    tokenizer = options.text("tokenizer-type", "GPT2BPETokenizer")  # pretrain_gpt.py's own default
+    """Return the given size of the vocabulary, or that of its file."""
+    tokenizer = options.text("tokenizer-type", DEFAULT_TOKENIZER)
     padded = options.integer("padded-vocab-size", 0)
-    found = options.integer(
-        "vocab-size", padded or (GPT2_VOCABULARY if tokenizer == "GPT2BPETokenizer" else 0)
-    )
-    if not found:
+    file = "".join(options.paths("vocab-file"))
+    if found := options.integer("vocab-size", padded):
+        return found
+    if tokenizer == DEFAULT_TOKENIZER and not file:
+        options.note(f"{tokenizer} without --vocab-file: GPT-2's {GPT2_VOCABULARY} tokens are assumed")
+        return GPT2_VOCABULARY
+    size = _size_of(file, options.path) if tokenizer == DEFAULT_TOKENIZER else None
+    if size is None:
+        of = f"{file}, which is not here" if file else f"the file of {tokenizer}"
         raise InputError(
-            f"the size of the vocabulary is in the file of {tokenizer}",
+            f"the size of the vocabulary is in {of}",
             hint=f'give the size: "{options.path.name} --vocab-size 32000"',
         )
-    return found
+    return size
+
+
+def _size_of(file: str, script: Path) -> int | None:
+    """Return the number of tokens in a vocab.json of a BPE tokenizer; None if it cannot be read.
+
+    Megatron's GPT2BPETokenizer has no tokens besides those of the file.
+    """
+    for path in (Path(file), script.parent / file):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict) and content:
+            return len(content)
+    return None
 
 
 def _attention(options: MegatronOptions, *, hidden: int) -> dict[str, Any]:

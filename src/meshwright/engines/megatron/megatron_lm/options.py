@@ -39,7 +39,7 @@ NAMES = """
     pipeline-model-parallel-comm-backend profile profile-ranks profile-step-end profile-step-start rerun-mode
     split te-rng-tracker timing-log-level timing-log-option transformer-impl trust-remote-code use-cpu-initialization
     use-flash-attn use-mcore-models use-nccl-ub use-persistent-ckpt-worker use-pytorch-profiler use-ring-exchange-p2p
-    use-sharp vocab-file moe-deepep-num-sms moe-enable-deepep moe-flex-dispatcher-backend
+    use-sharp moe-deepep-num-sms moe-enable-deepep moe-flex-dispatcher-backend
     delay-wgrad-compute overlap-p2p-communication-warmup-flush microbatch-group-size-per-virtual-pipeline-stage
     no-data-sharding no-overlap-p2p-communication no-barrier-with-level-1-timing no-one-logger
     no-create-attention-mask-in-dataloader no-mmap-bin-files no-check-for-nan-in-loss-and-grad
@@ -55,6 +55,7 @@ IGNORED_PREFIXES = (
     "exit-on-", "exit-signal-",
 )  # fmt: skip
 FUSION = "-fusion"
+UNDEFINED = "it has a variable"
 PLACEHOLDER = re.compile(r"<[^<>]*>")
 """Options of kernels, files and logs, which do not concern the training."""
 
@@ -65,6 +66,7 @@ class Option:
 
     values: tuple[str, ...]
     line: int  # 0: after the file name
+    unknown: str = ""  # why a value has a `$` in it
 
 
 class MegatronOptions:
@@ -84,15 +86,25 @@ class MegatronOptions:
 
     def text(self, name: str, default: str = "") -> str:
         """Return the only value of an option."""
-        option = self._take(name)
-        if option is None:
+        values = self.values(name)
+        if not values:
             return default
-        if len(option.values) != 1:
-            raise InputError(f"{self.where(option)}: --{name} takes one value", got=" ".join(option.values))
-        return option.values[0]
+        if len(values) != 1:
+            where = self.where(self.taken[name])
+            raise InputError(f"{where}: --{name} takes one value", got=" ".join(values))
+        return values[0]
 
     def values(self, name: str) -> tuple[str, ...]:
-        """Return all values of an option; none if it is absent."""
+        """Return all values of an option; none if it is absent. Raises InputError for an undefined variable."""
+        option = self._take(name)
+        if option is not None and option.unknown:
+            hint = f'set it after the file: "{self.path.name} NAME=value"'
+            got, what = " ".join(option.values), f"--{name} cannot be expanded, {option.unknown}"
+            raise InputError(f"{self.where(option)}: {what}", got=got, hint=hint)
+        return () if option is None else option.values
+
+    def paths(self, name: str) -> tuple[str, ...]:
+        """Return the values of an option that names files, with `$NAME` for undefined variables."""
         option = self._take(name)
         return () if option is None else option.values
 
@@ -112,9 +124,7 @@ class MegatronOptions:
             return parse_number(text)
         except ValueError:
             where = self.where(self.taken[name])
-            hint = f'set it after the file: "{self.path.name} NAME=value"' if "$" in text else None
-            what = "cannot be expanded" if "$" in text else "is not a number"
-            raise InputError(f"{where}: --{name} {what}", got=text, hint=hint) from None
+            raise InputError(f"{where}: --{name} is not a number", got=text) from None
 
     def where(self, option: Option) -> str:
         return f"{self.path}:{option.line}" if option.line else "after the file"
@@ -251,7 +261,8 @@ def parse(words: Iterable[Word], *, path: Path) -> dict[str, Option]:
             k += 1
         if problem := _problem(name, values, takes=known.get(name), where=where, path=path):
             problems.append(problem)
-        found[name] = Option(values=tuple(one.text for one in values), line=word.line)
+        unknown = next((one.unknown or UNDEFINED for one in values if one.unknown or "$" in one.text), "")
+        found[name] = Option(values=tuple(one.text for one in values), line=word.line, unknown=unknown)
     if problems:
         message = "\n".join(dict.fromkeys(problem.message for problem in problems))
         hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)

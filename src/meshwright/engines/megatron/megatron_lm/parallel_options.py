@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshwright.cost.stages import layers_per_stage
-from meshwright.engines.megatron.megatron_core.constructors import MODULES
+from meshwright.engines.megatron.megatron_core.constructors import MODULES, recomputed_per_rank
 from meshwright.engines.megatron.megatron_lm.arithmetic import MAX_LENGTH
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
 from meshwright.errors import InputError
@@ -83,7 +84,10 @@ def plan_section(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str
         for name in wanted:
             options.values(name)
     plan |= _stages(options, degrees)
-    plan["recompute"] = _recompute(options)
+    num_layers = options.integer("num-layers", 0)
+    num_stages = degrees.pipeline * plan.get("virtual_pipeline", 1)
+    counts = plan.get("layers_per_stage") or layers_per_stage(num_layers, num_stages)
+    plan["recompute"] = _recompute(options, counts, pipeline=degrees.pipeline)
     if options.flag("optimizer-cpu-offload"):
         plan["offload"] = "optimizer"
     return plan
@@ -191,7 +195,8 @@ def _counts(layout: str) -> list[int]:
     return [stage.count("t") for stage in text.split("|")]
 
 
-def _recompute(options: MegatronOptions) -> Any:
+def _recompute(options: MegatronOptions, counts: Sequence[int], *, pipeline: int) -> Any:
+    """Return the recomputation; `counts` are the layers of every stage. Megatron counts per stage, we per rank."""
     kind = "selective" if options.flag("recompute-activations") else ""
     kind = options.text("recompute-granularity", kind)
     method, count = options.text("recompute-method"), options.integer("recompute-num-layers", 0)
@@ -206,7 +211,14 @@ def _recompute(options: MegatronOptions) -> Any:
                 "--recompute-granularity full needs --recompute-method", allowed="uniform, block"
             )
         if method == "block":
-            return {"layers": count}
+            per_rank = recomputed_per_rank(count, counts, pipeline=pipeline)
+            totals = [sum(counts[rank::pipeline]) for rank in range(pipeline)]
+            most = max(per_rank)
+            if per_rank != [min(most, total) for total in totals]:
+                options.note(
+                    f"--recompute-num-layers {count}: ranks recompute {min(per_rank)} to {most} layers, here {most}"
+                )
+            return {"layers": most}
         if count > 1:
             options.note(
                 f"--recompute-num-layers {count}: the inputs of every layer are saved, not of every group of layers"

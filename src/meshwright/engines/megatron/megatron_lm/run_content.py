@@ -68,9 +68,9 @@ def run_of_options(options: MegatronOptions, *, cluster: str, model: str | None 
 
 
 def _source(options: MegatronOptions) -> str:
-    paths, is_mock = options.values("data-path"), options.flag("mock-data")
+    paths, is_mock = options.paths("data-path"), options.flag("mock-data")
     named = ("train-data-path", "data-args-path", "per-split-data-args-path")
-    blend = [path for name in named for path in options.values(name)]
+    blend = [path for name in named for path in options.paths(name)]
     if len(paths) == 1 and not is_mock and "$" not in paths[0]:
         return f"{paths[0]}.bin"
     if (paths or blend) and not is_mock:
@@ -204,8 +204,8 @@ def _note_unsupported_rates(options: MegatronOptions) -> None:
 
 
 def _checkpoint(options: MegatronOptions) -> dict[str, Any]:
-    folder, every = options.text("save"), options.integer("save-interval", 0)
-    loaded, is_asynchronous = options.text("load"), options.flag("async-save")
+    folder, every = "".join(options.paths("save")), options.integer("save-interval", 0)
+    loaded, is_asynchronous = "".join(options.paths("load")), options.flag("async-save")
     if loaded and loaded != folder and "$" not in loaded:
         options.note(f"--load {loaded} is not carried over: training starts from random weights")
     evaluates, every_eval = options.integer("eval-iters", 100), options.integer("eval-interval", 1000)

@@ -11,8 +11,8 @@ from meshwright.engines.megatron.shell_scripts.syntax import (
     Command,
     FunctionDefinition,
     HereDocument,
-    Pipeline,
     ShellAssignment,
+    ShellPipeline,
     ShellWord,
     SimpleCommand,
 )
@@ -30,6 +30,7 @@ PLACEHOLDER = re.compile(r"<[^\s<>|&;()$\"'\\][^<>|&;\n()$\"']*(?<!\s)(?<!\s\d)>
 RESERVED = re.compile(
     r"(if|then|elif|else|fi|for|while|until|do|done|case|esac|select|coproc|[{}!]|\[\[)(?=[\s;|&()<>]|$)"
 )
+PIPELINE_PREFIX = re.compile(r"!(?=\s)|time(\s+-p)?(?=\s)")
 DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
 CLOSING = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 
@@ -81,22 +82,18 @@ def _and_or(cursor: Cursor) -> AndOrList:
     return AndOrList(first=first, rest=tuple(rest), is_background=is_background)
 
 
-def _pipeline(cursor: Cursor) -> Pipeline:
+def _pipeline(cursor: Cursor) -> ShellPipeline:
     is_negated = False
     cursor.skip_blanks()
-    while reserved(cursor) == "!" or (
-        found := re.compile(r"time(\s+-p)?(?=\s)").match(cursor.text, cursor.at)
-    ):
-        if reserved(cursor) == "!":
-            is_negated, cursor.at = not is_negated, cursor.at + 1
-        elif found:
-            cursor.at = found.end()
+    while prefix := PIPELINE_PREFIX.match(cursor.text, cursor.at):
+        is_negated = is_negated != (prefix.group() == "!")
+        cursor.at = prefix.end()
         cursor.skip_blanks()
     commands = [_command(cursor)]
     while True:
         cursor.skip_blanks()
         if not cursor.starts("|") or cursor.starts("||"):
-            return Pipeline(commands=tuple(commands), is_negated=is_negated)
+            return ShellPipeline(commands=tuple(commands), is_negated=is_negated)
         cursor.at += 2 if cursor.starts("|&") else 1
         cursor.skip_lines()
         commands.append(_command(cursor))

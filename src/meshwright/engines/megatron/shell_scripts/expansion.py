@@ -15,11 +15,11 @@ from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import (
     Body,
-    CommandOutput,
     Literal,
-    Parameter,
     Part,
     ShellArithmetic,
+    ShellOutput,
+    ShellParameter,
     ShellWord,
     Word,
 )
@@ -38,7 +38,7 @@ class SplitWords(tuple[Word, ...]):
 
 @dataclass(frozen=True, kw_only=True)
 class Expander:
-    """What an expansion needs: variables and the output of commands."""
+    """Variables and the output of commands, which expansions need."""
 
     variables: ShellVariables
     output_of: Callable[[Body], str | UnknownText]
@@ -175,7 +175,7 @@ def _value(
     match part:
         case Literal():
             return part.text
-        case CommandOutput():
+        case ShellOutput():
             return expander.output_of(part.commands)
         case ShellArithmetic():
             text = joined(ShellWord(parts=part.expression, line=line), expander)
@@ -192,12 +192,12 @@ def _value(
                 )
             except UnknownValueError as error:
                 return UnknownText(reason=str(error) or UNSET)
-        case Parameter():
+        case ShellParameter():
             return _parameter(part, expander, line=line, is_split=is_split)
 
 
 def _parameter(
-    part: Parameter, expander: Expander, *, line: int, is_split: bool
+    part: ShellParameter, expander: Expander, *, line: int, is_split: bool
 ) -> str | tuple[Word, ...] | UnknownText:
     value = expander.variables.get(part.name)
     if part.name in expander.variables.removed:
@@ -242,7 +242,7 @@ def _star(value: str | tuple[Word, ...]) -> str:
 
 
 def _element(
-    value: tuple[Word, ...], part: Parameter, expander: Expander, *, line: int
+    value: tuple[Word, ...], part: ShellParameter, expander: Expander, *, line: int
 ) -> str | UnknownText | None:
     """Return an element of an array; without a subscript the first one."""
     try:
@@ -258,7 +258,7 @@ def _element(
 
 
 def _with_default(
-    part: Parameter, value: ShellValue | None, expander: Expander, *, line: int, is_split: bool
+    part: ShellParameter, value: ShellValue | None, expander: Expander, *, line: int, is_split: bool
 ) -> str | tuple[Word, ...] | UnknownText:
     """Return `${NAME:-word}` and its variants."""
     if isinstance(value, UnknownText):
@@ -280,7 +280,7 @@ def _with_default(
 
 
 def _operand(
-    part: Parameter, expander: Expander, *, line: int, is_split: bool
+    part: ShellParameter, expander: Expander, *, line: int, is_split: bool
 ) -> str | tuple[Word, ...] | UnknownText:
     """Return the word of `${NAME:-word}`, whose quotes count where it is split."""
     operand = ShellWord(parts=part.operand, line=line)
@@ -293,7 +293,7 @@ def _operand(
 
 
 def _slice(
-    value: tuple[Word, ...], part: Parameter, expander: Expander, *, line: int
+    value: tuple[Word, ...], part: ShellParameter, expander: Expander, *, line: int
 ) -> tuple[Word, ...] | UnknownText:
     if part.name in ("@", "*"):
         value = (Word(text=expander.variables.name, line=line), *value)
@@ -305,7 +305,7 @@ def _slice(
     return value[begin:] if length is None else value[begin : begin + max(0, length)]
 
 
-def _bounds(part: Parameter, expander: Expander, *, line: int) -> tuple[int, int | None] | UnknownText:
+def _bounds(part: ShellParameter, expander: Expander, *, line: int) -> tuple[int, int | None] | UnknownText:
     """Return offset and length of `${NAME:offset:length}`."""
     text = joined(ShellWord(parts=part.operand, line=line), expander)
     if isinstance(text, UnknownText):
@@ -321,7 +321,7 @@ def _bounds(part: Parameter, expander: Expander, *, line: int) -> tuple[int, int
     return found[0], found[1] if length else None
 
 
-def _changed(text: str, part: Parameter, expander: Expander, *, line: int) -> str:
+def _changed(text: str, part: ShellParameter, expander: Expander, *, line: int) -> str:
     """Return text after `#`, `%`, `/`, `^`, `,` or `:`."""
     kind, where = part.operation, expander.where(line)
     if kind == ":":
@@ -362,7 +362,7 @@ def _trimmed(text: str, pattern: str, kind: str) -> str:
     return text
 
 
-def _replaced(text: str, part: Parameter, expander: Expander, *, line: int) -> str:
+def _replaced(text: str, part: ShellParameter, expander: Expander, *, line: int) -> str:
     """Replace plain text; patterns are refused."""
     found = joined(ShellWord(parts=part.operand, line=line), expander)
     if isinstance(found, UnknownText) or re.search(r"[*?[\\]", found) or found.count("/") > 1:

@@ -38,8 +38,8 @@ from meshwright.engines.megatron.shell_scripts.syntax import (
     GroupKind,
     IfCommand,
     Part,
-    Pipeline,
     ShellAssignment,
+    ShellPipeline,
     ShellWord,
     SimpleCommand,
     TestCommand,
@@ -56,7 +56,7 @@ Status = bool | None  # of a command; None: it depends on files or programs
 
 @dataclass(kw_only=True)
 class Findings:
-    """What a script does: the arguments of each training program, and what was not followed."""
+    """Arguments of each training program, and commands that were not followed."""
 
     calls: list[list[Word]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Interpreter:
                 status = self._pipeline(pipeline)
         return status
 
-    def _pipeline(self, pipeline: Pipeline) -> Status:
+    def _pipeline(self, pipeline: ShellPipeline) -> Status:
         if len(pipeline.commands) == 1:
             status = self.command(pipeline.commands[0])
             return negated(status) if pipeline.is_negated else status
@@ -290,13 +290,13 @@ class Interpreter:
             items = tuple(one for word in assignment.value for one in expand(word, self.expander))
             if any(re.match(r"\[[^\]]+\]=", one.text) for one in items):
                 value = UnknownText(reason=f"{name} is an associative array")
-            elif assignment.is_appended and isinstance(before, UnknownText):
-                value = before
-            elif assignment.is_appended and before:
-                old = before if isinstance(before, tuple) else (Word(text=before, line=line),)
-                value = (*old, *items)
-            else:
+            elif not assignment.is_appended or not before:
                 value = items
+            elif isinstance(before, UnknownText):
+                value = before
+            else:
+                old = (Word(text=before, line=line),) if isinstance(before, str) else before
+                value = (*old, *items)
         else:
             value = as_written(assignment.value, self.expander)
             if assignment.is_appended and before is not None:
@@ -306,9 +306,9 @@ class Interpreter:
     def _with_element(self, before: ShellValue | None, assignment: ShellAssignment) -> ShellValue:
         """Return an array after `NAME[subscript]=word`; unknown for one with gaps or with keys that are text."""
         name, line = assignment.name, assignment.line
-        unknown = UnknownText(reason=f"{name}[{assignment.subscript}]= is not supported")
+        refused = UnknownText(reason=f"{name}[{assignment.subscript}]= is not supported")
         if isinstance(before, UnknownText) or isinstance(assignment.value, tuple) or assignment.is_appended:
-            return before if isinstance(before, UnknownText) else unknown
+            return before if isinstance(before, UnknownText) else refused
         items = (
             []
             if not before
@@ -317,19 +317,19 @@ class Interpreter:
             else [Word(text=before, line=line)]
         )
         if not re.fullmatch(r"\d+|\$?[A-Za-z_]\w*", assignment.subscript):
-            return unknown
+            return refused
         try:
             text = assignment.subscript.removeprefix("$")
             index = integer_of(text, self.variables, where=self.where(line), unset_is_zero=False)
         except UnknownValueError:
-            return unknown
+            return refused
         if not 0 <= index <= len(items):
-            return unknown
+            return refused
         written = as_written(assignment.value, self.expander)
-        is_known = isinstance(written, str)
-        item = Word(
-            text=written if is_known else written.text, line=line, unknown="" if is_known else written.reason
-        )
+        if isinstance(written, str):
+            item = Word(text=written, line=line)
+        else:
+            item = Word(text=written.text, line=line, unknown=written.reason)
         return (*items[:index], item, *items[index + 1 :])
 
     def _appended(self, before: ShellValue, value: ShellValue, assignment: ShellAssignment) -> ShellValue:

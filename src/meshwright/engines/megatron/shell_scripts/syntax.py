@@ -28,7 +28,7 @@ class Literal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameter:
+class ShellParameter:
     """A reference to a variable with an optional operation on its value."""
 
     name: str
@@ -50,7 +50,7 @@ class ShellArithmetic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandOutput:
+class ShellOutput:
     """`$(commands)`."""
 
     commands: tuple[AndOrList, ...]
@@ -58,7 +58,7 @@ class CommandOutput:
     is_quoted: bool = False
 
 
-Part = Literal | Parameter | ShellArithmetic | CommandOutput
+Part = Literal | ShellParameter | ShellArithmetic | ShellOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class SimpleCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class ShellPipeline:
     """Commands joined by `|`."""
 
     commands: tuple[Command, ...]
@@ -119,8 +119,8 @@ class Pipeline:
 class AndOrList:
     """Pipelines joined by `&&` and `||`."""
 
-    first: Pipeline
-    rest: tuple[tuple[str, Pipeline], ...] = ()
+    first: ShellPipeline
+    rest: tuple[tuple[str, ShellPipeline], ...] = ()
     is_background: bool = False
 
 
@@ -175,7 +175,7 @@ class WhileCommand:
 
 
 class GroupKind(Enum):
-    """Whether a group has variables of its own."""
+    """Kinds of groups: a subshell has variables of its own."""
 
     BRACES = "braces"
     SUBSHELL = "subshell"

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from meshwright.engines.megatron.shell_scripts.syntax import (
     AndOrList,
-    CommandOutput,
     HereDocument,
     Literal,
-    Parameter,
     Part,
     ShellArithmetic,
+    ShellOutput,
+    ShellParameter,
     ShellWord,
 )
 from meshwright.errors import InputError
@@ -222,7 +222,7 @@ def _expansion(cursor: Cursor, *, is_quoted: bool) -> Part:
         )
         commands = cursor.parse_body(inner)
         cursor.at = found.end()
-        return CommandOutput(commands=commands, source=found.group(), is_quoted=is_quoted)
+        return ShellOutput(commands=commands, source=found.group(), is_quoted=is_quoted)
     if cursor.starts("$((") and (expression := _arithmetic(cursor)) is not None:
         source = cursor.text[begin : cursor.at]
         return ShellArithmetic(expression=expression, source=source, is_quoted=is_quoted)
@@ -232,7 +232,7 @@ def _expansion(cursor: Cursor, *, is_quoted: bool) -> Part:
         if not cursor.starts(")"):
             raise cursor.error("$( is not closed")
         cursor.at += 1
-        return CommandOutput(commands=commands, source=cursor.text[begin : cursor.at], is_quoted=is_quoted)
+        return ShellOutput(commands=commands, source=cursor.text[begin : cursor.at], is_quoted=is_quoted)
     if cursor.starts("${"):
         return _braced(cursor, is_quoted=is_quoted)
     cursor.at += 1
@@ -241,7 +241,7 @@ def _expansion(cursor: Cursor, *, is_quoted: bool) -> Part:
     if name is None and not (one and (one.isdigit() or one in SPECIAL)):
         return Literal(text="$", is_quoted=is_quoted)
     cursor.at = name.end() if name else cursor.at + 1
-    return Parameter(
+    return ShellParameter(
         name=name.group() if name else one, source=cursor.text[begin : cursor.at], is_quoted=is_quoted
     )
 
@@ -274,7 +274,7 @@ def parse_expression(cursor: Cursor, begin: int, stop: int) -> tuple[Part, ...]:
     return double_quoted(inner, until="", quotes_are_literal=True)
 
 
-def _braced(cursor: Cursor, *, is_quoted: bool) -> Parameter:
+def _braced(cursor: Cursor, *, is_quoted: bool) -> ShellParameter:
     """Parse `${NAME...}`."""
     begin = cursor.at
     cursor.at += 2
@@ -303,7 +303,7 @@ def _braced(cursor: Cursor, *, is_quoted: bool) -> Parameter:
         if not cursor.starts("}"):
             raise cursor.error("${ is not closed")
         cursor.at += 1
-    return Parameter(
+    return ShellParameter(
         name=found.group(), source=cursor.text[begin : cursor.at], subscript=subscript, prefix=prefix,
         operation=operation, operand=operand, is_quoted=is_quoted,
     )  # fmt: skip

@@ -83,7 +83,7 @@ def import_tree(tree: Node, *, cluster: str) -> Imported:
         "data": _data(settings, own, notes),
         "batch": batch_section(settings, parallel, notes, width=width),
         "optimizer": _optimizer(settings, notes, adapts=model.lora is not None),
-        "precision": precision(settings, model),
+        "precision": precision(settings, model, notes),
         "cluster": cluster,
         "parallel": parallel,
         "engine": "torchtitan",
@@ -276,12 +276,22 @@ def learning_rates(settings: TrainerSettings, notes: list[str]) -> dict[str, Any
     return rates | ({"schedule": kind} if ratio is None else {"schedule": "wsd", "decay_ratio": ratio})
 
 
-def precision(settings: TrainerSettings, model: ImportedModel) -> str:
+def precision(settings: TrainerSettings, model: ImportedModel, notes: list[str]) -> str:
     """Return the precision recipe: of the model's matrices if they have one, else of mixed precision."""
+    note_parameters(settings.take("training.dtype"), notes)
     if model.recipe is not None:
         return model.recipe
     in_fp32 = settings.take("training.mixed_precision_param") == "float32"
     return "fp32" if in_fp32 and settings.values["training.dtype"] == "float32" else "bf16"
+
+
+def note_parameters(dtype: str, notes: list[str]) -> None:
+    """Add a note if parameters, and with them optimizer states, are not in fp32."""
+    if dtype != "float32":
+        notes.append(
+            f"training.dtype = {dtype!r} is not carried over: parameters are trained in fp32. optimizer.states: bf16 "
+            "halves the optimizer states"
+        )
 
 
 def train_section(settings: TrainerSettings, model: ImportedModel, notes: list[str]) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def import_toml(path: Path, *, cluster: str) -> Imported:
         "data": _data(settings),
         "batch": run_content.batch_section(settings, parallel, notes, width=width),
         "optimizer": _optimizer(settings, notes),
-        "precision": run_content.precision(settings, imported),
+        "precision": run_content.precision(settings, imported, notes),
         "cluster": cluster,
         "parallel": parallel,
         "engine": "torchtitan",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import subprocess
 from pathlib import Path
 
@@ -94,17 +96,49 @@ def test_the_same_words_reach_the_program(name, given, tmp_path):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("set_it() {\n  A=3\n}\nset_it\n", "train.sh:4: loops and functions that set variables"),
-        ("for k in 1 2; do A=$k; done\n", "train.sh:1: loops and functions that set variables"),
-        ("if command -v nvidia-smi; then A=3; fi\n", "train.sh:1: depends on the existence of files"),
-        ("[ -f here ] && A=3\n", "train.sh:1: depends on the existence of files"),
-        ("case $1 in\n 8B) A=3 ;;\n", "a case that is not supported"),
+        ("case $1 in\n 8B) A=3 ;;\n", "a case that is not closed or not supported"),
+        ("alias python=torchrun\n", "train.sh:1: alias"),
+        ("IFS=,\n", "another IFS"),
+        ("select x in a b; do A=$x; done\n", "train.sh:1: a command that is not supported"),
+        ("while true; do A=3; done\n", "train.sh:1: a loop that does not end"),
+        ("f() { f; }\nf\n", "call each other without end"),
+        ("A=${B@Q}\n B=1; A=${B@Q}\n", "train.sh:2: an expansion that is not supported"),
+        ("A=$((1 + ))\n", "train.sh:1: arithmetic that is not supported"),
+        ("A=$((1 / 0))\n", "train.sh:1: arithmetic without a value"),
+        ("python pretrain_gpt.py <(cat x)\n", "train.sh:1: process substitution"),
+        ("echo x | xargs python pretrain_gpt.py\n", "train.sh:1: arguments from xargs"),
+        ("declare -n A=B\n", "train.sh:1: references to variables"),
     ],
 )
 def test_what_a_script_does_otherwise_is_refused_with_another_way(script, message):
     with pytest.raises(InputError, match=message) as caught:
         script_call(f"{script}{CALL}\n", path=Path("train.sh"))
     assert "called NAME.args" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "if command -v nvidia-smi; then A=3; fi", "[ -f here ] && A=3", "A=$(nproc)", "read A", "A=$RANDOM",
+        "for f in *.txt; do A=$f; done", "case $(uname) in Linux) A=5 ;; esac", "[[ -d x ]] || { A=4; }",
+        "declare -A M=([a]=b); A=${M[a]}",
+    ],
+)  # fmt: skip
+def test_values_that_depend_on_files_or_programs_are_not_known(script):
+    words = script_call(f"A=1\n{script}\ntorchrun pretrain_gpt.py --lr $A\n", path=Path("train.sh")).arguments
+    assert words[0].text == "--lr"
+    assert words[1].unknown
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_scripts_are_input_errors(seed):
+    choose = random.Random(seed)
+    whole = "\n".join(SCRIPTS.values()) + CALL
+    for _ in range(200):
+        at, length = choose.randrange(len(whole)), choose.randrange(40)
+        put = "".join(choose.choice("\"'`$(){}[]|&;<>\\\n#=!a ") for _ in range(choose.randrange(6)))
+        with contextlib.suppress(InputError):
+            script_call(whole[:at] + put + whole[at + length :], path=Path("train.sh"))
 
 
 def test_what_such_a_script_prints_is_read(tmp_path):

@@ -1,0 +1,35 @@
+"""Files of torchtitan up to 0.2 as run files, without torchtitan."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.engines.torchtitan.toml_files.run_content import import_toml
+
+TOML = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 2048
+steps = 500
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "precision", "is_noted"),
+    [
+        ("", "bf16", False),
+        ('dtype = "bfloat16"', "bf16", True),
+        ('dtype = "bfloat16"\nmixed_precision_param = "float32"', "bf16", True),
+        ('mixed_precision_param = "float32"', "fp32", False),
+    ],
+)
+def test_parameters_in_bf16_are_noted(more, precision, is_noted, tmp_path):
+    (tmp_path / "run.toml").write_text(TOML % more)
+    found = import_toml(tmp_path / "run.toml", cluster="h100-8x1")
+    assert found.content["precision"] == precision
+    noted = [note for note in found.notes if "training.dtype = 'bfloat16'" in note]
+    assert [("parameters are trained in fp32" in note) for note in noted] == [True] * is_noted
