@@ -148,7 +148,7 @@ def _adapt_attention(row: CsvRow, base: Model, num_layers: int) -> Attention:
             num_kv_heads=row.count("kv_heads") or (attention.num_kv_heads if same else heads),
             head_dim=attention.head_dim if same else _head_dim(hidden, heads),
         )
-    if attention.num_windowed_layers:
+    if attention.num_windowed_layers:  # a pattern repeats over any number of layers
         windowed = round(attention.num_windowed_layers * num_layers / base.num_layers)
         attention = replace(attention, num_windowed_layers=windowed)
     return attention

@@ -71,7 +71,7 @@ def _fp8(m: int, n: int, k: int, device: torch.device) -> KernelTask:
 def _attention(point: Point, device: torch.device) -> KernelTask:
     """The native engine's own attention core."""
     like = {"dtype": DTYPES[point.format], "device": device}
-    core = CoreAttention(scale=point.head_dim**-0.5, windowed=False)
+    core = CoreAttention(scale=point.head_dim**-0.5)
     rows = (point.sequences, point.seq_len)
     q_BTHK = torch.randn(*rows, point.heads, point.head_dim, **like)
     k_BTGK, v_BTGK = (torch.randn(*rows, point.kv_heads, point.head_dim, **like) for _ in range(2))

@@ -5,7 +5,17 @@ from __future__ import annotations
 from functools import cache
 
 from meshwright.catalog.entries import CatalogKind, by_name, entry, names
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
+from meshwright.specs.model import (
+    Activation,
+    Attention,
+    AttentionKind,
+    Experts,
+    Model,
+    NormPlacement,
+    Rope,
+    RopeScaling,
+    Router,
+)
 
 
 def model_names() -> tuple[str, ...]:
@@ -29,14 +39,27 @@ def model(name: str) -> Model:
     values = dict(found.values)
     attention = dict(values.pop("attention"))
     experts = values.pop("experts", None)
-    rope = dict(values.pop("rope", {}))
+    windowed_rope = values.pop("windowed_rope", None)
     return Model(
         name=found.name,
-        attention=Attention(kind=AttentionKind(attention.pop("kind", AttentionKind.GQA)), **attention),
+        attention=_attention(attention),
         experts=None if experts is None else _experts(dict(experts)),
-        rope=Rope(scaling=RopeScaling(rope.pop("scaling", RopeScaling.NONE)), **rope),
+        rope=_rope(dict(values.pop("rope", {}))),
+        windowed_rope=None if windowed_rope is None else _rope(dict(windowed_rope)),
+        activation=Activation(values.pop("activation", Activation.SILU)),
+        norm_placement=NormPlacement(values.pop("norm_placement", NormPlacement.BEFORE)),
         **values,
     )
+
+
+def _attention(values: dict) -> Attention:
+    kind = AttentionKind(values.pop("kind", AttentionKind.GQA))
+    return Attention(kind=kind, window_pattern=tuple(values.pop("window_pattern", ())), **values)
+
+
+def _rope(values: dict) -> Rope:
+    factors = {name: tuple(values.pop(name, ())) for name in ("short_factors", "long_factors")}
+    return Rope(scaling=RopeScaling(values.pop("scaling", RopeScaling.NONE)), **factors, **values)
 
 
 def _experts(values: dict) -> Experts:

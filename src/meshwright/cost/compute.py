@@ -386,7 +386,7 @@ def _router(s: _LayerShapes) -> PassTimes:
 
 
 def _elementwise(s: _LayerShapes) -> tuple[Array, Array, Array, Array]:
-    """Forward seconds of memory-bound kernels: (norms, activation, experts' activation, norms and the rest)."""
+    """Forward seconds of memory-bound kernels: (norms of inputs, activation, experts' activation, norms and the rest)."""
     model, t, tokens, h = s.model, s.plan.tensor, s.tokens, s.model.hidden
     split, rates = s.stream_split, s.rates
     # seconds per element read or written
@@ -403,7 +403,8 @@ def _elementwise(s: _LayerShapes) -> tuple[Array, Array, Array, Array]:
     activation = activation * correction("swiglu", tokens * model.ffn / t)
     expert_width = s.expert_tokens * model.expert_ffn / s.plan.expert_tensor + tokens * model.shared_ffn / t
     moe_activation = model.ffn_matrices * expert_width * moved * correction("swiglu", expert_width)
-    return norm, activation, moe_activation, norm + others * correction("swiglu", tokens * h / split)
+    rest = others * correction("swiglu", tokens * h / split)
+    return norm, activation, moe_activation, norm * model.num_norms / 2 + rest
 
 
 def _floors(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:

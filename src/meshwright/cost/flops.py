@@ -42,7 +42,7 @@ class Parameters:
     experts_layer: Array  # all routed experts of one layer
     shared_layer: Array  # shared experts of one layer
     router_layer: Array
-    norm_layer: Array  # both norms and, where there are any, projection biases
+    norm_layer: Array  # norms and, where there are any, projection biases and sinks
     embedding: Array  # input table and learned positions
     head: Array  # output matrix; 0 when tied
     mtp_projection: Array  # of one module
@@ -65,13 +65,16 @@ def count_parameters(model: ModelTable) -> Parameters:
     h, L = model.hidden, model.num_layers
     attention = attention_parameters(model)
     dense = model.ffn_matrices * h * model.ffn
-    expert = model.ffn_matrices * h * model.expert_ffn
-    shared = model.ffn_matrices * h * model.shared_ffn
-    router = h * model.num_experts
-    norm = 2 * h * (1 + model.norm_bias) + model.attention_bias * (
-        model.num_heads * model.qk_dim + model.num_kv_heads * (model.qk_dim + model.v_dim) + h
+    expert = model.ffn_matrices * h * model.expert_ffn + model.expert_bias * (
+        (model.ffn_matrices - 1) * model.expert_ffn + h
     )
-    norm = norm + model.is_mla * (model.q_rank + model.kv_rank)
+    shared = model.ffn_matrices * h * model.shared_ffn
+    router = (h + model.expert_bias) * model.num_experts
+    norm = model.num_norms * h * (1 + model.norm_bias) + model.head_norm_width + model.num_sinks
+    norm = norm + model.attention_bias * (
+        model.num_heads * model.qk_dim + model.num_kv_heads * (model.qk_dim + model.v_dim)
+    )
+    norm = norm + model.output_bias * h + model.is_mla * (model.q_rank + model.kv_rank)
     embedding = (model.vocab + model.learned_positions) * h
     head = np.where(model.tied, 0, model.vocab * h)
     mtp = 2 * h * h + 3 * h

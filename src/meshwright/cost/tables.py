@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from meshwright.arrays import Array, Integers, Table
-from meshwright.specs.model import AttentionKind, Lora, Model
+from meshwright.specs.model import Attention, AttentionKind, Lora, Model, NormPlacement
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import Precision
 
@@ -41,12 +41,18 @@ class ModelTable(Table):
     rope_dim: Array
     window: Array  # tokens; 0: none
     num_windowed_layers: Array
-    attention_bias: Array
+    attention_bias: Array  # of query, key and value projections
+    output_bias: Array  # of the output projection
+    head_norm_width: Array  # weights of the norms of queries and keys
+    num_sinks: Array  # of a layer
+    caps_scores: Array  # 0 or 1: no fused kernel computes them
+    num_norms: Array  # of a layer, without those of queries and keys
     ffn: Array
     ffn_matrices: Array  # 3 gated, 2 not
     num_experts: Array
     top_k: Array
     expert_ffn: Array
+    expert_bias: Array
     shared_ffn: Array
     groups_per_token: Array  # 0: routing is not limited to groups
     tied: Array
@@ -143,13 +149,19 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         kv_rank=a.kv_lora_rank,
         rope_dim=a.rope_head_dim,
         window=a.window,
-        num_windowed_layers=a.num_windowed_layers,
+        num_windowed_layers=model.num_windowed_layers,
         attention_bias=int(a.bias),
+        output_bias=int(a.has_output_bias),
+        head_norm_width=_head_norm_width(a),
+        num_sinks=a.num_heads if a.sinks else 0,
+        caps_scores=int(a.score_cap > 0),
+        num_norms=4 if model.norm_placement is NormPlacement.BOTH else 2,
         ffn=model.ffn_hidden,
         ffn_matrices=3 if model.gated_ffn else 2,
         num_experts=x.num_experts if x else 0,
         top_k=x.top_k if x else 0,
         expert_ffn=x.ffn_hidden if x else 0,
+        expert_bias=int(x.bias) if x else 0,
         shared_ffn=x.shared_hidden if x else 0,
         groups_per_token=x.groups_per_token if x else 0,
         tied=int(model.tied_embeddings),
@@ -159,6 +171,12 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         lora_rank=lora.rank if lora else 0,
         lora_width=_lora_width(model, lora) if lora else 0,
     )
+
+
+def _head_norm_width(a: Attention) -> int:
+    if not a.qk_norm:
+        return 0
+    return a.head_dim * (a.num_heads + a.num_kv_heads if a.qk_norm_across_heads else 2)
 
 
 def _lora_width(model: Model, lora: Lora) -> int:

@@ -5,14 +5,17 @@ Reasons of a single engine are in that engine's `check`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
 
 from meshwright.cost.tables import BatchTable, model_row
 from meshwright.engines.base import Unsupported
 from meshwright.planner.engines import LegalityContext, Severity, engine_facts
 from meshwright.planner.legality import violations
-from meshwright.specs.model import Router
+from meshwright.specs.model import Activation, Model, NormPlacement, Router
 from meshwright.specs.plan import Offload, Plan, Recompute
 from meshwright.specs.run import BIAS_RATE, FaultAction, Run
 
@@ -59,6 +62,65 @@ def unsupported_config(run: Run) -> Iterator[Unsupported]:
             key="model",
             reason=f"the config of {run.model.name} asks for what is not computed: {'; '.join(run.model.unsupported)}",
         )
+
+
+MODEL_PARTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "activation": Activation.SILU,
+        "norm_placement": NormPlacement.BEFORE,
+        "zero_centered_norms": False,
+        "scaled_embeddings": False,
+        "logit_cap": 0.0,
+        "windowed_rope": None,
+        "rope.rotated_share": 1.0,
+        "rope.attention_factor": 0.0,
+        "attention.window_pattern": (),
+        "attention.output_bias": None,
+        "attention.qk_norm_across_heads": False,
+        "attention.score_divisor": 0,
+        "attention.score_cap": 0.0,
+        "attention.sinks": False,
+        "experts.bias": False,
+    }
+)
+"""Parts of a model that not every engine has, with their absence."""
+
+GPT_OSS_PARTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "activation": Activation.CLAMPED_SWIGLU,
+        "attention.window_pattern": (True, False),
+        "attention.sinks": True,
+        "experts.bias": True,
+    }
+)
+"""Parts that the gpt-oss layers of other engines always have."""
+
+
+def model_parts(model: Model, *, has: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Unsupported]:
+    """Parts of `model` that an engine lacks. `has`: those that its layers of this family have, with their one value."""
+    for path, absent in MODEL_PARTS.items():
+        if path.startswith("experts.") and model.experts is None:
+            continue
+        expected, value = has.get(path, absent), attrgetter(path)(model)
+        if value != expected and not _is_without_effect(path, model):
+            shown = getattr(value, "value", value)
+            yield Unsupported(
+                key="model",
+                reason=f"{path} of {model.name} is {shown}, which is not lowered: must be "
+                f"{getattr(expected, 'value', expected)}",
+            )
+
+
+def _is_without_effect(path: str, model: Model) -> bool:
+    """Return True if the part says what holds anyway."""
+    a = model.attention
+    return {
+        "attention.output_bias": a.has_output_bias == a.bias,
+        "attention.score_divisor": a.score_divisor == a.head_dim,
+        "attention.window_pattern": not any(a.window_pattern),
+        "attention.qk_norm_across_heads": not a.qk_norm,
+        "windowed_rope": model.windowed_rope == model.rope or not model.num_windowed_layers,
+    }.get(path, False)
 
 
 def endless(run: Run) -> Iterator[Unsupported]:

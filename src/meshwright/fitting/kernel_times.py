@@ -247,8 +247,8 @@ class _Solver:
 def shallow_model(model: Model, *, num_layers: int) -> Model:
     """`model` with `num_layers` layers of the kind that it has most of."""
     experts = model.experts and replace(model.experts, num_dense_layers=0)
-    windowed = num_layers if 2 * model.attention.num_windowed_layers > model.num_layers else 0
-    attention = replace(model.attention, num_windowed_layers=windowed)
+    windowed = num_layers if 2 * model.num_windowed_layers > model.num_layers else 0
+    attention = replace(model.attention, num_windowed_layers=windowed, window_pattern=())
     return replace(model, num_layers=num_layers, experts=experts, attention=attention, num_mtp_layers=0)
 
 

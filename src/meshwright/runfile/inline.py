@@ -34,17 +34,22 @@ def inline_model(given: schema.InlineModel) -> Model:
             "attention.num_windowed_layers", "is more than num_layers", got=a.num_windowed_layers
         )
     return Model(
-        **_given(given, Model, "attention", "experts", "rope", "family", "unsupported"),
+        **_given(given, Model, "attention", "experts", "rope", "windowed_rope", "family", "unsupported"),
         attention=_inline_attention(given),
         experts=None if x is None else _inline_experts(x),
-        rope=_inline_rope(given.rope),
+        rope=_inline_rope(given.rope, key="rope"),
+        windowed_rope=given.windowed_rope and _inline_rope(given.windowed_rope, key="windowed_rope"),
         family=given.family or "",
     )
 
 
-def _inline_rope(given: schema.InlineRope) -> Rope:
-    if given.scaling is not RopeScaling.NONE and not given.original_context:
-        raise BelowError("rope.original_context", f"is missing: scaling ({given.scaling}) needs it")
+def _inline_rope(given: schema.InlineRope, *, key: str) -> Rope:
+    without_context = (RopeScaling.NONE, RopeScaling.LINEAR)
+    if given.scaling not in without_context and not given.original_context:
+        raise BelowError(f"{key}.original_context", f"is missing: scaling ({given.scaling}) needs it")
+    for name in ("short_factors", "long_factors"):
+        if (given.scaling is RopeScaling.LONGROPE) != bool(getattr(given, name)):
+            raise BelowError(f"{key}.{name}", "goes with scaling longrope, which needs it")
     return same_fields(Rope, given)
 
 
@@ -58,6 +63,10 @@ def _inline_attention(given: schema.InlineModel) -> Attention:
     if a.head_dim is None and given.hidden % a.num_heads:
         raise BelowError(
             "attention.head_dim", f"is missing: hidden ({given.hidden}) / num_heads is not whole"
+        )
+    if a.window_pattern and a.num_windowed_layers:
+        raise BelowError(
+            "attention.num_windowed_layers", "is given by window_pattern already: leave one of them out"
         )
     if a.kind is AttentionKind.MLA and not a.kv_lora_rank:
         raise BelowError("attention.kv_lora_rank", "is missing: latent attention (mla) needs it")

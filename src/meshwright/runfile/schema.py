@@ -15,7 +15,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
 from meshwright.catalog import engine_names
-from meshwright.specs.model import AttentionKind, BaseFormat, RopeScaling, Router
+from meshwright.specs.model import (
+    Activation,
+    AttentionKind,
+    BaseFormat,
+    NormPlacement,
+    RopeScaling,
+    Router,
+)
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
 from meshwright.specs.run import (
     BIAS_RATE,
@@ -102,8 +109,14 @@ class InlineAttention(RunFileSection):
     rope_head_dim: SizeOrZero = 0
     window: SizeOrZero = 0
     num_windowed_layers: SizeOrZero = 0
+    window_pattern: Annotated[tuple[bool, ...], _Lax, Field(max_length=10_000)] = ()
     bias: bool = False
+    output_bias: bool | None = None
     qk_norm: bool = False
+    qk_norm_across_heads: bool = False
+    score_divisor: SizeOrZero = 0
+    score_cap: NotNegative = 0.0
+    sinks: bool = False
 
 
 class InlineExperts(RunFileSection):
@@ -120,6 +133,7 @@ class InlineExperts(RunFileSection):
     groups_per_token: SizeOrZero = 0
     normalize_top_k: bool = True
     routed_scale: Positive = 1.0
+    bias: bool = False
 
 
 class InlineRope(RunFileSection):
@@ -136,6 +150,10 @@ class InlineRope(RunFileSection):
     mscale: NotNegative = 0.0
     mscale_all_dims: NotNegative = 0.0
     truncate: bool = True
+    rotated_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    attention_factor: NotNegative = 0.0
+    short_factors: Annotated[tuple[Positive, ...], _Lax, Field(max_length=10_000)] = ()
+    long_factors: Annotated[tuple[Positive, ...], _Lax, Field(max_length=10_000)] = ()
 
 
 class InlineModel(RunFileSection):
@@ -148,13 +166,19 @@ class InlineModel(RunFileSection):
     attention: InlineAttention
     ffn_hidden: SizeOrZero = 0
     gated_ffn: bool = True
+    activation: Annotated[Activation, _Lax] = Activation.SILU
     experts: InlineExperts | None = None
     tied_embeddings: bool = False
     num_mtp_layers: SizeOrZero = 0
     learned_positions: SizeOrZero = 0
     norm_bias: bool = False
     norm_epsilon: Positive = 1e-5
+    norm_placement: Annotated[NormPlacement, _Lax] = NormPlacement.BEFORE
+    zero_centered_norms: bool = False
+    scaled_embeddings: bool = False
+    logit_cap: NotNegative = 0.0
     rope: InlineRope = InlineRope()
+    windowed_rope: InlineRope | None = None
     family: Text | None = None
 
 

@@ -30,7 +30,26 @@ class RopeScaling(StrEnum):
     NONE = "none"
     LLAMA3 = "llama3"  # Llama 3.1: long wavelengths are divided by `factor`, a smooth step between
     YARN = "yarn"  # Peng et al. 2023: a ramp over dimensions, and a temperature of the attention
+    LINEAR = "linear"  # all positions are divided by the factor (Chen et al. 2023)
+    LONGROPE = "longrope"  # Ding et al. 2024: every frequency has a divisor of its own, and a temperature
     OTHER = "other"  # one that Meshwright can plan but not train
+
+
+class Activation(StrEnum):
+    """The function between the matrices of a feed-forward block: f of f(gate) * up, or of an ungated block."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"  # the tanh approximation of GELU (Gemma)
+    CLAMPED_SWIGLU = "clamped_swiglu"  # gpt-oss: g sigmoid(1.702 g) (u + 1), g at most 7, u from -7 to 7
+
+
+class NormPlacement(StrEnum):
+    """Norms around attention and feed-forward: x + after(block(before(x)))."""
+
+    BEFORE = "before"
+    AFTER = "after"  # OLMo 2
+    BOTH = "both"  # Gemma 2 and 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +69,12 @@ class Rope:
     mscale: float = 0.0  # YARN: temperature of the rotated queries and keys; 0: the paper's
     mscale_all_dims: float = 0.0  # YARN: temperature of the whole attention score (DeepSeek); 0: none
     truncate: bool = True  # YARN: the ramp begins and ends at whole dimensions
+    rotated_share: float = 1.0  # of the dimensions of a head, the first ones (Phi-4-mini: 0.75)
+    attention_factor: float = 0.0  # YARN, LONGROPE: factor of cosine and sine; 0: the paper's
+    short_factors: tuple[
+        float, ...
+    ] = ()  # LONGROPE: divisors of the frequencies, up to the original context ...
+    long_factors: tuple[float, ...] = ()  # ... and for longer sequences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +93,27 @@ class Attention:
     kv_lora_rank: int = 0  # MLA
     rope_head_dim: int = 0  # MLA
     window: int = 0  # tokens seen by a sliding-window layer; 0: no such layers
-    num_windowed_layers: int = 0
-    bias: bool = False
+    num_windowed_layers: int = 0  # the last layers, where no pattern says which
+    window_pattern: tuple[
+        bool, ...
+    ] = ()  # True: windowed; repeated over the layers (Gemma 3: 5 x true, false)
+    bias: bool = False  # of all projections
+    output_bias: bool | None = None  # of the output projection; None: as `bias` (Qwen2: false)
     qk_norm: bool = False  # queries and keys are normalised per head (Qwen3)
+    qk_norm_across_heads: bool = False  # ... or all heads together (OLMo 2)
+    score_divisor: int = 0  # scores are divided by its root; 0: head_dim (Gemma: query_pre_attn_scalar)
+    score_cap: float = 0.0  # scores s become c tanh(s / c) (Gemma 2); 0: not capped
+    sinks: bool = False  # each head has a learned logit that joins the softmax and has no value (gpt-oss)
 
     @property
     def v_dim(self) -> int:
         """Value width per head."""
         return self.head_dim if self.value_head_dim is None else self.value_head_dim
+
+    @property
+    def has_output_bias(self) -> bool:
+        """True if the output projection has a bias."""
+        return self.bias if self.output_bias is None else self.output_bias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +131,7 @@ class Experts:
     groups_per_token: int = 0  # ... and how many of them one token may use; 0: not limited
     normalize_top_k: bool = True  # weights of a token's experts sum to `routed_scale`
     routed_scale: float = 1.0  # the routed experts' output is multiplied by this (DeepSeek-V3: 2.5)
+    bias: bool = False  # of the router and of all matrices of routed experts (gpt-oss)
 
     @property
     def shared_hidden(self) -> int:
@@ -132,13 +171,19 @@ class Model:
     attention: Attention
     ffn_hidden: int  # of dense layers; 0 when every layer is a mixture of experts
     gated_ffn: bool = True  # SwiGLU: three matrices; GELU: two
+    activation: Activation = Activation.SILU  # of gated blocks; others have GELU
     experts: Experts | None = None
     tied_embeddings: bool = False
     num_mtp_layers: int = 0  # multi-token prediction modules (DeepSeek-V3, section 2.2)
     learned_positions: int = 0  # rows of a learned position table (GPT-3: 2048)
     norm_bias: bool = False  # LayerNorm has a bias, RMSNorm has not
     norm_epsilon: float = 1e-5
+    norm_placement: NormPlacement = NormPlacement.BEFORE
+    zero_centered_norms: bool = False  # norms multiply by 1 + weight (Gemma)
+    scaled_embeddings: bool = False  # the embedding's output is multiplied by the root of `hidden` (Gemma)
+    logit_cap: float = 0.0  # logits l become c tanh(l / c) (Gemma 2); 0: not capped
     rope: Rope = Rope()
+    windowed_rope: Rope | None = None  # of layers with a sliding window (Gemma 3); None: as `rope`
     family: str = ""  # name of the architecture in Hugging Face transformers, where there is one
     unsupported: tuple[
         str, ...
@@ -153,3 +198,16 @@ class Model:
     def num_dense_layers(self) -> int:
         """Layers whose feed-forward is dense."""
         return self.num_layers - self.num_moe_layers
+
+    @property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """For each layer True if it has a sliding window."""
+        a, num = self.attention, self.num_layers
+        if a.window_pattern:
+            return tuple(a.window_pattern[index % len(a.window_pattern)] for index in range(num))
+        return tuple(index >= num - a.num_windowed_layers for index in range(num))
+
+    @property
+    def num_windowed_layers(self) -> int:
+        """Layers with a sliding window."""
+        return sum(self.windowed_layers)

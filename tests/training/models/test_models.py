@@ -63,13 +63,8 @@ def test_parameters_are_as_many_as_the_cost_model_counts(name):
     model = replace(catalog.model(name), num_mtp_layers=0)
     built = build_model(model)
     counted = int(count_parameters(model_row(model)).total)
-    assert sum(p.numel() for p in built.parameters()) - counted == _qk_norms(model)
+    assert sum(p.numel() for p in built.parameters()) == counted
     assert all(p.is_meta for p in built.parameters())
-
-
-def _qk_norms(model: Model) -> int:
-    """The cost model leaves out the norms of queries and keys: two head widths a layer."""
-    return 2 * model.attention.head_dim * model.num_layers if model.attention.qk_norm else 0
 
 
 @pytest.mark.parametrize(
@@ -170,7 +165,7 @@ def test_one_document_is_the_same_as_none_given(model):
 def test_windows_are_in_the_last_layers_only():
     model = replace(DENSE, attention=replace(DENSE.attention, window=3, num_windowed_layers=1))
     built = filled(model)
-    assert [layer.attention.core.windowed for layer in built.layers.values()] == [False] * 3 + [True]
+    assert [layer.is_windowed for layer in built.layers.values()] == [False] * 3 + [True]
     assert not torch.allclose(built(tokens()), filled(DENSE)(tokens()))
     wide = replace(DENSE, attention=replace(DENSE.attention, window=20, num_windowed_layers=4))
     assert torch.equal(filled(wide)(tokens()), filled(DENSE)(tokens()))

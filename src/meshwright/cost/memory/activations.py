@@ -166,10 +166,15 @@ def _modules(
     latent = np.where(is_mla, 2 * (2 * model.q_rank + 2 * model.kv_rank + model.rope_dim), 0)
     output = (2 * nq * dv + 4 * nq) * share
     probabilities = constants.unfused_attention * constants.probability_bytes * nq * batch.seq_len * share
+    # Capped scores have no fused kernel: probabilities of earlier keys are kept, 2 bytes each.
+    probabilities = probabilities + model.caps_scores * (1 - constants.unfused_attention) * (
+        nq * batch.seq_len * share
+    )
     expert_share = share * plan.expert_tensor
     gathered = np.where(constants.keeps_gathered_inputs > 0, 1.0, stream)
+    output_norms = (model.num_norms - 2) * (2 + constants.norm_copy_bytes)  # their inputs
     return _Modules(
-        rest=(4 + 2 * masks) * h * stream + np.where(is_mla, latent, expanded) + output,
+        rest=(4 + 2 * masks + output_norms) * h * stream + np.where(is_mla, latent, expanded) + output,
         norm=((b + ffn_input) * gathered + 2 * constants.norm_copy_bytes * stream) * h,
         core_attention=probabilities,
         mla_up_projection=np.where(is_mla, expanded, 0),

@@ -54,13 +54,13 @@ def _model(model: Model, *, trains_here: bool) -> Iterator[Unsupported]:
         (not model.gated_ffn, "feed-forward blocks without a gate"),
         (model.learned_positions > 0, "learned positions"),
         (a.bias, "biases"),
-        (a.num_windowed_layers > 0, "sliding windows"),
+        (model.num_windowed_layers > 0, "sliding windows"),
         (trains_here and model.num_mtp_layers > 0, "multi-token prediction modules"),
-        (model.family == "GptOssForCausalLM", "attention sinks"),
         (trains_here and is_latent, "latent attention, which needs Transformer Engine,"),
     ):
         if is_unsupported:
             yield Unsupported(key="model", reason=f"{what} of {model.name} are not lowered")
+    yield from refusals.model_parts(model)
     if a.kind is AttentionKind.GQA and a.v_dim != a.head_dim:
         yield Unsupported(key="model", reason=f"values of {model.name} have another width than keys")
     yield from _latent_rope(model.rope) if is_latent and not trains_here else _rope(model.rope)

@@ -11,7 +11,7 @@ from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, Placement, sche
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model
+from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model, NormPlacement
 from meshwright.specs.plan import (
     DROPPED_MODULES,
     RECOMPUTE_MODULES,
@@ -152,6 +152,7 @@ def _modules(model: Model) -> set[str]:
         "moe": x is None,
         "shared_experts": x is None or not x.shared_hidden,
         "mla_up_projection": model.attention.kind is not AttentionKind.MLA,
+        "norm": model.norm_placement is NormPlacement.AFTER,  # nothing keeps the output of such a norm
     }
     return {name for name in RECOMPUTE_MODULES if not absent.get(name)}
 
@@ -173,6 +174,11 @@ def _tensor(plan: Plan, run: Run) -> Iterator[Unsupported]:
     if plan.tensor == 1:
         return
     key, model, width = "parallel.tensor", run.model, plan.tensor
+    if model.attention.qk_norm and model.attention.qk_norm_across_heads:
+        yield Unsupported(
+            key=key,
+            reason=f"{model.name} normalises queries and keys over all heads, which would be on several ranks",
+        )
     for what, count in (
         ("query heads", model.attention.num_heads),
         ("key/value heads", model.attention.num_kv_heads),
@@ -199,6 +205,11 @@ def _experts(plan: Plan, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="parallel.sequence_parallel",
             reason="experts take different tokens from every tensor rank: must be true where tensor > 1",
+        )
+    if experts.bias and plan.expert_tensor > 1:
+        yield Unsupported(
+            key="parallel.expert_tensor",
+            reason="every rank would add the biases of an expert's output: must be 1",
         )
     ranks = plan.num_devices // plan.pipeline
     for key, divisor, what, count in (

@@ -3,7 +3,8 @@
     full                whole layers; only their inputs are kept                              Chen et al. 2016
     core_attention      attention without its projections: scores, where a kernel writes them
     norm                outputs of both norms, which projections keep as inputs
-    activation          silu(gate) * up of a feed-forward, which its last matrix keeps; of experts too
+    activation          silu(gate) * up of a feed-forward (or its other function), which its last matrix keeps; of
+                        experts too
     mla_up_projection   queries, keys and values that MLA's latents grow into
     mlp, moe            whole feed-forward blocks of dense layers, of expert layers
     shared_experts      the block that every token goes through
@@ -34,7 +35,9 @@ from meshwright.engines.native.output_recomputation import recomputed, recomputi
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.training.models import Block
 from meshwright.training.models.attention import LatentAttention
-from meshwright.training.models.experts import MixtureOfExperts
+from meshwright.training.models.experts import MixtureOfExperts, RoutedExperts
+from meshwright.training.models.feed_forward import FeedForward, GatedActivation
+from meshwright.training.models.feed_forward import swiglu as plain_swiglu
 from meshwright.training.models.linear import ONEDNN_GEMMS
 
 
@@ -77,11 +80,11 @@ def _selective(layer: Block, names: frozenset[str]) -> None:
         if "shared_experts" in names and layer.ffn.shared is not None:
             layer.ffn.shared.forward = _checkpointed(layer.ffn.shared.forward, of=layer)
         elif "activation" in names and layer.ffn.shared is not None:
-            _replace(layer.ffn.shared, "activation", partial(recomputed, swiglu))
+            _recompute_activation(layer.ffn.shared)
         if "activation" in names:
-            _replace(layer.ffn.experts, "activation", partial(recomputed, swiglu))
+            _recompute_activation(layer.ffn.experts)
     elif "activation" in names:
-        _replace(layer.ffn, "activation", partial(recomputed, swiglu))
+        _recompute_activation(layer.ffn)
     if names & {"norm", "activation", "mla_up_projection"}:
         layer.forward = _recomputing_outputs(layer.forward)
 
@@ -123,6 +126,20 @@ def _counted_once(layer: nn.Module) -> Iterator[None]:
 
 
 # --- the activation, saving its inputs only ---
+
+
+def _recompute_activation(block: FeedForward | RoutedExperts) -> None:
+    function = swiglu if block.activation is plain_swiglu else partial(_from_inputs, block.activation)
+    _replace(block, "activation", partial(recomputed, function))
+
+
+def _from_inputs(activation: GatedActivation, gate: Tensor, up: Tensor) -> Tensor:
+    """Any activation, saving gate and up: the backward pass computes what lies between again."""
+    return (
+        checkpoint(activation, gate, up, use_reentrant=False)
+        if torch.is_grad_enabled()
+        else activation(gate, up)
+    )
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.batch_loader import BatchLoader, count_labels
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.errors import InfeasibleError
-from meshwright.specs.model import Attention, AttentionKind, BaseFormat, Experts, Lora, Model
+from meshwright.specs.model import Attention, AttentionKind, BaseFormat, Experts, Lora, Model, Rope
 from meshwright.specs.plan import Plan, Schedule
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Data, Run, StateFormat
@@ -189,9 +189,11 @@ def _expert_degrees(plan: Plan, *, num_ranks: int) -> dict[str, int]:
 def _toy_model(model: Model, *, num_layers: int, small: Plan, window: int, of: int) -> Model:
     """`model` with the same kinds of layers at toy width, for the plan `small`. `of`: ranks over which its heads were
     sharded."""
-    attention, windowed, tensor = model.attention, model.attention.num_windowed_layers, small.tensor
-    toy_windowed = num_layers if windowed >= model.num_layers else min(windowed, num_layers // 2)
-    toy_attention = _toy_attention(attention, tensor=tensor, of=of)
+    windowed, tensor = model.num_windowed_layers, small.tensor
+    toy_attention = _toy_attention(model.attention, tensor=tensor, of=of)
+    if not model.attention.window_pattern:
+        toy_windowed = num_layers if windowed >= model.num_layers else min(windowed, num_layers // 2)
+        toy_attention = replace(toy_attention, num_windowed_layers=toy_windowed)
     return replace(
         model,
         name=f"{model.name} at toy width",
@@ -199,7 +201,9 @@ def _toy_model(model: Model, *, num_layers: int, small: Plan, window: int, of: i
         num_layers=num_layers,
         vocab=64 * tensor,
         ffn_hidden=64 * tensor if model.ffn_hidden else 0,
-        attention=replace(toy_attention, window=window if windowed else 0, num_windowed_layers=toy_windowed),
+        attention=replace(toy_attention, window=window if windowed else 0),
+        rope=_toy_rope(model.rope, head_dim=toy_attention.head_dim),
+        windowed_rope=model.windowed_rope and _toy_rope(model.windowed_rope, head_dim=toy_attention.head_dim),
         experts=model.experts and _toy_experts(model.experts, small=small),
     )
 
@@ -214,6 +218,12 @@ def _toy_attention(a: Attention, *, tensor: int, of: int) -> Attention:
     return replace(
         a, num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads, head_dim=8, value_head_dim=None
     )
+
+
+def _toy_rope(rope: Rope, *, head_dim: int) -> Rope:
+    """LongRoPE has a divisor for each frequency, and the toy has fewer frequencies."""
+    num = int(head_dim * rope.rotated_share) // 2
+    return replace(rope, short_factors=rope.short_factors[:num], long_factors=rope.long_factors[:num])
 
 
 def _toy_lora(lora: Lora) -> Lora:

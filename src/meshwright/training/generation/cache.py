@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from meshwright.training.models import Block, Transformer
 from meshwright.training.models.attention import CoreAttention
-from meshwright.training.models.token_layout import Suffix, TokenLayout
+from meshwright.training.models.token_layout import LayerLayout, Suffix
 
 LEAST_COLUMNS = 256
 PREFILL_TOKENS = 2**13
@@ -36,25 +36,32 @@ class CachingAttention(nn.Module):
     Columns before `start` are forgotten; those from `start` to `stop` are in buffers of C columns.
     """
 
-    def __init__(self, core: CoreAttention, *, window: int) -> None:
+    def __init__(self, core: CoreAttention) -> None:
         super().__init__()
-        self.core, self.window = core, window  # 0: no window
+        self.core, self.window = core, core.window  # 0: no window
         self.start = self.stop = 0
         self.k_BCGK: Tensor | None = None
         self.v_BCGV: Tensor | None = None
 
-    def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(
+        self,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        v_BTGV: Tensor,
+        layout: LayerLayout,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
         """[B, T, H, V]: attention to the new keys and to those before."""
         before, self.stop = self.stop - self.start, self.stop + k_BTGK.shape[1]
         length = self.stop - self.start
         self.k_BCGK = _with_room(self.k_BCGK, k_BTGK, used=before, needed=length)
         self.v_BCGV = _with_room(self.v_BCGV, v_BTGV, used=before, needed=length)
         self.k_BCGK[:, before:length], self.v_BCGV[:, before:length] = k_BTGK, v_BTGV
-        mask_B1TS = self.core.mask(layout)
+        mask_B1TS = layout.mask_B1TS
         if mask_B1TS is not None:
             mask_B1TS = mask_B1TS[..., -length:]
         k_BSGK, v_BSGV = self.k_BCGK[:, :length], self.v_BCGV[:, :length]
-        out_BTHV = self.core.attend(q_BTHK, k_BSGK, v_BSGV, mask_B1TS=mask_B1TS)
+        out_BTHV = self.core.attend(q_BTHK, k_BSGK, v_BSGV, mask_B1TS=mask_B1TS, sinks_H=sinks_H)
         self._forget()
         return out_BTHV
 
@@ -113,8 +120,7 @@ class CachedModel:
         for attention in self._attentions:
             core = attention.core
             assert isinstance(core, CoreAttention), "the model has another cache"
-            window = model.model.attention.window if core.windowed else 0
-            self._caches.append(CachingAttention(core, window=window))
+            self._caches.append(CachingAttention(core))
             attention.set_submodule("core", self._caches[-1])
 
     def close(self) -> None:

@@ -16,30 +16,52 @@ from meshwright.specs.model import Model
 from meshwright.training.models import blockwise
 from meshwright.training.models.linear import Linear
 from meshwright.training.models.rope import rotate_contiguous, rotate_interleaved, score_scale
-from meshwright.training.models.token_layout import TokenLayout
+from meshwright.training.models.norm import make_norm
+from meshwright.training.models.token_layout import LayerLayout
 
 
 class CoreAttention(nn.Module):
-    """softmax(q k / sqrt(K)) v, the part without weights. Context parallelism puts its own in this place."""
+    """softmax(cap(q k scale)) v, the part without weights. Context parallelism puts its own in this place.
 
-    def __init__(self, *, scale: float, windowed: bool) -> None:
+    `cap` limits the scores (`specs.model.Attention.score_cap`), 0: not. `window` is in tokens, 0: all; masks have it.
+    """
+
+    def __init__(self, *, scale: float, cap: float = 0.0, window: int = 0) -> None:
         super().__init__()
-        self.scale = scale
-        self.windowed = windowed
+        self.scale, self.cap, self.window = scale, cap, window
 
-    def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(
+        self,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        v_BTGV: Tensor,
+        layout: LayerLayout,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
         """[B, T, H, V]."""
-        return self.attend(q_BTHK, k_BTGK, v_BTGV, mask_B1TS=self.mask(layout))
+        return self.attend(q_BTHK, k_BTGK, v_BTGV, mask_B1TS=layout.mask_B1TS, sinks_H=sinks_H)
 
-    def mask(self, layout: TokenLayout) -> Tensor | None:
-        """The mask of keys that each query attends to; None: causal."""
-        return layout.windowed_mask_B1TS if self.windowed else layout.mask_B1TS
+    def attend(
+        self,
+        q_BTHK: Tensor,
+        k_BSGK: Tensor,
+        v_BSGV: Tensor,
+        *,
+        mask_B1TS: Tensor | None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """[B, T, H, V]. Without a mask the last query sees all keys, the one before all but one.
 
-    def attend(self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, mask_B1TS: Tensor | None) -> Tensor:
-        """[B, T, H, V]. Without a mask the last query sees all keys, the one before all but one."""
+        `sinks_H`: a logit of each head that joins the softmax of every query and has no value.
+        """
+        if sinks_H is not None:
+            q_BTHK, k_BSGK, v_BSGV = self._with_sinks(q_BTHK, k_BSGK, v_BSGV, sinks_H)
+            mask_B1TS = None if mask_B1TS is None else functional.pad(mask_B1TS, (1, 0), value=True)
         q_BHTK, k_BGSK, v_BGSV = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGV))
-        if blockwise.is_faster(q_BHTK, k_BGSK):
-            out_BHTV = blockwise.attend(q_BHTK, k_BGSK, v_BGSV, mask_B1TS=mask_B1TS, scale=self.scale)
+        if self.cap or blockwise.is_faster(q_BHTK, k_BGSK):  # PyTorch's kernels have no caps
+            out_BHTV = blockwise.attend(
+                q_BHTK, k_BGSK, v_BGSV, mask_B1TS=mask_B1TS, scale=self.scale, cap=self.cap
+            )
             return out_BHTV.transpose(1, 2)
         repeats = q_BHTK.shape[1] // k_BGSK.shape[1]
         # On CUDA the kernel that takes a mask cannot read grouped heads: asked to, PyTorch writes out all scores.
@@ -62,31 +84,63 @@ class CoreAttention(nn.Module):
         )
         return out_BHTV.transpose(1, 2)
 
+    def _with_sinks(
+        self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, sinks_H: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sinks as a first key: its one dimension meets a dimension of the queries that holds the sink of their head.
+
+        So every kernel has them, and a causal mask leaves the first key to all queries.
+        """
+        sinks_BTH1 = (sinks_H / self.scale).to(q_BTHK.dtype)[:, None].expand(*q_BTHK.shape[:3], 1)
+        first_B1GK = functional.pad(torch.zeros_like(k_BSGK[:, :1]), (0, 1), value=1.0)
+        k_BSGK = torch.cat([first_B1GK, functional.pad(k_BSGK, (0, 1))], dim=1)
+        v_BSGV = functional.pad(v_BSGV, (0, 0, 0, 0, 1, 0))
+        return torch.cat([q_BTHK, sinks_BTH1], dim=-1), k_BSGK, v_BSGV
+
 
 class GroupedAttention(nn.Module):
     """Each key/value head serves H / G query heads."""
 
+    sinks: nn.Parameter | None
+
     def __init__(self, model: Model, *, windowed: bool) -> None:
         super().__init__()
         a = model.attention
-        self.head_dim, self.value_dim = a.head_dim, a.v_dim
+        self.head_dim, self.value_dim, self.norms_all_heads = a.head_dim, a.v_dim, a.qk_norm_across_heads
         self.query = Linear(model.hidden, a.num_heads * a.head_dim, bias=a.bias)
         self.key = Linear(model.hidden, a.num_kv_heads * a.head_dim, bias=a.bias)
         self.value = Linear(model.hidden, a.num_kv_heads * a.v_dim, bias=a.bias)
-        self.query_norm = nn.RMSNorm(a.head_dim, eps=model.norm_epsilon) if a.qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(a.head_dim, eps=model.norm_epsilon) if a.qk_norm else nn.Identity()
-        self.core = CoreAttention(scale=a.head_dim**-0.5, windowed=windowed)
-        self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
+        self.query_norm = self._head_norm(model, num_heads=a.num_heads)
+        self.key_norm = self._head_norm(model, num_heads=a.num_kv_heads)
+        self.sinks = nn.Parameter(torch.empty(a.num_heads)) if a.sinks else None
+        self.core = CoreAttention(
+            scale=(a.score_divisor or a.head_dim) ** -0.5, cap=a.score_cap, window=a.window if windowed else 0
+        )
+        self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.has_output_bias)
 
-    def forward(self, x_BTD: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x_BTD: Tensor, layout: LayerLayout) -> Tensor:
         """[B, T, D]."""
-        q_BTHK = self.query_norm(self.query(x_BTD).unflatten(-1, (-1, self.head_dim)))
-        k_BTGK = self.key_norm(self.key(x_BTD).unflatten(-1, (-1, self.head_dim)))
+        q_BTHK = self._normalised(self.query_norm, self.query(x_BTD))
+        k_BTGK = self._normalised(self.key_norm, self.key(x_BTD))
         v_BTGV = self.value(x_BTD).unflatten(-1, (-1, self.value_dim))
         q_BTHK = rotate_contiguous(q_BTHK, layout.cos_BT1J, layout.sin_BT1J)
         k_BTGK = rotate_contiguous(k_BTGK, layout.cos_BT1J, layout.sin_BT1J)
-        out_BTHV = self.core(q_BTHK, k_BTGK, v_BTGV, layout)
+        out_BTHV = self.core(q_BTHK, k_BTGK, v_BTGV, layout, self.own_sinks())
         return self.output(out_BTHV.flatten(-2))
+
+    def own_sinks(self) -> Tensor | None:
+        """The sinks of this rank's heads. Tensor parallelism puts its own in this place."""
+        return self.sinks
+
+    def _head_norm(self, model: Model, *, num_heads: int) -> nn.Module:
+        if not model.attention.qk_norm:
+            return nn.Identity()
+        return make_norm(model, width=self.head_dim * (num_heads if self.norms_all_heads else 1))
+
+    def _normalised(self, norm: nn.Module, x_BTX: Tensor) -> Tensor:
+        """Queries or keys, [B, T, H, K]."""
+        heads = (-1, self.head_dim)
+        return norm(x_BTX).unflatten(-1, heads) if self.norms_all_heads else norm(x_BTX.unflatten(-1, heads))
 
 
 class LatentAttention(nn.Module):
@@ -113,10 +167,10 @@ class LatentAttention(nn.Module):
         self.rotary_key = nn.Identity()  # tensor parallelism hands every rank the one key here
         self.kv_up = Linear(a.kv_lora_rank, a.num_heads * (self.plain_dim + a.v_dim), bias=False)
         scale = a.head_dim**-0.5 * score_scale(model.rope)
-        self.core = CoreAttention(scale=scale, windowed=windowed)
-        self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.bias)
+        self.core = CoreAttention(scale=scale, window=a.window if windowed else 0)
+        self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.has_output_bias)
 
-    def forward(self, x_BTD: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(self, x_BTD: Tensor, layout: LayerLayout) -> Tensor:
         """[B, T, D]."""
         q_source_BTX = self.query_down(x_BTD) if hasattr(self, "query_down") else x_BTD
         latent_BTL, k_rotary_BTR = self.kv_down(x_BTD).split([self.latent_dim, self.rotary_dim], dim=-1)

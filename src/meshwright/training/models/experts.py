@@ -11,17 +11,16 @@ Sources: Mixtral (Jiang et al. 2024, section 2.1), DeepSeek-V3 (2024, section 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
+from meshwright.specs.model import Activation, Model, Router
 from meshwright.specs.model import Experts as ExpertsSpec
-from meshwright.specs.model import Model, Router
 from meshwright.training.models.balance import attach_loss, balance_loss
-from meshwright.training.models.feed_forward import FeedForward, swiglu
+from meshwright.training.models.feed_forward import ACTIVATIONS, FeedForward, GatedActivation
 
 
 class Routing(NamedTuple):
@@ -39,6 +38,7 @@ class TopKRouter(nn.Module):
     `load_E` counts the rows each expert got in training since `load.collect_expert_load`.
     """
 
+    bias: nn.Parameter | None  # learned, of the logits
     bias_E: Tensor | None
     load_E: Tensor
 
@@ -46,6 +46,7 @@ class TopKRouter(nn.Module):
         super().__init__()
         self.spec = spec
         self.weight = nn.Parameter(torch.empty(spec.num_experts, hidden))
+        self.bias = nn.Parameter(torch.empty(spec.num_experts)) if spec.bias else None
         sigmoid = spec.router is Router.SIGMOID
         bias_E = torch.zeros(spec.num_experts, dtype=torch.float32) if sigmoid else None
         self.register_buffer("bias_E", bias_E)
@@ -53,7 +54,8 @@ class TopKRouter(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Routing:
         """The chosen experts of every token."""
-        logits_NE = functional.linear(x_ND.float(), self.plain_weight().float())
+        bias = None if self.bias is None else self.plain(self.bias).float()
+        logits_NE = functional.linear(x_ND.float(), self.plain(self.weight).float(), bias)
         sigmoid = self.spec.router is Router.SIGMOID
         scores_NE = logits_NE.sigmoid() if sigmoid else logits_NE.softmax(dim=-1)
         with torch.no_grad():
@@ -64,9 +66,9 @@ class TopKRouter(nn.Module):
             weights_NC = weights_NC / (weights_NC.sum(dim=-1, keepdim=True) + 1e-20)
         return Routing(weights_NC * self.spec.routed_scale, experts_NC, scores_NE)
 
-    def plain_weight(self) -> Tensor:
-        """The weight as a plain tensor. Tensor parallelism puts its own in this place."""
-        return self.weight
+    def plain(self, parameter: Tensor) -> Tensor:
+        """A parameter as a plain tensor. Tensor parallelism puts its own in this place."""
+        return parameter
 
     def _limit_groups(self, scores_NE: Tensor) -> Tensor:
         """Mask all but the best groups of each token. A group scores as its two best experts (V3), or its best (V2)."""
@@ -83,18 +85,21 @@ class TopKRouter(nn.Module):
 class RoutedExperts(nn.Module):
     """All experts of a layer. Expert parallelism (`parallel.expert`) leaves each rank some of them."""
 
-    def __init__(self, hidden: int, spec: ExpertsSpec) -> None:
+    def __init__(self, hidden: int, spec: ExpertsSpec, *, activation: Activation = Activation.SILU) -> None:
         super().__init__()
-        self.gate = nn.Parameter(torch.empty(spec.num_experts, spec.ffn_hidden, hidden))
-        self.up = nn.Parameter(torch.empty(spec.num_experts, spec.ffn_hidden, hidden))
-        self.down = nn.Parameter(torch.empty(spec.num_experts, hidden, spec.ffn_hidden))
-        self.activation = swiglu
+        num, width = spec.num_experts, spec.ffn_hidden
+        self.gate = nn.Parameter(torch.empty(num, width, hidden))
+        self.up = nn.Parameter(torch.empty(num, width, hidden))
+        self.down = nn.Parameter(torch.empty(num, hidden, width))
+        if spec.bias:
+            self.gate_bias = nn.Parameter(torch.empty(num, width))
+            self.up_bias = nn.Parameter(torch.empty(num, width))
+            self.down_bias = nn.Parameter(torch.empty(num, hidden))
+        self.activation = ACTIVATIONS[activation]
 
     def forward(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
         """[M, D]: the first `counts_E[0]` rows go through expert 0, and so on."""
-        return run_experts(
-            rows_MD, counts_E, gate=self.gate, up=self.up, down=self.down, activation=self.activation
-        )
+        return run_experts(rows_MD, counts_E, **dict(self.named_parameters()), activation=self.activation)
 
 
 def run_experts(
@@ -104,23 +109,36 @@ def run_experts(
     gate: Tensor,
     up: Tensor,
     down: Tensor,
-    activation: Callable[[Tensor, Tensor], Tensor],
+    activation: GatedActivation,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
     """[M, D]: rows sorted by expert through these stacks of weights, `counts_E[e]` of them through expert e."""
     is_grouped = rows_MD.is_cuda and rows_MD.dtype is torch.bfloat16 and hasattr(functional, "grouped_mm")
     if is_grouped and len(rows_MD):  # under expert parallelism a rank may have no rows at all
         ends_E = counts_E.cumsum(0).to(torch.int32)
 
-        def times(x: Tensor, weight: Tensor) -> Tensor:
-            return functional.grouped_mm(x, weight.transpose(-2, -1), offs=ends_E)
+        def times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            out = functional.grouped_mm(x, weight.transpose(-2, -1), offs=ends_E)
+            return out if bias is None else out + bias.repeat_interleave(counts_E, dim=0, output_size=len(x))
 
-        return times(activation(times(rows_MD, gate), times(rows_MD, up)), down)
+        hidden = activation(times(rows_MD, gate, gate_bias), times(rows_MD, up, up_bias))
+        return times(hidden, down, down_bias)
+
     # unbind, not indexing: the gradient of an index is a whole zero stack for every expert
-    parts = zip(rows_MD.split(counts_E.tolist()), gate.unbind(), up.unbind(), down.unbind(), strict=True)
+    def linears(weight: Tensor, bias: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:
+        biases = [None] * len(weight) if bias is None else bias.unbind()
+        return list(zip(weight.unbind(), biases, strict=True))
+
+    stacks = (linears(gate, gate_bias), linears(up, up_bias), linears(down, down_bias))
+    parts = zip(rows_MD.split(counts_E.tolist()), *stacks, strict=True)
     return torch.cat(
         [
-            functional.linear(activation(functional.linear(x, gate_FD), functional.linear(x, up_FD)), down_DF)
-            for x, gate_FD, up_FD, down_DF in parts
+            functional.linear(
+                activation(functional.linear(x, *of_gate), functional.linear(x, *of_up)), *of_down
+            )
+            for x, of_gate, of_up, of_down in parts
         ]
     )
 
@@ -139,8 +157,12 @@ class MixtureOfExperts(nn.Module):
         spec = model.experts
         assert spec is not None
         self.router = TopKRouter(model.hidden, spec)
-        self.experts = RoutedExperts(model.hidden, spec)
-        self.shared = FeedForward(model.hidden, spec.shared_hidden) if spec.shared_hidden else None
+        self.experts = RoutedExperts(model.hidden, spec, activation=model.activation)
+        self.shared = (
+            FeedForward(model.hidden, spec.shared_hidden, activation=model.activation)
+            if spec.shared_hidden
+            else None
+        )
         self.balance_loss = balance_loss
         self.loss_scale = 1.0
         self.sequence_group = None

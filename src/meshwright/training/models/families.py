@@ -1,10 +1,4 @@
-"""Models that this engine builds, and the places of their special layers in the stack.
-
-`specs.model.Model` counts windowed and dense layers; which ones they are is a habit of the family:
-
-    dense layers come first                          DeepSeek
-    windowed layers come last                        Qwen3
-"""
+"""Models that this engine builds. Dense layers of a mixture come first, as in DeepSeek."""
 
 from __future__ import annotations
 
@@ -83,8 +77,3 @@ def _check_layers(model: Model) -> None:
 def is_dense(model: Model, index: int) -> bool:
     """Return True if layer `index` has a dense feed-forward: the first ones have."""
     return index < model.num_dense_layers
-
-
-def is_windowed(model: Model, index: int) -> bool:
-    """Return True if layer `index` has a sliding window: the last ones have."""
-    return index >= model.num_layers - model.attention.num_windowed_layers

@@ -2,7 +2,7 @@
 
     matrices                                   normal, std 0.02
     matrices that write to the residual stream normal, std 0.02 / sqrt(2 L)      GPT-2 (Radford et al. 2019)
-    norms 1, biases 0
+    norms 1 (0 where centered at zero), biases and sinks 0
     adapters: A uniform up to 1 / sqrt(in), B 0                                 PEFT
 
 Every tensor has its own random stream, seeded by its name; every expert of a stack too. So a rank that holds one
@@ -40,7 +40,7 @@ def init_weights(model: Transformer, *, seed: int, std: float = STD) -> None:
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        if (constant := _constant(name)) is not None:
+        if (constant := _constant(model.model, name)) is not None:
             parameter.fill_(constant)
         else:
             spread = _spread(name, num_layers=model.model.num_layers, std=std)
@@ -55,18 +55,18 @@ def initial_weight(
 ) -> Tensor:
     """Initial values of the whole tensor `name`, or of one expert of that stack, as in `init_weights`: fp32 `shape`."""
     whole = torch.empty(shape, dtype=torch.float32, device=device)
-    if (constant := _constant(name)) is not None:
+    if (constant := _constant(model, name)) is not None:
         return whole.fill_(constant)
     key = name if expert is None else f"{name}.{expert}"
     spread = _spread(name, num_layers=model.num_layers, std=STD)
     return whole.normal_(std=spread, generator=_generator(seed, key, device))
 
 
-def _constant(name: str) -> float | None:
-    """The initial value of a norm or a bias; None: a matrix, which is random."""
+def _constant(model: Model, name: str) -> float | None:
+    """The initial value of a norm, a bias or sinks; None: a matrix, which is random."""
     if name.endswith("norm.weight"):
-        return 1.0
-    return 0.0 if name.endswith((".bias", ".bias_E")) else None
+        return 0.0 if model.zero_centered_norms else 1.0
+    return 0.0 if name.endswith((".bias", "_bias", ".bias_E", ".sinks")) else None
 
 
 def _spread(name: str, *, num_layers: int, std: float) -> float:

@@ -1,10 +1,10 @@
-"""Rotary position embedding (Su et al. 2021), with the RoPE scaling of Llama 3.1 and YaRN.
+"""Rotary position embedding (Su et al. 2021), with the RoPE scaling of Llama 3.1, YaRN and LongRoPE, and linear scaling.
 
     angle(t, i) = t * theta^(-2i/R)          i = 0 .. R/2 - 1
-    contiguous   (x_i, x_{i + R/2}) turns by angle(t, i)    Llama, Mistral, Mixtral, Qwen3
+    contiguous   (x_i, x_{i + R/2}) turns by angle(t, i)    all families but
     interleaved  (x_{2i}, x_{2i+1}) turns by angle(t, i)    DeepSeek
 
-B sequences, T tokens, R rotary width of a head, J = R / 2 frequencies; `...` are heads.
+B sequences, T tokens, K width of a head, R its rotary part, J = R / 2 frequencies; `...` are heads.
 """
 
 from __future__ import annotations
@@ -17,10 +17,25 @@ from torch import Tensor
 from meshwright.specs.model import Rope, RopeScaling
 
 
-def frequencies(rope: Rope, width: int, *, device: torch.device | str | None = None) -> Tensor:
-    """Radians per token of each pair, fp32 [J]. `width` is R. Source: transformers, `modeling_rope_utils`."""
+def rotary_width(rope: Rope, width: int) -> int:
+    """R of a head of `width` dimensions."""
+    return int(width * rope.rotated_share)
+
+
+def frequencies(
+    rope: Rope, width: int, *, length: int = 0, device: torch.device | str | None = None
+) -> Tensor:
+    """Radians per token of each pair, fp32 [J]. `width` is R, `length` the tokens of a sequence.
+
+    Source: transformers, `modeling_rope_utils`.
+    """
     pairs_J = torch.arange(0, width, 2, dtype=torch.float32, device=device)
     plain_J = 1.0 / rope.theta ** (pairs_J / width)
+    if rope.scaling is RopeScaling.LINEAR:
+        return plain_J / rope.factor
+    if rope.scaling is RopeScaling.LONGROPE:
+        divisors = rope.long_factors if length > rope.original_context else rope.short_factors
+        return plain_J / torch.tensor(divisors, dtype=torch.float32, device=device)
     if rope.scaling is RopeScaling.LLAMA3:
         return _llama3(rope, plain_J)
     if rope.scaling is RopeScaling.YARN:
@@ -60,8 +75,12 @@ def temperature(factor: float, mscale: float) -> float:
 
 def rotation_scale(rope: Rope) -> float:
     """The factor of cosine and sine."""
-    if rope.scaling is not RopeScaling.YARN:
+    if rope.scaling not in (RopeScaling.YARN, RopeScaling.LONGROPE):
         return 1.0
+    if rope.attention_factor:
+        return rope.attention_factor
+    if rope.scaling is RopeScaling.LONGROPE:
+        return math.sqrt(1 + math.log(max(rope.factor, 1.0)) / math.log(rope.original_context))
     if rope.mscale and rope.mscale_all_dims:
         return temperature(rope.factor, rope.mscale) / temperature(rope.factor, rope.mscale_all_dims)
     return temperature(rope.factor, 1.0)
@@ -74,25 +93,31 @@ def score_scale(rope: Rope) -> float:
     return temperature(rope.factor, rope.mscale_all_dims) ** 2
 
 
-def rotation(rope: Rope, positions_BT: Tensor, *, width: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every angle, fp32 [B, T, 1, J]; the 1 broadcasts over heads.
+def rotation(rope: Rope, positions_BT: Tensor, *, width: int, length: int = 0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every angle, fp32 [B, T, 1, J]; the 1 broadcasts over heads. Others as in `frequencies`.
 
     Computed in every forward: a table in a buffer would have to survive meta devices, casts and sharding, to save a
     few microseconds.
     """
-    angle_BTJ = positions_BT.float().unsqueeze(-1) * frequencies(rope, width, device=positions_BT.device)
+    frequencies_J = frequencies(rope, width, length=length, device=positions_BT.device)
+    angle_BTJ = positions_BT.float().unsqueeze(-1) * frequencies_J
     scale = rotation_scale(rope)
     return (angle_BTJ.cos() * scale).unsqueeze(2), (angle_BTJ.sin() * scale).unsqueeze(2)
 
 
-def rotate_contiguous(x_BTHR: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:
-    """Turn the pairs (i, i + R/2), in fp32: bf16 angles blur positions beyond a few thousand tokens."""
-    first_BTHJ, second_BTHJ = x_BTHR.chunk(2, dim=-1)
+def rotate_contiguous(x_BTHK: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:
+    """Turn the pairs (i, i + R/2), in fp32: bf16 angles blur positions beyond a few thousand tokens.
+
+    Dimensions from R on stay as they are.
+    """
+    num_pairs = cos_BT1J.shape[-1]
+    plain_dim = x_BTHK.shape[-1] - 2 * num_pairs
+    first_BTHJ, second_BTHJ, plain = x_BTHK.split([num_pairs, num_pairs, plain_dim], dim=-1)
     turned = (
         first_BTHJ * cos_BT1J - second_BTHJ * sin_BT1J,
         second_BTHJ * cos_BT1J + first_BTHJ * sin_BT1J,
     )
-    return torch.cat(turned, dim=-1).to(x_BTHR.dtype)
+    return torch.cat((*turned, plain) if plain_dim else turned, dim=-1).to(x_BTHK.dtype)
 
 
 def rotate_interleaved(x_BTHR: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.specs.model import Rope
-from meshwright.training.models.rope import rotation
+from meshwright.specs.model import AttentionKind, Model, Rope
+from meshwright.training.models.rope import rotary_width, rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,34 +66,38 @@ class Suffix:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TokenLayout:
-    """Rotations and masks of one forward pass.
+class LayerLayout:
+    """Rotations and mask of a layer in one forward pass.
 
-    A mask is True where a query attends to a key; None is causal, for which fused kernels need no mask.
+    The mask is True where a query attends to a key; None is causal, for which fused kernels need no mask.
     """
 
     cos_BT1J: Tensor
     sin_BT1J: Tensor
-    mask_B1TS: Tensor | None  # of layers with full attention
-    windowed_mask_B1TS: Tensor | None  # of layers with a sliding window
+    mask_B1TS: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenLayout:
+    """What layers with full attention and those with a sliding window need in one forward pass."""
+
+    full: LayerLayout
+    windowed: LayerLayout
 
 
 def make_layout(
-    positions_BT: Tensor,
-    documents_BS: Tensor | None,
-    *,
-    chunks: Chunks | Suffix,
-    rope: Rope,
-    rotary_width: int,
-    window: int,
+    positions_BT: Tensor, documents_BS: Tensor | None, *, chunks: Chunks | Suffix, model: Model
 ) -> TokenLayout:
-    """Rotations and masks. `positions_BT` set rotary angles; `documents_BS` are any integers, equal within a document.
-
-    `window` is in tokens, 0 where no layer has one.
-    """
-    cos_BT1J, sin_BT1J = rotation(rope, positions_BT, width=rotary_width)
+    """Rotations and masks. `positions_BT` set rotary angles; `documents_BS` are any integers, equal within a document."""
+    a = model.attention
+    window = a.window if model.num_windowed_layers else 0
     num_tokens, device = positions_BT.shape[1], positions_BT.device
     length = chunks.length(num_tokens)
+
+    def rotations(rope: Rope) -> tuple[Tensor, Tensor]:
+        width = a.rope_head_dim if a.kind is AttentionKind.MLA else rotary_width(rope, a.head_dim)
+        return rotation(rope, positions_BT, width=width, length=length)
+
     order_T = chunks.order(num_tokens, device=device)
     mask_B1TS = None if documents_BS is None else attention_mask(documents_BS, window=0, order_T=order_T)
     windowed_B1TS = mask_B1TS
@@ -101,9 +105,12 @@ def make_layout(
         if documents_BS is None:
             documents_BS = torch.zeros(1, length, dtype=torch.long, device=device)
         windowed_B1TS = attention_mask(documents_BS, window=window, order_T=order_T)
-    return TokenLayout(
-        cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=mask_B1TS, windowed_mask_B1TS=windowed_B1TS
-    )
+    cos_BT1J, sin_BT1J = rotations(model.rope)
+    full = LayerLayout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=mask_B1TS)
+    if model.windowed_rope is not None:
+        cos_BT1J, sin_BT1J = rotations(model.windowed_rope)
+    windowed = LayerLayout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=windowed_B1TS)
+    return TokenLayout(full=full, windowed=windowed)
 
 
 def attention_mask(documents_BS: Tensor, *, window: int, order_T: Tensor | None = None) -> Tensor:

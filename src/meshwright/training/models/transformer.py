@@ -4,6 +4,8 @@
     x = x + attention(norm(x));  x = x + ffn(norm(x))        num_layers times
     logits = head(norm(x))
 
+Norms may be at the outputs of attention and feed-forward instead, or at both (`specs.model.NormPlacement`).
+
 One class for every family: what differs is which attention and which feed-forward a layer gets, and that follows
 from `specs.model.Model`. A pipeline stage is the same class with some of its layers; their names stay those of
 the whole model, so a checkpoint of a stage is a part of a checkpoint of the model.
@@ -15,15 +17,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.specs.model import AttentionKind, Model
+from meshwright.specs.model import AttentionKind, Model, NormPlacement
 from meshwright.training.models.attention import GroupedAttention, LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts
-from meshwright.training.models.families import is_dense, is_windowed
+from meshwright.training.models.families import is_dense
 from meshwright.training.models.feed_forward import FeedForward
-from meshwright.training.models.loss import CHUNK_LOGITS, linear_cross_entropy
+from meshwright.training.models.loss import CHUNK_LOGITS, capped, linear_cross_entropy
+from meshwright.training.models.norm import make_norm
 from meshwright.training.models.token_layout import Chunks, Suffix, TokenLayout, make_layout
 
 
@@ -42,20 +46,29 @@ class Block(nn.Module):
     def __init__(self, model: Model, index: int, *, options: TransformerOptions) -> None:
         super().__init__()
         latent = model.attention.kind is AttentionKind.MLA
-        windowed = is_windowed(model, index)
-        self.attention_norm = nn.RMSNorm(model.hidden, eps=model.norm_epsilon)
-        self.attention = (LatentAttention if latent else GroupedAttention)(model, windowed=windowed)
-        self.ffn_norm = nn.RMSNorm(model.hidden, eps=model.norm_epsilon)
+        self.is_windowed = model.windowed_layers[index]
+        before = model.norm_placement is not NormPlacement.AFTER
+        after = model.norm_placement is not NormPlacement.BEFORE
+
+        def norm(is_here: bool) -> nn.Module:
+            return make_norm(model, width=model.hidden) if is_here else nn.Identity()
+
+        self.attention_norm = norm(before)
+        self.attention = (LatentAttention if latent else GroupedAttention)(model, windowed=self.is_windowed)
+        self.attention_output_norm = norm(after)
+        self.ffn_norm = norm(before)
         self.ffn = (
-            FeedForward(model.hidden, model.ffn_hidden)
+            FeedForward(model.hidden, model.ffn_hidden, activation=model.activation)
             if is_dense(model, index)
             else MixtureOfExperts(model, balance_loss=options.balance_loss)
         )
+        self.ffn_output_norm = norm(after)
 
     def forward(self, x_BTD: Tensor, layout: TokenLayout) -> Tensor:
         """[B, T, D]."""
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), layout)
-        return x_BTD + self.ffn(self.ffn_norm(x_BTD))
+        here = layout.windowed if self.is_windowed else layout.full
+        x_BTD = x_BTD + self.attention_output_norm(self.attention(self.attention_norm(x_BTD), here))
+        return x_BTD + self.ffn_output_norm(self.ffn(self.ffn_norm(x_BTD)))
 
 
 class Head(nn.Linear):
@@ -66,20 +79,21 @@ class Head(nn.Linear):
 
     def __init__(self, model: Model, *, options: TransformerOptions) -> None:
         super().__init__(model.hidden, model.vocab, bias=False)
-        self.options = options
+        self.options, self.cap = options, model.logit_cap
 
     def forward(
         self, input: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None
     ) -> Tensor:
         """[B, T, V] in the weight's dtype, or a fp32 scalar. `input` is [B, T, D] (the name is nn.Linear's)."""
         if labels_BT is None:
-            return functional.linear(input, self.weight)
+            return capped(functional.linear(input, self.weight), self.cap)
         return linear_cross_entropy(
             input.flatten(0, 1),
             self.weight,
             labels_BT.flatten(),
             weights_N=None if weights_BT is None else weights_BT.flatten(),
             z_loss=self.options.z_loss,
+            cap=self.cap,
             chunk_logits=self.options.chunk_logits,
         )
 
@@ -99,7 +113,7 @@ class Transformer(nn.Module):
         self.chunks: Chunks | Suffix = Chunks()  # context parallelism and generation replace it
         self.embedding = nn.Embedding(model.vocab, model.hidden) if is_first else None
         self.layers = nn.ModuleDict({str(i): Block(model, i, options=options) for i in layers})
-        self.norm = nn.RMSNorm(model.hidden, eps=model.norm_epsilon) if is_last else None
+        self.norm = make_norm(model, width=model.hidden) if is_last else None
         self.head = Head(model, options=options) if is_last else None
         self.tie()
 
@@ -133,7 +147,7 @@ class Transformer(nn.Module):
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None
     ) -> Tensor:
         """Output of the last layer here, [B, T, D], before the norm. Arguments as in `forward`."""
-        x_BTD = tokens_BT if self.embedding is None else self.embedding(tokens_BT)
+        x_BTD = tokens_BT if self.embedding is None else self._embedded(tokens_BT, self.embedding)
         if positions_BT is None:
             order_T = self.chunks.order(tokens_BT.shape[1], device=x_BTD.device)
             positions_BT = order_T.expand(len(tokens_BT), -1)
@@ -144,12 +158,11 @@ class Transformer(nn.Module):
 
     def layout(self, positions_BT: Tensor, documents_BT: Tensor | None) -> TokenLayout:
         """Rotations and masks of all layers."""
-        a = self.model.attention
-        return make_layout(
-            positions_BT,
-            documents_BT,
-            chunks=self.chunks,
-            rope=self.model.rope,
-            rotary_width=a.rope_head_dim if a.kind is AttentionKind.MLA else a.head_dim,
-            window=a.window if a.num_windowed_layers else 0,
-        )
+        return make_layout(positions_BT, documents_BT, chunks=self.chunks, model=self.model)
+
+    def _embedded(self, tokens_BT: Tensor, embedding: nn.Module) -> Tensor:
+        x_BTD = embedding(tokens_BT)
+        if not self.model.scaled_embeddings:
+            return x_BTD
+        scale = torch.tensor(self.model.hidden**0.5, dtype=x_BTD.dtype)  # rounded, as Gemma was trained
+        return x_BTD * scale.item()

@@ -8,9 +8,9 @@ ENGINE = "maxtext"
 LATENT = """model={hidden: 64, num_layers: 3, vocab: 512, ffn_hidden: 96, norm_epsilon: 1.0e-6,
 attention: {kind: mla, num_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 16, rope_head_dim: 8},
 experts: {num_experts: 8, top_k: 2, ffn_hidden: 32, num_shared: 1, num_dense_layers: 1, router: sigmoid}}"""
-GPT_OSS = """model={family: GptOssForCausalLM, hidden: 64, num_layers: 4, vocab: 512,
-attention: {num_heads: 4, num_kv_heads: 2, bias: true, window: 32, num_windowed_layers: 2},
-experts: {num_experts: 4, top_k: 2, ffn_hidden: 32}}"""
+GPT_OSS = """model={family: GptOssForCausalLM, activation: clamped_swiglu, hidden: 64, num_layers: 4, vocab: 512,
+attention: {num_heads: 4, num_kv_heads: 2, bias: true, window: 32, window_pattern: [true, false], sinks: true},
+experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, bias: true}}"""
 
 
 def test_a_plain_run_is_accepted(refused):
@@ -56,7 +56,9 @@ def test_a_plain_run_is_accepted(refused):
         ("model: RoPE scaling llama3 is not lowered",
          [LATENT, "model.rope={scaling: llama3, factor: 8, original_context: 8192}"]),
         ("model: sigmoid scores without latent attention", ["mixture", "model.experts.router=sigmoid"]),
-        ("model: windows in other than every second layer", [GPT_OSS, "model.attention.num_windowed_layers=4"]),
+        ("model: attention.window_pattern of inline is (True,)", [GPT_OSS, "model.attention.window_pattern=[true]"]),
+        ("model: attention.sinks of inline is False", [GPT_OSS, "model.attention.sinks=false"]),
+        ("model: an odd number of layers", [GPT_OSS, "model.num_layers=3"]),
         ("model: the family GPT-OSS without biases", [GPT_OSS, "model.attention.bias=false"]),
         ("model: sliding windows", ["model.attention.window=32", "model.attention.num_windowed_layers=4"]),
         ("lora.targets: adapters of modules with biases", [GPT_OSS, "task=lora", "lora.targets=[query]"]),

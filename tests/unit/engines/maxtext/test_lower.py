@@ -299,9 +299,9 @@ def test_dense_layers_and_those_with_experts_stand_apart():
     assert found["decoder/moe_layers/DeepSeekMoeBlock_0/shared_experts/wo/kernel"]["shape"] == [64, 64]
 
 
-GPT_OSS = """model={family: GptOssForCausalLM, hidden: 64, num_layers: 4, vocab: 512,
-attention: {num_heads: 4, num_kv_heads: 2, bias: true, window: 32, num_windowed_layers: 2},
-experts: {num_experts: 4, top_k: 2, ffn_hidden: 32}}"""
+GPT_OSS = """model={family: GptOssForCausalLM, activation: clamped_swiglu, hidden: 64, num_layers: 4, vocab: 512,
+attention: {num_heads: 4, num_kv_heads: 2, bias: true, window: 32, window_pattern: [true, false], sinks: true},
+experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, bias: true}}"""
 
 
 def test_gpt_oss_is_scanned_in_pairs_of_a_windowed_layer_and_another():

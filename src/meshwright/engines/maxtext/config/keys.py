@@ -228,7 +228,9 @@ def _add_sinks(model: dict[str, Any], settings: MaxTextKeys) -> None:
     if settings.peek("adamw_mask", None) == NOT_DECAYED:
         settings.take("adamw_mask", None)
     window = settings.take("sliding_window_size", 0)
-    model["attention"] |= {"window": window, "num_windowed_layers": (model["num_layers"] + 1) // 2}
+    model["attention"] |= {"window": window, "window_pattern": [True, False], "sinks": True}
+    model["activation"] = "clamped_swiglu"
+    model["experts"]["bias"] = True
     del model["attention"]["qk_norm"]
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
 
@@ -38,7 +39,7 @@ def check_model(model: Model) -> Iterator[Unsupported]:
     """Reasons for which `model` is not supported with MaxText."""
     a = model.attention
     for is_unsupported, what in (
-        (a.num_windowed_layers > 0 and not is_gpt_oss(model), "sliding windows"),
+        (model.num_windowed_layers > 0 and not is_gpt_oss(model), "sliding windows"),
         (a.bias and not is_gpt_oss(model), "biases in attention"),
         (model.norm_bias, "norms with a bias"),
         (not model.gated_ffn, "feed-forward blocks without a gate"),
@@ -50,6 +51,7 @@ def check_model(model: Model) -> Iterator[Unsupported]:
                 key="model", reason=f"{what} of {model.name} is not lowered",
                 hint="lowered are Llama, Mistral and Mixtral without windows, Qwen3, Qwen3-MoE, DeepSeek, GPT-OSS",
             )  # fmt: skip
+    yield from refusals.model_parts(model, has=refusals.GPT_OSS_PARTS if is_gpt_oss(model) else {})
     if is_gpt_oss(model):
         yield from _check_gpt_oss(model)
     if is_latent(model):
@@ -109,7 +111,7 @@ def _check_gpt_oss(model: Model) -> Iterator[Unsupported]:
         (model.experts is None, "the family GPT-OSS without experts"),
         (is_latent(model) or a.qk_norm, "latents or normalised queries and keys under the family GPT-OSS"),
         (not a.bias, "the family GPT-OSS without biases"),
-        (2 * a.num_windowed_layers != model.num_layers, "windows in other than every second layer"),
+        (model.num_layers % 2 > 0, "an odd number of layers under the family GPT-OSS"),
     ):
         if is_unsupported:
             yield _not_lowered(what, model.name)

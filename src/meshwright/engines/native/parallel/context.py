@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.training.models import Transformer
 from meshwright.training.models.attention import CoreAttention
-from meshwright.training.models.token_layout import Chunks, TokenLayout
+from meshwright.training.models.token_layout import Chunks, LayerLayout
 
 
 def chunks_of(coordinates: MeshCoordinates) -> Chunks:
@@ -40,22 +40,28 @@ def shard_sequences(model: Transformer, *, chunks: Chunks, mesh: DeviceMesh) -> 
         attention = layer.get_submodule("attention")
         core = attention.get_submodule("core")
         assert isinstance(core, CoreAttention)
-        window = model.model.attention.window if core.windowed else 0
-        attention.core = ContextAttention(core, window=window, chunks=chunks, mesh=mesh)
+        attention.core = ContextAttention(core, chunks=chunks, mesh=mesh)
 
 
 class ContextAttention(CoreAttention):
     """Queries of this rank's two chunks, keys and values of whole sequences."""
 
-    def __init__(self, core: CoreAttention, *, window: int, chunks: Chunks, mesh: DeviceMesh) -> None:
-        super().__init__(scale=core.scale, windowed=core.windowed)
-        self.window, self.chunks, self.mesh = window, chunks, mesh
+    def __init__(self, core: CoreAttention, *, chunks: Chunks, mesh: DeviceMesh) -> None:
+        super().__init__(scale=core.scale, cap=core.cap, window=core.window)
+        self.chunks, self.mesh = chunks, mesh
 
-    def forward(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: TokenLayout) -> Tensor:
+    def forward(
+        self,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        v_BTGV: Tensor,
+        layout: LayerLayout,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
         """[B, T, H, V]."""
         kv_BSGX = _gathered(torch.cat([k_BTGK, v_BTGV], dim=-1), mesh=self.mesh)
         k_BSGK, v_BSGV = kv_BSGX.split([k_BTGK.shape[-1], v_BTGV.shape[-1]], dim=-1)
-        mask_B1TS = self.mask(layout)
+        mask_B1TS = layout.mask_B1TS
         length = q_BTHK.shape[1] // 2
         outs = []
         for i, chunk in enumerate((self.chunks.rank, 2 * self.chunks.width - 1 - self.chunks.rank)):
@@ -63,7 +69,8 @@ class ContextAttention(CoreAttention):
             first = max(0, chunk * length - self.window + 1) if self.window else 0
             keys = slice(first, (chunk + 1) * length)
             mask = None if mask_B1TS is None else mask_B1TS[:, :, queries, keys]
-            outs.append(self.attend(q_BTHK[:, queries], k_BSGK[:, keys], v_BSGV[:, keys], mask_B1TS=mask))
+            k_part, v_part = k_BSGK[:, keys], v_BSGV[:, keys]
+            outs.append(self.attend(q_BTHK[:, queries], k_part, v_part, mask_B1TS=mask, sinks_H=sinks_H))
         return torch.cat(outs, dim=1)
 
 

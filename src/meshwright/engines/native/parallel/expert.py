@@ -36,15 +36,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates, state_axes
 from meshwright.specs.plan import Plan, Sharding
 from meshwright.training.models.experts import RoutedExperts, run_experts, unsort
 
 REPLICATE, SHARD, EXPERT, TENSOR = "expert_replicate", "expert_shard", "expert", "expert_tensor"
-WIDTH = {"gate": Shard(1), "up": Shard(1), "down": Shard(2)}
-"""Placement that shards dimension F of a stack [E, out, in]."""
+WIDTH = {
+    "gate": Shard(1), "up": Shard(1), "down": Shard(2), "gate_bias": Shard(1), "up_bias": Shard(1),
+}  # fmt: skip
+"""Placement that shards dimension F of a stack [E, out, in], or of its biases [E, out]."""
 
 MoveRows = Callable[[Tensor], Tensor]
 
@@ -108,7 +110,7 @@ def shard_experts(model: nn.Module, *, experts: ExpertMesh) -> None:
     mesh = experts.mesh[EXPERT, TENSOR] if experts.num_copies > 1 else experts.mesh[EXPERT]
     for module in experts_of(model):
         for name, stack in list(module.named_parameters()):
-            placements = [Shard(0), WIDTH[name]][: mesh.ndim]
+            placements = [Shard(0), WIDTH.get(name, Replicate())][: mesh.ndim]
             sharded = distribute_tensor(stack.detach(), mesh, placements, src_data_rank=None)
             setattr(module, name, nn.Parameter(sharded, requires_grad=stack.requires_grad))
         module.forward = partial(_forward, module, group=experts.group, num_copies=experts.num_copies)

@@ -47,7 +47,7 @@ from torch.distributed.tensor.parallel import (
 from meshwright.engines.native.parallel.adapters import LoraColwiseParallel, LoraRowwiseParallel
 from meshwright.engines.native.parallel.vocabulary import shard_vocabulary
 from meshwright.training.models import Block, LoraLinear, Transformer
-from meshwright.training.models.attention import LatentAttention
+from meshwright.training.models.attention import GroupedAttention, LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts, TopKRouter
 from meshwright.training.models.linear import Linear, linear
 
@@ -62,6 +62,8 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
     for layer in model.layers.values():
         assert isinstance(layer, Block)
         parallelize_module(layer, mesh, _layer_plan(layer, residual))
+        if isinstance(layer.attention, GroupedAttention) and layer.attention.sinks is not None:
+            parallelize_module(layer.attention, mesh, _SinksOfHeads())
         feed_forward = layer.ffn
         if isinstance(feed_forward, MixtureOfExperts):
             parallelize_module(feed_forward.router, mesh, _OnOwnTokens())
@@ -83,11 +85,9 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
 
 def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
     of_attention = _latent_plan if isinstance(layer.attention, LatentAttention) else _grouped_plan
-    return of_attention(layer.attention, residual) | {
-        "attention_norm": _norm(residual),
-        "attention.output": _rows(layer.attention.output, residual),
-        "ffn_norm": _norm(residual),
-    }
+    norms = {name: _norm(residual) for name, part in layer.named_children() if isinstance(part, nn.RMSNorm)}
+    output = {"attention.output": _rows(layer.attention.output, residual)}
+    return of_attention(layer.attention, residual) | norms | output
 
 
 def _grouped_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
@@ -212,14 +212,32 @@ class _OnOwnTokens(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, TopKRouter)
-        whole = distribute_tensor(module.weight.detach(), device_mesh, [Replicate()], src_data_rank=None)
-        module.weight = nn.Parameter(whole)
+        for name, parameter in list(module.named_parameters()):
+            whole = distribute_tensor(parameter.detach(), device_mesh, [Replicate()], src_data_rank=None)
+            setattr(module, name, nn.Parameter(whole))
 
-        def plain_weight() -> Tensor:
-            assert isinstance(module.weight, DTensor)
-            return module.weight.to_local(grad_placements=[Partial()])
+        def plain(parameter: Tensor) -> Tensor:
+            assert isinstance(parameter, DTensor)
+            return parameter.to_local(grad_placements=[Partial()])
 
-        module.plain_weight = plain_weight
+        module.plain = plain
+        return module
+
+
+class _SinksOfHeads(ParallelStyle):
+    """Sinks sharded like the heads that they belong to."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, GroupedAttention)
+        assert module.sinks is not None
+        sharded = distribute_tensor(module.sinks.detach(), device_mesh, [Shard(0)], src_data_rank=None)
+        module.sinks = nn.Parameter(sharded)
+
+        def own_sinks() -> Tensor:
+            assert isinstance(module.sinks, DTensor)
+            return module.sinks.to_local()
+
+        module.own_sinks = own_sinks
         return module
 
 

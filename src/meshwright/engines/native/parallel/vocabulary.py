@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from meshwright.training.labels import IGNORED_LABEL
 from meshwright.training.models.linear import matmul_nt
+from meshwright.training.models.loss import cap_slope, capped
 from meshwright.training.models.transformer import Head
 
 
@@ -37,7 +38,7 @@ def shard_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicat
         assert isinstance(head.weight, DTensor)
         weight_VD = head.weight.to_local()
         if labels_BT is None:
-            local_BTV = whole_BTD @ weight_VD.T
+            local_BTV = capped(whole_BTD @ weight_VD.T, head.cap)
             return DTensor.from_local(local_BTV, mesh, [Shard(2)], run_check=False).full_tensor()
         return vocab_parallel_cross_entropy(
             whole_BTD.flatten(0, 1),
@@ -46,6 +47,7 @@ def shard_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicat
             weights_N=None if weights_BT is None else weights_BT.flatten(),
             group=mesh.get_group(),
             z_loss=head.options.z_loss,
+            cap=head.cap,
             chunk_logits=head.options.chunk_logits,
         )
 
@@ -60,6 +62,7 @@ def vocab_parallel_cross_entropy(
     weights_N: Tensor | None = None,
     group: dist.ProcessGroup,
     z_loss: float,
+    cap: float = 0.0,
     chunk_logits: int,
 ) -> Tensor:
     """The weighted loss summed over tokens, the same on every rank of `group`.
@@ -67,7 +70,9 @@ def vocab_parallel_cross_entropy(
     The gradient of `h_ND` is this rank's part of it.
     """
     num_rows = max(1, min(len(h_ND), chunk_logits // weight_VD.shape[0]))
-    return _VocabParallelCrossEntropy.apply(h_ND, weight_VD, labels_N, weights_N, group, z_loss, num_rows)
+    return _VocabParallelCrossEntropy.apply(
+        h_ND, weight_VD, labels_N, weights_N, group, z_loss, cap, num_rows
+    )
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):
@@ -80,6 +85,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         weights_N: Tensor | None,
         group: dist.ProcessGroup,
         z_loss: float,
+        cap: float,
         num_rows: int,
     ) -> Tensor:
         wants_weight = ctx.needs_input_grad[1]
@@ -90,12 +96,13 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=h_ND.device)
         for start in range(0, len(h_ND), num_rows):
             rows = slice(start, start + num_rows)
-            logits_CV = matmul_nt(h_ND[rows], weight_VD).float()
+            logits_CV = capped(matmul_nt(h_ND[rows], weight_VD).float(), cap)
+            slope_CV = cap_slope(logits_CV, cap) if cap else None
             loss, grad_CV = _chunk(
                 logits_CV, labels_N[rows], weights_N[rows], first_row=first_row, group=group, z_loss=z_loss
             )
             total += loss
-            grad_CV = grad_CV.to(h_ND.dtype)
+            grad_CV = (grad_CV if slope_CV is None else grad_CV.mul_(slope_CV)).to(h_ND.dtype)
             grad_h_ND[rows] = matmul_nt(grad_CV, weight_VD.T)
             if grad_weight_VD is not None:
                 grad_weight_VD += matmul_nt(grad_CV.T, h_ND[rows].T)
@@ -110,7 +117,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         return (
             grad_h_ND * scale.to(grad_h_ND.dtype),
             None if grad_weight_VD is None else grad_weight_VD * scale.to(grad_weight_VD.dtype),
-            *[None] * 5,
+            *[None] * 6,
         )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.torchtitan.config_module.python_source import Call, Name, call
 from meshwright.specs.model import AttentionKind, Experts, Lora, Model, RopeScaling, Router
@@ -97,7 +98,7 @@ def family_of(model: Model) -> TorchtitanFamily | None:
         return None
     if model.family == GPT_OSS:
         return _FAMILIES["gpt_oss"] if x is not None and x.router is Router.SOFTMAX else None
-    if a.bias or a.num_windowed_layers:
+    if a.bias or model.num_windowed_layers:
         return None
     if a.kind is AttentionKind.MLA:
         return _FAMILIES["deepseek_v3"] if x is not None and x.num_shared else None
@@ -119,6 +120,7 @@ def check_model(model: Model) -> Iterator[Unsupported]:
             hint=f"it has the families {', '.join(_FAMILIES)}",
         )
         return
+    yield from refusals.model_parts(model, has=refusals.GPT_OSS_PARTS if family.name == "gpt_oss" else {})
     if model.num_mtp_layers:
         yield Unsupported(
             key="model", reason=f"multi-token prediction modules of {model.name} are not lowered"

@@ -9,7 +9,16 @@ from typing import Any
 from meshwright import catalog
 from meshwright.engines.torchtitan.config_module.models import LORA_TARGETS, STD, residual_std
 from meshwright.errors import InputError
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
+from meshwright.specs.model import (
+    Activation,
+    Attention,
+    AttentionKind,
+    Experts,
+    Model,
+    Rope,
+    RopeScaling,
+    Router,
+)
 
 Node = dict[str, Any]
 
@@ -68,6 +77,7 @@ def read_model(spec: Node) -> ImportedModel:
         num_layers=len(layers),
         vocab=field(tree, "vocab_size"),
         attention=_attention(layers),
+        activation=Activation.CLAMPED_SWIGLU if name == "gpt_oss" else Activation.SILU,
         ffn_hidden=_width(field(first, "feed_forward"), "w1") if num_dense else 0,
         experts=_experts(moe, num_dense=num_dense) if moe else None,
         tied_embeddings=bool(field(tree, "enable_weight_tying")),
@@ -114,15 +124,26 @@ def _attention(layers: list[Node]) -> Attention:
     width = field(qkv, "head_dim")
     fused = field(qkv, "wqkv")
     num_kv = field(qkv, "n_kv_heads") if fused else _width(qkv, "wkv") // width
-    windows = [w for layer in layers if (w := field(field(layer, "attention"), "sliding_window_size"))]
+    windows = [field(field(layer, "attention"), "sliding_window_size") for layer in layers]
     return Attention(
         num_heads=heads,
         num_kv_heads=num_kv,
         head_dim=width,
-        window=windows[0] if windows else 0,
-        num_windowed_layers=len(windows),
+        window=next((window for window in windows if window), 0),
+        window_pattern=_period([bool(window) for window in windows]),
+        sinks="sinks" in (field(first, "param_init") or {}),
         bias=bool(field(fused or field(qkv, "wq"), "bias")),
         qk_norm=field(first, "qk_norm") is not None,
+    )
+
+
+def _period(layers: list[bool]) -> tuple[bool, ...]:
+    """The shortest pattern that repeats over the layers; none where no layer has a window."""
+    if not any(layers):
+        return ()
+    lengths = range(1, len(layers) + 1)
+    return next(
+        tuple(layers[:n]) for n in lengths if all(layers[i] == layers[i % n] for i in range(len(layers)))
     )
 
 
@@ -143,6 +164,7 @@ def _experts(moe: Node, *, num_dense: int) -> Experts:
         groups_per_token=field(router, "num_limited_groups") or 0,
         normalize_top_k=field(router, "route_norm"),
         routed_scale=field(router, "route_scale"),
+        bias=bool(field(field(router, "gate"), "bias")),
     )
 
 
@@ -252,6 +274,7 @@ def _canonical(model: Model) -> Model:
         x = replace(x, num_shared=1, shared_ffn_hidden=x.shared_hidden)
     if rope.scaling is RopeScaling.NONE:
         rope = Rope(theta=rope.theta)
+    a = replace(a, num_windowed_layers=0, window_pattern=model.windowed_layers, output_bias=a.has_output_bias)
     return replace(
         model,
         name="",
