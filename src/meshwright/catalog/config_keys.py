@@ -7,17 +7,18 @@ Source of the keys and their defaults: the configuration classes of Hugging Face
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.specs.model import Attention, Experts, Model, Rope, RopeScaling
+from meshwright.specs.model import Activation, Attention, Experts, Model, Rope, RopeScaling
 
 WITHOUT_EFFECT = frozenset(
     (
         "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "attn_implementation",
-        "auto_map", "aux_loss_alpha", "bos_token_id", "dtype", "eos_token_id", "ep_size", "finetuning_task", "id2label",
+        "auto_map", "aux_loss_alpha", "bos_token_id",
+        "cache_implementation", "dtype", "eos_token_id", "ep_size", "finetuning_task", "id2label",
         "initializer_range", "label2id", "max_position_embeddings", "model_type", "output_attentions",
         "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
         "quantization_config", "return_dict",
@@ -32,15 +33,18 @@ SAME_MEANING: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "attention_bias": (False,),
     "attention_dropout": (0,),
+    "attn_logit_softcapping": (),
     "chunk_size_feed_forward": (0,),
-    "hidden_act": ("silu", "swish"),
+    "embd_pdrop": (0,),
     "is_decoder": (False, True),  # of encoder-decoder models alone
     "is_encoder_decoder": (False,),
     "layer_types": (),
     "mlp_bias": (False,),
     "num_nextn_predict_layers": (0,),
     "partial_rotary_factor": (1,),
+    "resid_pdrop": (0,),
     "router_jitter_noise": (0,),
+    "use_bidirectional_attention": (False,),
     "use_sliding_window": (False,),
 }
 """Values with which a key that no reader asks for means what Meshwright computes; null means it everywhere."""
@@ -117,6 +121,15 @@ class ConfigKeys:
             raise InputError(f"{self.name}: {key}", got=value, allowed=f"a number, {minimum:g} or more")
         return float(value)
 
+    def limit(self, key: str, default: float) -> float:
+        """A positive number, 0 where the key is null; `default` where it is absent."""
+        if self.value(key, default) is None:
+            return 0.0
+        found = self.number(key, default)
+        if not found and self.value(key, default) is not default:
+            self.refuse(f"{key}: {self.value(key)!r}")
+        return found
+
     def section(self, key: str) -> ConfigKeys:
         """A mapping; empty where the key is absent or null."""
         if key in self._sections:
@@ -161,6 +174,7 @@ def grouped_attention(
 
 _ROPE_TYPES = {
     "default": RopeScaling.NONE,
+    "linear": RopeScaling.LINEAR,
     "llama3": RopeScaling.LLAMA3,
     "yarn": RopeScaling.YARN,
 }
@@ -170,18 +184,85 @@ def rope_of(c: ConfigKeys, *, theta: float) -> Rope:
     """From `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling` (before)."""
     given = c.section("rope_parameters")
     theta = given.number("rope_theta", c.number("rope_theta", theta, minimum=1), minimum=1)
-    scaled = given if given.values else c.section("rope_scaling")
-    if given.values and c.section("rope_scaling").values:
+    return scaled_rope(c, _scaled_section(c), theta=theta)
+
+
+def _scaled_section(c: ConfigKeys) -> ConfigKeys:
+    """The section with the RoPE scaling. Two of them are refused."""
+    given, older = c.section("rope_parameters"), c.section("rope_scaling")
+    if given.values and older.values:
         c.refuse("rope_scaling: beside rope_parameters")
+    return given if given.values else older
+
+
+def rope_per_layer_type(c: ConfigKeys, *, theta: float, windowed_theta: float) -> tuple[Rope, Rope]:
+    """RoPE of layers with full attention, and of those with a window (Gemma 3)."""
+    given, older = c.section("rope_parameters"), c.section("rope_scaling")
+    full, windowed = given.section("full_attention"), given.section("sliding_attention")
+    if full.values and older.values:
+        c.refuse("rope_scaling: beside rope_parameters")
+    bases = [
+        section.number("rope_theta", c.number(key, usual, minimum=1), minimum=1)
+        for section, key, usual in (
+            (full, "rope_theta", theta),
+            (windowed, "rope_local_base_freq", windowed_theta),
+        )
+    ]
+    scaled = full if full.values else older
+    return scaled_rope(c, scaled, theta=bases[0]), scaled_rope(c, windowed, theta=bases[1])
+
+
+def longrope(c: ConfigKeys, *, theta: float, context: int) -> Rope:
+    """RoPE of Phi-3 and Phi-4: a share of each head, and LongRoPE, which it once called `su` or `yarn`."""
+    scaled = _scaled_section(c)
+    given = c.section("rope_parameters")
+    theta = given.number("rope_theta", c.number("rope_theta", theta, minimum=1), minimum=1)
+    share = scaled.number("partial_rotary_factor", c.number("partial_rotary_factor", 1.0))
+    if not 0 < share <= 1:
+        c.refuse(f"partial_rotary_factor: {share!r}")
+    original = c.count("original_max_position_embeddings", context)
+    scaled.value("original_max_position_embeddings")  # the one of the whole config has priority
+    kind = scaled.value("rope_type", scaled.value("type")) or "default"
+    if kind not in ("default", "longrope", "su", "yarn"):
+        return Rope(theta=theta, scaling=RopeScaling.OTHER)
+    if kind == "default":
+        return Rope(theta=theta, rotated_share=share)
+    ratio = c.count("max_position_embeddings", context) / original
+    divisors = {name: scaled.items(name) or [] for name in ("short_factor", "long_factor")}
+    if not all(isinstance(x, int | float) and x > 0 for factors in divisors.values() for x in factors):
+        c.refuse("rope_scaling: factors that are not numbers above 0")
+        return Rope(theta=theta, scaling=RopeScaling.OTHER)
+    return Rope(
+        theta=theta,
+        scaling=RopeScaling.LONGROPE,
+        rotated_share=share,
+        factor=scaled.number("factor", ratio),
+        original_context=original,
+        attention_factor=_attention_factor(scaled),
+        short_factors=tuple(map(float, divisors["short_factor"])),
+        long_factors=tuple(map(float, divisors["long_factor"])),
+    )
+
+
+def _attention_factor(scaled: ConfigKeys) -> float:
+    return 0.0 if scaled.value("attention_factor") is None else scaled.limit("attention_factor", 0.0)
+
+
+def scaled_rope(c: ConfigKeys, scaled: ConfigKeys, *, theta: float) -> Rope:
+    """RoPE with the scaling of the section `scaled`."""
     kind = scaled.value("rope_type", scaled.value("type")) or "default"
     scaling = _ROPE_TYPES.get(kind, RopeScaling.OTHER) if isinstance(kind, str) else RopeScaling.OTHER
     if scaling in (RopeScaling.NONE, RopeScaling.OTHER):
         return Rope(theta=theta, scaling=scaling)
     usual = Rope()
+    factor = scaled.number("factor", usual.factor, minimum=1)
+    if scaling is RopeScaling.LINEAR:
+        return Rope(theta=theta, scaling=scaling, factor=factor)
     return Rope(
         theta=theta,
         scaling=scaling,
-        factor=scaled.number("factor", usual.factor, minimum=1),
+        factor=factor,
+        attention_factor=_attention_factor(scaled) if scaling is RopeScaling.YARN else 0.0,
         original_context=scaled.count(
             "original_max_position_embeddings", c.count("max_position_embeddings", 0, minimum=0)
         ),
@@ -203,8 +284,13 @@ def decoder(
     experts: Experts | None = None,
     theta: float = 10_000.0,
     epsilon: float = 1e-6,
+    rope: Rope | None = None,
+    activation: Activation | None = None,
 ) -> Model:
-    """A Llama-like decoder. A dense width that no layer uses is read as 0."""
+    """A Llama-like decoder. A dense width that no layer uses is read as 0.
+
+    `rope` and `activation` are read from the usual keys unless given.
+    """
     num_layers = c.count("num_hidden_layers")
     has_dense = experts is None or experts.num_dense_layers > 0
     c.value("intermediate_size")  # of dense layers alone
@@ -218,36 +304,51 @@ def decoder(
         experts=experts,
         tied_embeddings=c.flag("tie_word_embeddings", tied),
         norm_epsilon=c.number("rms_norm_eps", epsilon),
-        rope=rope_of(c, theta=theta),
+        rope=rope_of(c, theta=theta) if rope is None else rope,
+        activation=activation_of(c, "hidden_act") if activation is None else activation,
     )
 
 
-WindowOrder = Literal["last", "alternating", "interleaved"]
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+}
+
+
+def activation_of(c: ConfigKeys, key: str, usual: str = "silu") -> Activation:
+    """The function of the gate. Others than these are refused."""
+    name = c.value(key, usual)
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        c.refuse(f"{key}: {name!r}")
+        return Activation.SILU
+    return _ACTIVATIONS[name]
 
 
 def windowed_attention(
-    attention: Attention, c: ConfigKeys, *, num_layers: int, order: WindowOrder = "last"
+    attention: Attention, c: ConfigKeys, *, usual: Sequence[bool], window: int | None = None
 ) -> Attention:
-    """`attention` with a sliding window in `num_layers` layers, or in those that `layer_types` lists."""
-    types = c.items("layer_types")
+    """`attention` with a sliding window in the layers that `layer_types` lists, or in the `usual` ones.
+
+    `window` is that of a config without the key.
+    """
+    types, layers = c.items("layer_types"), tuple(usual)
     if types is not None:
-        num_layers = types.count("sliding_attention")
-        expected = layers_in_order(c.count("num_hidden_layers"), num_layers, order)
-        if types != ["sliding_attention" if windowed else "full_attention" for windowed in expected]:
-            c.refuse(f"layer_types: sliding layers that are not the {order} ones")
-    if c.value("sliding_window") is None or num_layers == 0:
+        if len(types) != len(layers) or not set(types) <= {"sliding_attention", "full_attention"}:
+            c.refuse(f"layer_types: {_short(types)}")
+        else:
+            layers = tuple(kind == "sliding_attention" for kind in types)
+    if c.value("sliding_window", window) is None or not any(layers):
         return attention
-    return replace(attention, window=c.count("sliding_window"), num_windowed_layers=num_layers)
+    return in_layers(replace(attention, window=c.count("sliding_window", window)), layers)
 
 
-def layers_in_order(num_layers: int, num_windowed: int, order: WindowOrder) -> list[bool]:
-    """True for each layer with a sliding window, by the habit of a family."""
-    match order:
-        case "last":
-            return [index >= num_layers - num_windowed for index in range(num_layers)]
-        case "alternating":  # sliding first
-            return [index % 2 == 0 for index in range(num_layers)]
-        case "interleaved":  # all but every n-th
-            full = num_layers - num_windowed
-            period = num_layers // full if full else num_layers + 1
-            return [(index + 1) % period != 0 for index in range(num_layers)]
+def in_layers(attention: Attention, layers: Sequence[bool]) -> Attention:
+    """`attention` with its window in these layers: the last ones by their number, others by their shortest pattern."""
+    num = sum(layers)
+    if all(layers[len(layers) - num :]):
+        return replace(attention, num_windowed_layers=num, window_pattern=())
+    lengths = range(1, len(layers) + 1)
+    period = next(n for n in lengths if all(layers[i] == layers[i % n] for i in range(len(layers))))
+    return replace(attention, num_windowed_layers=0, window_pattern=tuple(layers[:period]))

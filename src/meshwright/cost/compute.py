@@ -386,7 +386,7 @@ def _router(s: _LayerShapes) -> PassTimes:
 
 
 def _elementwise(s: _LayerShapes) -> tuple[Array, Array, Array, Array]:
-    """Forward seconds of memory-bound kernels: (norms of inputs, activation, experts' activation, norms and the rest)."""
+    """Forward seconds of memory-bound kernels: (norms of inputs, activation, experts' one, norms and the rest)."""
     model, t, tokens, h = s.model, s.plan.tensor, s.tokens, s.model.hidden
     split, rates = s.stream_split, s.rates
     # seconds per element read or written

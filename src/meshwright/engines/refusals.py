@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+from meshwright.catalog.families import FAMILIES
 from meshwright.cost.tables import BatchTable, model_row
 from meshwright.engines.base import Unsupported
 from meshwright.planner.engines import LegalityContext, Severity, engine_facts
 from meshwright.planner.legality import violations
-from meshwright.specs.model import Activation, Model, NormPlacement, Router
+from meshwright.specs.model import Model, Router
+from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.specs.plan import Offload, Plan, Recompute
 from meshwright.specs.run import BIAS_RATE, FaultAction, Run
 
@@ -64,63 +65,27 @@ def unsupported_config(run: Run) -> Iterator[Unsupported]:
         )
 
 
-MODEL_PARTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "activation": Activation.SILU,
-        "norm_placement": NormPlacement.BEFORE,
-        "zero_centered_norms": False,
-        "scaled_embeddings": False,
-        "logit_cap": 0.0,
-        "windowed_rope": None,
-        "rope.rotated_share": 1.0,
-        "rope.attention_factor": 0.0,
-        "attention.window_pattern": (),
-        "attention.output_bias": None,
-        "attention.qk_norm_across_heads": False,
-        "attention.score_divisor": 0,
-        "attention.score_cap": 0.0,
-        "attention.sinks": False,
-        "experts.bias": False,
-    }
-)
-"""Parts of a model that not every engine has, with their absence."""
-
-GPT_OSS_PARTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "activation": Activation.CLAMPED_SWIGLU,
-        "attention.window_pattern": (True, False),
-        "attention.sinks": True,
-        "experts.bias": True,
-    }
-)
-"""Parts that the gpt-oss layers of other engines always have."""
-
-
 def model_parts(model: Model, *, has: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Unsupported]:
     """Parts of `model` that an engine lacks. `has`: those that its layers of this family have, with their one value."""
-    for path, absent in MODEL_PARTS.items():
-        if path.startswith("experts.") and model.experts is None:
-            continue
-        expected, value = has.get(path, absent), attrgetter(path)(model)
-        if value != expected and not _is_without_effect(path, model):
-            shown = getattr(value, "value", value)
+    found = parts_of(model)
+    for path, absent in ABSENT.items():
+        value, expected = found.get(path, absent), has.get(path, absent)
+        if value != expected:
             yield Unsupported(
                 key="model",
-                reason=f"{path} of {model.name} is {shown}, which is not lowered: must be "
-                f"{getattr(expected, 'value', expected)}",
+                reason=f"{path} of {model.name} is {_said(value)}, which is not lowered: must be {_said(expected)}",
             )
+    family = FAMILIES.get(model.family)
+    if family is not None and family.fused and not has:
+        yield Unsupported(
+            key="model",
+            reason=f"files of {model.family} hold {next(iter(family.fused))} as one tensor, which is not lowered",
+        )
 
 
-def _is_without_effect(path: str, model: Model) -> bool:
-    """Return True if the part says what holds anyway."""
-    a = model.attention
-    return {
-        "attention.output_bias": a.has_output_bias == a.bias,
-        "attention.score_divisor": a.score_divisor == a.head_dim,
-        "attention.window_pattern": not any(a.window_pattern),
-        "attention.qk_norm_across_heads": not a.qk_norm,
-        "windowed_rope": model.windowed_rope == model.rope or not model.num_windowed_layers,
-    }.get(path, False)
+def _said(value: Any) -> str:
+    """A value as run files have it."""
+    return str(getattr(value, "value", value)).replace("True", "true").replace("False", "false")
 
 
 def endless(run: Run) -> Iterator[Unsupported]:

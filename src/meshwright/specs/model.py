@@ -76,6 +76,10 @@ class Rope:
     ] = ()  # LONGROPE: divisors of the frequencies, up to the original context ...
     long_factors: tuple[float, ...] = ()  # ... and for longer sequences
 
+    def rotary_width(self, head_dim: int) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(head_dim * self.rotated_share)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:

@@ -17,7 +17,8 @@ transformers = pytest.importorskip("transformers", reason="the reference is its 
 
 MODEL = """
 model: {name: toy, family: GptOssForCausalLM, activation: clamped_swiglu, hidden: 64, num_layers: 4, vocab: 258,
-  attention: {num_heads: 4, num_kv_heads: 2, head_dim: 16, bias: true, window: 16, window_pattern: [true, false], sinks: true},
+  attention: {num_heads: 4, num_kv_heads: 2, head_dim: 16, bias: true, window: 16,
+    window_pattern: [true, false], sinks: true},
   experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, bias: true},
   rope: {theta: 10000, scaling: yarn, factor: 4, original_context: 32, truncate: false}}
 """

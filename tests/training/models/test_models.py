@@ -15,7 +15,6 @@ from meshwright.cost.tables import model_row
 from meshwright.errors import InputError
 from meshwright.specs.model import (
     Experts,
-    Model,
     Rope,
     RopeScaling,
     Router,

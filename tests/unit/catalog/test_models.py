@@ -107,7 +107,7 @@ def test_structures_are_read():
     assert v3.attention.kind is AttentionKind.MLA
     assert (v3.experts.router, v3.experts.num_groups, v3.experts.groups_per_token) == (Router.SIGMOID, 8, 4)
     assert (v3.num_dense_layers, v3.num_moe_layers, v3.num_mtp_layers) == (3, 58, 1)
-    assert (oss.attention.window, oss.attention.num_windowed_layers, oss.attention.bias) == (128, 12, True)
+    assert (oss.attention.window, oss.num_windowed_layers, oss.attention.bias) == (128, 12, True)
     assert not gpt.gated_ffn
     assert gpt.tied_embeddings
     assert model("qwen3-0.6b").tied_embeddings

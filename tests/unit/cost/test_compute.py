@@ -123,7 +123,7 @@ class TestLayer:
 
     def test_windows_shorten_attention(self, case):
         model = catalog.model("gpt-oss-20b")
-        everywhere = replace(model, attention=replace(model.attention, num_windowed_layers=0))
+        everywhere = replace(model, attention=replace(model.attention, window_pattern=()))
         assert case(model=model).layer().attention_core.forward_s < 0.6 * (
             case(model=everywhere).layer().attention_core.forward_s
         )

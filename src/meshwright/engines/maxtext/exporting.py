@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from meshwright.catalog.family_shapes import scaling_keys
 from meshwright.engines.maxtext import environment
 from meshwright.engines.maxtext.config.models import CLIPPED_AT, is_gpt_oss
 from meshwright.engines.maxtext.parameters.leaves import Leaf, all_leaves, as_json
@@ -55,7 +56,6 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
 
 def gpt_oss_config(model: Model, *, dtype: str, max_positions: int) -> dict[str, Any]:
     """Return the `config.json` of a GPT-OSS model, a family that the native engine does not have."""
-    from meshwright.training.weights.config import scaling_of
 
     a, x = model.attention, model.experts
     assert x is not None
@@ -81,7 +81,7 @@ def gpt_oss_config(model: Model, *, dtype: str, max_positions: int) -> dict[str,
         "max_position_embeddings": max(max_positions, int(model.rope.original_context * model.rope.factor)),
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rope.theta,
-        "rope_scaling": scaling_of(model.rope),
+        "rope_scaling": scaling_keys(model.rope),
         "tie_word_embeddings": model.tied_embeddings,
     }
 

@@ -222,7 +222,7 @@ def _toy_attention(a: Attention, *, tensor: int, of: int) -> Attention:
 
 def _toy_rope(rope: Rope, *, head_dim: int) -> Rope:
     """LongRoPE has a divisor for each frequency, and the toy has fewer frequencies."""
-    num = int(head_dim * rope.rotated_share) // 2
+    num = rope.rotary_width(head_dim) // 2
     return replace(rope, short_factors=rope.short_factors[:num], long_factors=rope.long_factors[:num])
 
 

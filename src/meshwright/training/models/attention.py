@@ -15,8 +15,8 @@ from torch.nn.attention.bias import causal_lower_right
 from meshwright.specs.model import Model
 from meshwright.training.models import blockwise
 from meshwright.training.models.linear import Linear
-from meshwright.training.models.rope import rotate_contiguous, rotate_interleaved, score_scale
 from meshwright.training.models.norm import make_norm
+from meshwright.training.models.rope import rotate_contiguous, rotate_interleaved, score_scale
 from meshwright.training.models.token_layout import LayerLayout
 
 

@@ -3,8 +3,8 @@
     S = scale Q K^T    P = softmax(S)    O = P V
     dP = dO V^T        dS = P (dP - Σ P dP)        dQ = scale dS K     dK = scale dS^T Q     dV = P^T dO
 
-Capped scores are c tanh(S / c), and dS is multiplied by the slope 1 - (S / c)², where S = log P + log Σ exp S. PyTorch's
-kernels have no caps: such attention is computed here on every device.
+Capped scores are c tanh(S / c), and dS is multiplied by the slope 1 - (S / c)², where S = log P + log Σ exp S.
+PyTorch's kernels have no caps: such attention is computed here on every device.
 
 PyTorch's own CPU kernel multiplies tiles too small for the processor's bf16 instructions. GEMMs over 64 queries of
 all heads that share keys, and over only the keys that come before, take less time: forward and backward on one

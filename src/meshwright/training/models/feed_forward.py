@@ -14,7 +14,6 @@ from torch.nn import functional
 from meshwright.specs.model import Activation
 from meshwright.training.models.linear import Linear
 
-
 CLAMP = 7.0
 SHARPNESS = 1.702
 """Constants of gpt-oss's activation, in its code and in all its config.json."""

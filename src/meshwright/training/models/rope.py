@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021), with the RoPE scaling of Llama 3.1, YaRN and LongRoPE, and linear scaling.
+"""Rotary position embedding (Su et al. 2021), with the RoPE scaling of Llama 3.1, YaRN, LongRoPE and linear scaling.
 
     angle(t, i) = t * theta^(-2i/R)          i = 0 .. R/2 - 1
     contiguous   (x_i, x_{i + R/2}) turns by angle(t, i)    all families but
@@ -15,11 +15,6 @@ import torch
 from torch import Tensor
 
 from meshwright.specs.model import Rope, RopeScaling
-
-
-def rotary_width(rope: Rope, width: int) -> int:
-    """R of a head of `width` dimensions."""
-    return int(width * rope.rotated_share)
 
 
 def frequencies(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meshwright.specs.model import AttentionKind, Model, Rope
-from meshwright.training.models.rope import rotary_width, rotation
+from meshwright.training.models.rope import rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +88,17 @@ class TokenLayout:
 def make_layout(
     positions_BT: Tensor, documents_BS: Tensor | None, *, chunks: Chunks | Suffix, model: Model
 ) -> TokenLayout:
-    """Rotations and masks. `positions_BT` set rotary angles; `documents_BS` are any integers, equal within a document."""
+    """Rotations and masks.
+
+    `positions_BT` set rotary angles; `documents_BS` are any integers, equal within a document.
+    """
     a = model.attention
     window = a.window if model.num_windowed_layers else 0
     num_tokens, device = positions_BT.shape[1], positions_BT.device
     length = chunks.length(num_tokens)
 
     def rotations(rope: Rope) -> tuple[Tensor, Tensor]:
-        width = a.rope_head_dim if a.kind is AttentionKind.MLA else rotary_width(rope, a.head_dim)
+        width = a.rope_head_dim if a.kind is AttentionKind.MLA else rope.rotary_width(a.head_dim)
         return rotation(rope, positions_BT, width=width, length=length)
 
     order_T = chunks.order(num_tokens, device=device)

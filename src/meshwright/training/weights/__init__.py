@@ -2,7 +2,8 @@
 
 names     what each of our tensors is called in each family's files
 config    the config.json that goes with them
-tensors   the safetensors format: read slices, write without a copy
+safetensors_format   read slices, write without a copy
+fusing    tensors of files that hold several of ours
 reading   files into a model, whole or sharded
 writing   a model into files
 folder    folders that appear whole or not at all

@@ -8,8 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.catalog.families import ModelFamily
-from meshwright.specs.model import AttentionKind, Model, Rope, RopeScaling
+from meshwright.catalog.family_shapes import activation_key, scaling_keys
+from meshwright.specs.model import AttentionKind, Model
 from meshwright.training.weights.names import family_of
+
+NULL_IS_ANOTHER_VALUE = frozenset(
+    ("sliding_window", "q_lora_rank", "attn_logit_softcapping", "final_logit_softcapping", "pad_token_id")
+)
+"""Keys that mean something else when they are absent."""
 
 
 def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> dict[str, Any]:
@@ -25,7 +31,7 @@ def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> 
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "torch_dtype": dtype,
-        "hidden_act": "silu",
+        "hidden_act": activation_key(model),
         "hidden_size": model.hidden,
         "num_hidden_layers": model.num_layers,
         "vocab_size": model.vocab,
@@ -37,43 +43,16 @@ def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> 
         "rope_theta": rope.theta,
         "tie_word_embeddings": model.tied_embeddings,
     }
-    scaling = scaling_of(rope)
+    scaling = scaling_keys(rope)
     config |= {"rope_scaling": scaling} if scaling else {}
-    config |= _latent(model) if model.attention.kind is AttentionKind.MLA else _grouped(model, family)
-    return config | _feed_forward(model, family)
+    config |= _latent(model) if model.attention.kind is AttentionKind.MLA else _grouped(model)
+    config |= _feed_forward(model, family) | family.keys(model)
+    return {key: value for key, value in config.items() if value is not None or key in NULL_IS_ANOTHER_VALUE}
 
 
-def scaling_of(rope: Rope) -> dict[str, Any] | None:
-    """`rope_scaling` of a config.json; None without RoPE scaling."""
-    if rope.scaling is RopeScaling.LLAMA3:
-        return {
-            "rope_type": "llama3",
-            "factor": rope.factor,
-            "original_max_position_embeddings": rope.original_context,
-            "low_freq_factor": rope.low_frequency,
-            "high_freq_factor": rope.high_frequency,
-        }
-    if rope.scaling is RopeScaling.YARN:
-        scaling = {
-            "rope_type": "yarn",
-            "factor": rope.factor,
-            "original_max_position_embeddings": rope.original_context,
-            "beta_fast": rope.beta_fast,
-            "beta_slow": rope.beta_slow,
-            "truncate": rope.truncate,
-        }
-        scaling |= {"mscale": rope.mscale} if rope.mscale else {}
-        return scaling | ({"mscale_all_dim": rope.mscale_all_dims} if rope.mscale_all_dims else {})
-    return None
-
-
-def _grouped(model: Model, family: ModelFamily) -> dict[str, Any]:
-    a = model.attention
-    config: dict[str, Any] = {"head_dim": a.head_dim, "sliding_window": a.window or None}
-    if family.counts_full_layers:
-        config["use_sliding_window"] = a.num_windowed_layers > 0
-        config["max_window_layers"] = model.num_layers - a.num_windowed_layers
-    return config
+def _grouped(model: Model) -> dict[str, Any]:
+    window = model.attention.window if model.num_windowed_layers else 0
+    return {"head_dim": model.attention.head_dim, "sliding_window": window or None}
 
 
 def _latent(model: Model) -> dict[str, Any]:

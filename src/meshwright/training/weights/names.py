@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from meshwright.catalog.families import OUTSIDE_LAYERS, ModelFamily, trained_families
+from meshwright.catalog.families import ModelFamily, trained_families
+from meshwright.catalog.family_tensors import OUTSIDE_LAYERS
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
 

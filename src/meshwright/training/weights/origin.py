@@ -13,6 +13,7 @@ from meshwright.catalog.huggingface import model_from_path
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hub import fetch, is_hub_name
 from meshwright.specs.model import Model
+from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.training.data.tokenizer_files import TOKENIZER_FILES
 from meshwright.training.weights.reading import Shapes, check_weights
 
@@ -20,7 +21,7 @@ MODEL_FILES = ("config.json", "generation_config.json", "configuration_*.py", "m
 """Patterns of the files that describe a model to transformers, without its weights and its tokenizer."""
 HUB_FILES = ["*.safetensors", "*.safetensors.index.json", *MODEL_FILES, *TOKENIZER_FILES]
 SAMPLE_BYTES = 2**16
-NUMERICS = ("norm_epsilon", "rope", "attention.window", "attention.num_windowed_layers")
+NUMERICS = ("norm_epsilon", "rope", "attention.window", "windowed_layers")
 ROUTING = tuple(
     f"experts.{name}"
     for name in ("top_k", "router", "num_groups", "groups_per_token", "normalize_top_k", "routed_scale")
@@ -86,6 +87,9 @@ def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> 
         )
     names = NUMERICS if model.experts is None else NUMERICS + ROUTING
     pairs = [(name, attrgetter(name)(model), attrgetter(name)(config_model)) for name in names]
+    ours, theirs = parts_of(model), parts_of(config_model)
+    parts = [name for name in ABSENT if not name.startswith(("rope.", "attention.window_pattern"))]
+    pairs += [(name, ours.get(name, ABSENT[name]), theirs.get(name, ABSENT[name])) for name in parts]
     return [
         f"model.{name} is {ours}; the config.json of the weights says {theirs}"
         for name, ours, theirs in pairs

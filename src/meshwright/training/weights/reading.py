@@ -14,6 +14,7 @@ from meshwright.specs.model import Model
 from meshwright.training.models import Transformer, build_model
 from meshwright.training.models.initialize import local_slices
 from meshwright.training.models.lora import quantized_weights
+from meshwright.training.weights.fusing import FilePart, file_part, our_shapes
 from meshwright.training.weights.names import family_of, file_names, without_ignored
 from meshwright.training.weights.safetensors_format import Folder
 
@@ -31,15 +32,19 @@ def load_weights(built: Transformer, folder: str | Path) -> None:
     assert not any(p.is_meta for p in built.parameters()), "materialize comes first"
     files = check_weights(folder, built.model)
     family = family_of(built.model)
+    shapes = our_shapes(built.model)
     for name, tensor in tensors_of(built).items():
         names = file_names(built.model, name, family=family)
-        if not _is_stack(name):
+        if (part := file_part(name, shapes=shapes, family=family)) is not None:
+            _fill_part(tensor, files, part)
+        elif not _is_stack(name):
             fill(tensor, files, names[0])
         else:
             _fill_stack(tensor, files, names)
     for name, weight in quantized_weights(built):
         (file_name,) = file_names(built.model, name, family=family)
-        weight.take(files.read(file_name))
+        part = file_part(name, shapes=shapes, family=family)
+        weight.take(files.read(file_name) if part is None else part.read(files))
 
 
 def tensors_of(built: Transformer) -> dict[str, Tensor]:
@@ -96,12 +101,14 @@ def check_weights(folder: str | Path, model: Model, *, shapes: Shapes | None = N
 
 def shapes_of(model: Model) -> Shapes:
     """Every tensor of a file of `model`'s weights, and its shape. Raises InputError as `names.family_of`."""
-    family = family_of(model)
-    return {
-        file_name: tuple(tensor.shape[1:] if _is_stack(name) else tensor.shape)
-        for name, tensor in tensors_of(build_model(model)).items()
-        for file_name in file_names(model, name, family=family)
-    }
+    family, ours, found = family_of(model), our_shapes(model), {}
+    for name in tensors_of(build_model(model)):
+        part = file_part(name, shapes=ours, family=family)
+        shape = ours[name][1:] if _is_stack(name) else ours[name]
+        if part is not None:
+            shape = part.file_shape
+        found |= dict.fromkeys(file_names(model, name, family=family), shape)
+    return found
 
 
 def _list(names: list[str]) -> str:
@@ -133,6 +140,18 @@ def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
     elif tensor.to_local().numel():
         for target, name in zip(tensor.to_local(), names[where[0]], strict=True):
             target.copy_(files.read(name, where=where[1:]))
+
+
+def _fill_part(tensor: Tensor, files: Folder, part: FilePart) -> None:
+    """Copy a part of a fused tensor, or of a sharded `tensor` this rank's part of that."""
+    if not isinstance(tensor, DTensor):
+        tensor.copy_(part.read(files))
+        return
+    where = local_slices(tensor)
+    if where is None:
+        _distribute(tensor, part.read(files).contiguous())
+    elif tensor.to_local().numel():
+        tensor.to_local().copy_(part.read(files, where=where))
 
 
 def _distribute(tensor: DTensor, whole: Tensor) -> None:

@@ -19,6 +19,7 @@ from meshwright.catalog.families import ModelFamily
 from meshwright.training.models import Transformer
 from meshwright.training.weights.config import config_of
 from meshwright.training.weights.folder import is_writer, new_folder
+from meshwright.training.weights.fusing import FilePart, file_part, our_shapes
 from meshwright.training.weights.names import family_of, file_names
 from meshwright.training.weights.reading import tensors_of
 from meshwright.training.weights.safetensors_format import INDEX, SINGLE, TensorEntry, write_file
@@ -76,8 +77,16 @@ def _write_files(folder: Path, portions: Sequence[Sequence[TensorEntry]]) -> Non
 
 def _entries(built: Transformer, family: ModelFamily, *, dtype: torch.dtype) -> Iterator[TensorEntry]:
     """One entry a tensor of the files, in the order of the model."""
-    for name, tensor in tensors_of(built).items():
+    tensors, shapes = tensors_of(built), our_shapes(built.model)
+    for name, tensor in tensors.items():
         names = file_names(built.model, name, family=family)
+        if (part := file_part(name, shapes=shapes, family=family)) is not None:
+            if part.index == 0:
+                layer = name.removesuffix(part.fused.parts[0])
+                parts = [tensors[layer + other] for other in part.fused.parts]
+                make = partial(_joined, part, parts)
+                yield TensorEntry(name=part.name, shape=part.file_shape, dtype=dtype, make=make)
+            continue
         kept = torch.float32 if name.endswith("bias_E") else dtype
         if ".experts." not in name:
             yield TensorEntry(
@@ -95,6 +104,10 @@ def _entries(built: Transformer, family: ModelFamily, *, dtype: torch.dtype) -> 
 
 def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _joined(part: FilePart, parts: Sequence[Tensor]) -> Tensor:
+    return part.join([_whole(tensor) for tensor in parts])
 
 
 def _expert(stack: Tensor, index: int) -> Tensor:

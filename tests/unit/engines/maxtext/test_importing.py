@@ -90,7 +90,8 @@ norm_epsilon: 1.0e-6,
 attention: {kind: mla, num_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 16, rope_head_dim: 8},
 experts: {num_experts: 8, top_k: 2, ffn_hidden: 32, num_shared: 2, num_dense_layers: 1, router: sigmoid,
  routed_scale: 2.5}}"""
-GPT_OSS = """model={name: toy, family: GptOssForCausalLM, activation: clamped_swiglu, hidden: 64, num_layers: 4, vocab: 512,
+GPT_OSS = """model={name: toy, family: GptOssForCausalLM, activation: clamped_swiglu,
+hidden: 64, num_layers: 4, vocab: 512,
 attention: {num_heads: 4, num_kv_heads: 2, bias: true, window: 32, window_pattern: [true, false], sinks: true},
 experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, bias: true},
 rope: {scaling: yarn, factor: 4, original_context: 128, truncate: false}}"""

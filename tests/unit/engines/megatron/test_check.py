@@ -28,7 +28,7 @@ def test_experts_that_every_tensor_rank_has_are_refused(refused):
     ("key", "overrides"),
     [
         ("model: latent attention", ["model=deepseek-v2-lite"]),
-        ("model: attention sinks", ["model=gpt-oss-20b"]),
+        ("model: attention.sinks of gpt-oss-20b is true", ["model=gpt-oss-20b"]),
         ("precision: fp8", ["precision=fp8"]),
         (
             "train.balance_loss: Megatron counts",

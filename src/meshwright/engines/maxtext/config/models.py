@@ -21,6 +21,7 @@ from typing import Any
 
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
+from meshwright.specs import model_parts
 from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
 
 DENSE, MIXTURE, LATENT, SINKS = "qwen3", "qwen3_moe", "deepseek", "gpt_oss"
@@ -51,7 +52,7 @@ def check_model(model: Model) -> Iterator[Unsupported]:
                 key="model", reason=f"{what} of {model.name} is not lowered",
                 hint="lowered are Llama, Mistral and Mixtral without windows, Qwen3, Qwen3-MoE, DeepSeek, GPT-OSS",
             )  # fmt: skip
-    yield from refusals.model_parts(model, has=refusals.GPT_OSS_PARTS if is_gpt_oss(model) else {})
+    yield from refusals.model_parts(model, has=model_parts.GPT_OSS if is_gpt_oss(model) else {})
     if is_gpt_oss(model):
         yield from _check_gpt_oss(model)
     if is_latent(model):

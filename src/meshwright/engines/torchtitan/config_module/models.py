@@ -20,6 +20,7 @@ from typing import Any
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.torchtitan.config_module.python_source import Call, Name, call
+from meshwright.specs import model_parts
 from meshwright.specs.model import AttentionKind, Experts, Lora, Model, RopeScaling, Router
 from meshwright.specs.run import Run
 
@@ -120,7 +121,7 @@ def check_model(model: Model) -> Iterator[Unsupported]:
             hint=f"it has the families {', '.join(_FAMILIES)}",
         )
         return
-    yield from refusals.model_parts(model, has=refusals.GPT_OSS_PARTS if family.name == "gpt_oss" else {})
+    yield from refusals.model_parts(model, has=model_parts.GPT_OSS if family.name == "gpt_oss" else {})
     if model.num_mtp_layers:
         yield Unsupported(
             key="model", reason=f"multi-token prediction modules of {model.name} are not lowered"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from meshwright import catalog
+from meshwright.catalog.config_keys import in_layers
 from meshwright.engines.torchtitan.config_module.models import LORA_TARGETS, STD, residual_std
 from meshwright.errors import InputError
 from meshwright.specs.model import (
@@ -124,27 +125,17 @@ def _attention(layers: list[Node]) -> Attention:
     width = field(qkv, "head_dim")
     fused = field(qkv, "wqkv")
     num_kv = field(qkv, "n_kv_heads") if fused else _width(qkv, "wkv") // width
-    windows = [field(field(layer, "attention"), "sliding_window_size") for layer in layers]
-    return Attention(
+    windows = [field(field(layer, "attention"), "sliding_window_size") or 0 for layer in layers]
+    attention = Attention(
         num_heads=heads,
         num_kv_heads=num_kv,
         head_dim=width,
-        window=next((window for window in windows if window), 0),
-        window_pattern=_period([bool(window) for window in windows]),
+        window=max(windows),
         sinks="sinks" in (field(first, "param_init") or {}),
         bias=bool(field(fused or field(qkv, "wq"), "bias")),
         qk_norm=field(first, "qk_norm") is not None,
     )
-
-
-def _period(layers: list[bool]) -> tuple[bool, ...]:
-    """The shortest pattern that repeats over the layers; none where no layer has a window."""
-    if not any(layers):
-        return ()
-    lengths = range(1, len(layers) + 1)
-    return next(
-        tuple(layers[:n]) for n in lengths if all(layers[i] == layers[i % n] for i in range(len(layers)))
-    )
+    return in_layers(attention, [window > 0 for window in windows])
 
 
 def _experts(moe: Node, *, num_dense: int) -> Experts:

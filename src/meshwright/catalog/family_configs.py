@@ -1,0 +1,294 @@
+"""config.json to shapes: one function for each architecture, from its keys to a `Model`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.catalog.config_keys import (
+    ConfigKeys,
+    activation_of,
+    decoder,
+    grouped_attention,
+    longrope,
+    rope_of,
+    rope_per_layer_type,
+    windowed_attention,
+)
+from meshwright.specs.model import (
+    Activation,
+    Attention,
+    AttentionKind,
+    Experts,
+    Model,
+    NormPlacement,
+    Rope,
+    RopeScaling,
+    Router,
+)
+
+
+def read_llama(c: ConfigKeys) -> Model:
+    return decoder(c, grouped_attention(c, bias=c.flag("attention_bias", False)))
+
+
+def read_mistral(c: ConfigKeys) -> Model:
+    return decoder(c, _mistral_attention(c, window=4096))
+
+
+def _mistral_attention(c: ConfigKeys, *, window: int | None = None) -> Attention:
+    """Mistral's config class has 8 key/value heads; Mixtral's as well."""
+    everywhere = [True] * c.count("num_hidden_layers")
+    return windowed_attention(grouped_attention(c, kv_heads=8), c, usual=everywhere, window=window)
+
+
+def read_mixtral(c: ConfigKeys) -> Model:
+    experts = Experts(
+        num_experts=c.count("num_local_experts"),
+        top_k=c.count("num_experts_per_tok"),
+        ffn_hidden=c.count("intermediate_size"),
+    )
+    return decoder(c, _mistral_attention(c), experts=experts, theta=1e6, epsilon=1e-5)
+
+
+def _qwen2_attention(c: ConfigKeys) -> Attention:
+    attention = grouped_attention(c, bias=True, kv_heads=32)
+    return _qwen_windows(replace(attention, output_bias=False), c)
+
+
+def _qwen_windows(attention: Attention, c: ConfigKeys) -> Attention:
+    if not c.flag("use_sliding_window", False):
+        c.value("sliding_window")  # ignored, as in transformers
+        c.value("max_window_layers")
+        if "sliding_attention" in (c.items("layer_types") or ()):
+            c.refuse("layer_types: sliding layers with use_sliding_window false")
+        return attention
+    num_layers = c.count("num_hidden_layers")
+    full = c.count("max_window_layers", 28, minimum=0)  # the first layers keep full attention
+    return windowed_attention(attention, c, usual=[i >= full for i in range(num_layers)], window=4096)
+
+
+def read_qwen2(c: ConfigKeys) -> Model:
+    return decoder(c, _qwen2_attention(c))
+
+
+def _qwen_experts(c: ConfigKeys) -> Experts:
+    """Every `decoder_sparse_step`-th layer is a mixture of experts, but not those in `mlp_only_layers`."""
+    num_layers, step = c.count("num_hidden_layers"), c.count("decoder_sparse_step", 1)
+    dense_only = c.items("mlp_only_layers") or []
+    num_moe = sum(i not in dense_only and (i + 1) % step == 0 for i in range(num_layers))
+    shared = c.count("shared_expert_intermediate_size", 0, minimum=0)
+    renamed = "num_local_experts" if "num_local_experts" in c.values else "num_experts"  # transformers 5
+    return Experts(
+        num_experts=c.count(renamed),
+        top_k=c.count("num_experts_per_tok"),
+        ffn_hidden=c.count("moe_intermediate_size"),
+        num_shared=int(shared > 0),
+        shared_ffn_hidden=shared or None,
+        num_dense_layers=num_layers - num_moe,
+        normalize_top_k=c.flag("norm_topk_prob", False),
+    )
+
+
+def read_qwen2_moe(c: ConfigKeys) -> Model:
+    return decoder(c, _qwen2_attention(c), experts=_qwen_experts(c))
+
+
+def read_qwen3(c: ConfigKeys) -> Model:
+    return decoder(c, _qwen3_attention(c))
+
+
+def read_qwen3_moe(c: ConfigKeys) -> Model:
+    return decoder(c, _qwen3_attention(c), experts=_qwen_experts(c))
+
+
+def _qwen3_attention(c: ConfigKeys) -> Attention:
+    attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=128, kv_heads=32)
+    return _qwen_windows(replace(attention, qk_norm=True), c)
+
+
+def _deepseek(c: ConfigKeys, experts: Experts) -> Model:
+    rope, num_heads = c.count("qk_rope_head_dim"), c.count("num_attention_heads")
+    attention = Attention(
+        kind=AttentionKind.MLA,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=c.count("qk_nope_head_dim") + rope,
+        value_head_dim=c.count("v_head_dim"),
+        query_lora_rank=c.count("q_lora_rank", 0, minimum=0),
+        kv_lora_rank=c.count("kv_lora_rank"),
+        rope_head_dim=rope,
+    )
+    c.require("num_key_value_heads", num_heads)
+    c.require("head_dim", rope)  # transformers writes both, derived from the others
+    c.require("qk_head_dim", attention.head_dim)
+    c.require("moe_layer_freq", 1)
+    return decoder(c, attention, experts=experts)
+
+
+def read_deepseek_v2(c: ConfigKeys) -> Model:
+    """Softmax scores that are not normalized. `topk_method` decides whether groups limit the choice."""
+    method = c.value("topk_method") or "greedy"
+    if method not in ("greedy", "group_limited_greedy"):
+        c.refuse(f"topk_method: {method!r}")
+    c.require("scoring_func", "softmax")
+    c.require("norm_topk_prob", False)
+    return _deepseek(c, _deepseek_experts(c, router=Router.SOFTMAX, limited=method != "greedy"))
+
+
+def read_deepseek_v3(c: ConfigKeys) -> Model:
+    """Sigmoid scores with a bias; groups limit the choice when there are several."""
+    c.require("scoring_func", "sigmoid")
+    c.require("topk_method", "noaux_tc")
+    c.require("rope_interleave", True)
+    experts = _deepseek_experts(
+        c, router=Router.SIGMOID, limited=True, num_groups=8, scale=2.5, normalize=True, num_dense=3
+    )
+    num_mtp_layers = c.count("num_nextn_predict_layers", 0, minimum=0)
+    return replace(_deepseek(c, experts), num_mtp_layers=num_mtp_layers)
+
+
+def _deepseek_experts(
+    c: ConfigKeys,
+    *,
+    router: Router,
+    limited: bool,
+    num_groups: int = 1,
+    scale: float = 1.0,
+    normalize: bool = False,
+    num_dense: int = 0,
+) -> Experts:
+    """The first `first_k_dense_replace` layers are dense. One routing group is no limit."""
+    num_groups = c.count("n_group", num_groups)
+    limited = limited and num_groups > 1
+    groups_per_token = c.count("topk_group", 4 if limited else num_groups)
+    return Experts(
+        num_experts=c.count("n_routed_experts"),
+        top_k=c.count("num_experts_per_tok"),
+        ffn_hidden=c.count("moe_intermediate_size"),
+        num_shared=c.count("n_shared_experts", 0, minimum=0),
+        num_dense_layers=c.count("first_k_dense_replace", num_dense, minimum=0),
+        router=router,
+        num_groups=num_groups if limited else 0,
+        groups_per_token=groups_per_token if limited else 0,
+        normalize_top_k=c.flag("norm_topk_prob", normalize),
+        routed_scale=c.number("routed_scaling_factor", scale),
+    )
+
+
+def read_olmo2(c: ConfigKeys) -> Model:
+    """Norms of outputs, and of queries and keys over all heads."""
+    attention = grouped_attention(c, bias=c.flag("attention_bias", False))
+    attention = replace(attention, qk_norm=True, qk_norm_across_heads=True)
+    return replace(decoder(c, attention, epsilon=1e-5), norm_placement=NormPlacement.AFTER)
+
+
+def read_phi3(c: ConfigKeys) -> Model:
+    """Phi-3 and Phi-4: a Llama with a window in all layers or in none, LongRoPE, and heads that are rotated in part."""
+    everywhere = [True] * c.count("num_hidden_layers")
+    for key, same in (("lm_head_bias", False), ("interpolate_factor", 1), ("full_attn_mod", 1)):
+        c.require(key, same)
+    attention = windowed_attention(grouped_attention(c), c, usual=everywhere)
+    rope = longrope(c, theta=10_000.0, context=4096)
+    num_divisors = {len(rope.short_factors), len(rope.long_factors)}
+    if rope.scaling is RopeScaling.LONGROPE and num_divisors != {rope.rotary_width(attention.head_dim) // 2}:
+        c.refuse("rope_scaling: another number of factors than of frequencies")
+    return decoder(c, attention, rope=rope, epsilon=1e-5)
+
+
+def read_gpt_oss(c: ConfigKeys) -> Model:
+    """Sliding and full attention alternate, sliding first, unless `layer_types` says otherwise."""
+    attention = grouped_attention(c, bias=c.flag("attention_bias", True), head_dim=64, kv_heads=8)
+    experts = Experts(
+        num_experts=c.count("num_local_experts"),
+        top_k=c.count("num_experts_per_tok"),
+        ffn_hidden=c.count("intermediate_size"),
+        bias=True,
+    )
+    attention = windowed_attention(replace(attention, sinks=True), c, usual=_alternating(c), window=128)
+    c.require("swiglu_alpha", 1.702)
+    c.require("swiglu_limit", 7)
+    c.require("experts_per_token", experts.top_k)
+    for ignored in ("hidden_act", "initial_context_length"):  # by transformers as well
+        c.value(ignored)
+    return decoder(
+        c,
+        attention,
+        experts=experts,
+        epsilon=1e-5,
+        rope=_gpt_oss_rope(c),
+        activation=Activation.CLAMPED_SWIGLU,
+    )
+
+
+def _gpt_oss_rope(c: ConfigKeys) -> Rope:
+    """Without keys of RoPE scaling it is YaRN all the same."""
+    if c.value("rope_parameters") is not None or c.value("rope_scaling"):
+        return rope_of(c, theta=150_000.0)
+    return Rope(
+        theta=c.number("rope_theta", 150_000.0, minimum=1),
+        scaling=RopeScaling.YARN,
+        factor=32.0,
+        original_context=4096,
+        truncate=False,
+    )
+
+
+def _alternating(c: ConfigKeys) -> list[bool]:
+    """True for the first layer and every second one after it."""
+    return [index % 2 == 0 for index in range(c.count("num_hidden_layers"))]
+
+
+def _gemma_attention(c: ConfigKeys, usual: list[bool]) -> Attention:
+    attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=256, kv_heads=4)
+    attention = replace(attention, score_divisor=c.count("query_pre_attn_scalar", 256))
+    return windowed_attention(attention, c, usual=usual, window=4096)
+
+
+def _gemma(c: ConfigKeys, attention: Attention, *, logit_cap: float, rope: Rope | None = None) -> Model:
+    c.value("hidden_act")  # ignored, as in transformers
+    activation = activation_of(c, "hidden_activation", "gelu_pytorch_tanh")
+    return replace(
+        decoder(c, attention, tied=True, activation=activation, rope=rope),
+        norm_placement=NormPlacement.BOTH,
+        zero_centered_norms=True,
+        scaled_embeddings=True,
+        logit_cap=c.limit("final_logit_softcapping", logit_cap),
+    )
+
+
+def read_gemma2(c: ConfigKeys) -> Model:
+    """Sliding and full attention alternate, sliding first; scores and logits are capped."""
+    attention = _gemma_attention(c, _alternating(c))
+    attention = replace(attention, score_cap=c.limit("attn_logit_softcapping", 50.0))
+    return _gemma(c, attention, logit_cap=30.0)
+
+
+def read_gemma3(c: ConfigKeys) -> Model:
+    """Every `sliding_window_pattern`-th layer has full attention (the sixth, by default), and a RoPE of its own."""
+    num_layers, pattern = c.count("num_hidden_layers"), c.count("sliding_window_pattern", 6)
+    if c.items("layer_types") is None:
+        c.require("_sliding_window_pattern", pattern)
+    c.value("_sliding_window_pattern")  # what `layer_types` was made from
+    attention = _gemma_attention(c, [(index + 1) % pattern != 0 for index in range(num_layers)])
+    rope, windowed_rope = rope_per_layer_type(c, theta=1e6, windowed_theta=1e4)
+    model = _gemma(c, replace(attention, qk_norm=True), logit_cap=0.0, rope=rope)
+    return replace(model, windowed_rope=windowed_rope)
+
+
+def read_gpt2(c: ConfigKeys) -> Model:
+    hidden, num_heads = c.count("n_embd"), c.count("n_head")
+    return Model(
+        name=c.name,
+        hidden=hidden,
+        num_layers=c.count("n_layer"),
+        vocab=c.count("vocab_size"),
+        attention=Attention(
+            num_heads=num_heads, num_kv_heads=num_heads, head_dim=hidden // num_heads, bias=True
+        ),
+        ffn_hidden=c.count("n_inner", 4 * hidden),
+        gated_ffn=False,
+        tied_embeddings=c.flag("tie_word_embeddings", True),
+        learned_positions=c.count("n_positions"),
+        norm_bias=True,
+        norm_epsilon=c.number("layer_norm_epsilon", 1e-5),
+    )
