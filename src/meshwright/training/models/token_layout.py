@@ -79,7 +79,7 @@ class LayerLayout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenLayout:
-    """What layers with full attention and those with a sliding window need in one forward pass."""
+    """Rotations and masks of one forward pass: of layers with full attention, of those with a sliding window."""
 
     full: LayerLayout
     windowed: LayerLayout
