@@ -89,6 +89,10 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
         rows.append(("loss, first to last step", f"{s['first_loss']:.3f} to {s['last_loss']:.3f}", ""))
     if s["validation_loss"] is not None:
         rows.append(("validation loss", f"{s['validation_loss']:.3f}", ""))
+    rows += [
+        (f"validation loss, {name}", f"{loss:.3f}", "")
+        for name, loss in (s.get("validation_losses") or {}).items()
+    ]
     if target := s["target"]:
         when = f"step {target['steps']:,}, {format_seconds(target['seconds'])}"
         rows.append((f"loss {target['loss']:g} reached", when, ""))

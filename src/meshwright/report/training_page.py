@@ -82,6 +82,8 @@ def _lead(done: TrainingRun) -> str:
         rows.append((format_duration(target["seconds"]), "to the target loss", about))
     if s["last_loss"] is not None:
         held = "" if s["validation_loss"] is None else f", validation {s['validation_loss']:.3f}"
+        if several := s.get("validation_losses"):
+            held += f" ({', '.join(f'{name} {loss:.3f}' for name, loss in several.items())})"
         rows.append((f"{s['last_loss']:.3f}", "loss", f"from {s['first_loss']:.3f}{held}"))
     for row in done.measured_quantities():
         about = (

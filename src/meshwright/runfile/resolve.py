@@ -257,6 +257,8 @@ def _train(file: schema.RunFile) -> specs.Train:
         raise InputError("both steps and tokens are given", hint="give one of them")
     if train.steps is not None and warmup > train.steps:
         raise BelowError("steps", f"is less than optimizer.warmup_steps ({warmup})", got=train.steps)
+    if train.evaluate is not None:
+        _require_source(train.evaluate.best_by, file.data.validation)
     return specs.Train(
         steps=train.steps,
         tokens=train.tokens,
@@ -270,6 +272,13 @@ def _train(file: schema.RunFile) -> specs.Train:
         trackers=tuple(dict.fromkeys(train.trackers)),
         faults=_faults(train),
     )
+
+
+def _require_source(name: str, validation: str | dict[str, str] | None) -> None:
+    """Refuse a name of `train.evaluate.best_by` that no validation source has."""
+    names = [specs.MEAN, *(validation if isinstance(validation, dict) else [specs.VALIDATION])]
+    if name not in names:
+        raise BelowError("evaluate.best_by", "is no validation source", got=name, allowed=", ".join(names))
 
 
 def _faults(train: schema.TrainSection) -> specs.Faults:

@@ -6,6 +6,7 @@ docs/reference/run-file.md explains every key for users.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
@@ -27,6 +28,7 @@ from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
 from meshwright.specs.run import (
     BIAS_RATE,
     MAX_WORKERS,
+    MEAN,
     NATIVE,
     LearningRateSchedule,
     Objective,
@@ -60,6 +62,12 @@ def _recompute_module(name: str) -> str:
     return name
 
 
+def _source_name(name: str) -> str:
+    if _SOURCE_NAME.fullmatch(name) is None or name == MEAN:
+        raise ValueError(f"a source's name has letters, digits, _ and -, and is not {MEAN}")
+    return name
+
+
 def _kind(value: object) -> str:
     return "(mapping)" if isinstance(value, dict) else "(word)"
 
@@ -72,6 +80,7 @@ _Word, _Mapping, _Number = Tag("(word)"), Tag("(mapping)"), Tag("(number)")
 UNION_TAGS = {"(word)", "(mapping)", "(number)"}
 """Stand in the location of an error where a value may be of two kinds; no key is called so."""
 
+_SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _Lax = Field(strict=False)  # an enum from its value, a tuple from a list; what is inside stays strict
 
 Text = Annotated[str, Field(max_length=4096), AfterValidator(_readable)]
@@ -85,6 +94,7 @@ Positive = Annotated[float, Field(gt=0, le=1e12)]
 NotNegative = Annotated[float, Field(ge=0, le=1e12)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
+SourceName = Annotated[str, AfterValidator(_source_name)]
 EngineName = Annotated[str, BeforeValidator(_engine)]
 RecomputeModule = Annotated[str, AfterValidator(_recompute_module)]
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
@@ -202,7 +212,14 @@ class DataSection(RunFileSection):
 
     source: Text = "synthetic"
     tokenizer: Text | None = None
-    validation: Text | None = None
+    validation: (
+        Annotated[
+            Annotated[Text, _Word]
+            | Annotated[dict[SourceName, Text], Field(min_length=1, max_length=64), _Mapping],
+            Discriminator(_kind),
+        ]
+        | None
+    ) = None
     workers: Workers | None = None
     sequence_length: Count
 
@@ -303,6 +320,7 @@ class EvaluateSection(RunFileSection):
     every_steps: Count = 1000
     num_batches: Count = 16
     workers: Workers | None = None
+    best_by: Text = MEAN
     target_loss: Positive | None = None
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -80,14 +81,28 @@ MAX_WORKERS = 256
 """More threads of one process than any host has cores for."""
 
 
+VALIDATION = "validation"
+"""Name of the only validation source of a run."""
+
+MEAN = "mean"
+"""The loss over the labels of all validation sources."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Data sets and tokenizer."""
 
     source: str = "synthetic"  # a data set's name or path; synthetic: random tokens
     tokenizer: str | None = None  # None: the model's own
-    validation: str | None = None  # a data set's name or path for `train.evaluate`
+    validation: str | Mapping[str, str] | None = None  # a source for `train.evaluate`, or several by name
     workers: int | None = None  # threads of a process that read ahead; None: found in the first steps
+
+    @property
+    def validation_sources(self) -> Mapping[str, str]:
+        """Validation sources by name; empty: none is given."""
+        if self.validation is None:
+            return {}
+        return {VALIDATION: self.validation} if isinstance(self.validation, str) else self.validation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +122,9 @@ class Evaluate:
     every_steps: int = 1000
     num_batches: int = 16  # global batches per evaluation
     workers: int | None = None  # as `Data.workers`, for the batches of an evaluation
+    best_by: str = (
+        MEAN  # the validation source whose loss is the validation loss of the run; MEAN: all labels of all
+    )
     target_loss: float | None = None  # training ends when the validation loss is no larger
 
 

@@ -30,9 +30,9 @@ _STEP, _MANIFEST = re.compile(r"step-(\d{8,})"), "manifest.json"
 _FIXED = ("model.", "data.", "lora", "task", "weights", "train.seed", "optimizer.name", "engine")
 _MAY_CHANGE = ("data.validation", "lora.dropout")
 _IGNORED = (
-    "name", "model.name", "model.unsupported", "cluster", "cluster_name", "calibration", "gemm_tuning", "stack",
-    "objective", "costs", "source", "text", "overrides", "plan", "plan_in_words", "data.workers",
-    "train.checkpoint", "train.evaluate", "train.trackers", "micro_batch",
+    "name", "model.name", "is_data_shard_open", "model.unsupported", "cluster", "cluster_name", "calibration",
+    "gemm_tuning", "stack", "objective", "costs", "source", "text", "overrides", "plan", "plan_in_words",
+    "data.workers", "train.checkpoint", "train.evaluate", "train.trackers", "micro_batch",
 )  # fmt: skip
 """Settings that change no update of the weights."""
 _RENAMED = {"global_batch": "batch.global_sequences", "sequence_length": "data.sequence_length"}
@@ -110,6 +110,9 @@ def settings_of(run: Run, *, plan: Plan | None) -> dict[str, Any]:
         values[section] = {**(values.get(section) or {}), key: values.pop(old)}
     values["data"]["source"] = _absolute(run.data.source)
     values["data"]["tokenizer"] = run.data.tokenizer and _absolute(run.data.tokenizer)
+    # Whether documents are held out decides what is trained on, and in which order.
+    holds_out = run.train.evaluate is not None and not run.data.validation_sources
+    values["data"]["holds_out_validation"] = holds_out and run.data.source != "synthetic"
     values["weights"] = run.weights and _absolute(run.weights)
     if plan is not None:
         values["parallel"] = plan.describe()

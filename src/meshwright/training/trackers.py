@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -211,11 +211,7 @@ class Trackers:
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """Send the numbers in one line of `steps.jsonl`."""
-        values = {
-            name: float(value)
-            for name, value in entry.items()
-            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
-        }
+        values = {name: value for name, value in _numbers(entry) if name != "step"}
         self._each(lambda tracker: tracker.step(entry["step"], values))
 
     def text(self, name: str, content: str, *, step: int) -> None:
@@ -247,6 +243,15 @@ def _identities(folder: Path) -> dict[str, str]:
         return json.loads((folder / IDENTITIES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+
+
+def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of a mapping; those of mappings in it as `NAME/KEY`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{key}", number) for key, number in _numbers(value))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, float(value)
 
 
 def _summary(record: Record) -> dict[str, float]:

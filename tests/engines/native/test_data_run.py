@@ -285,7 +285,7 @@ def test_every_batch_of_answers_has_a_label_and_the_rest_is_counted(run: Run, tm
             "label_ratio": sum(int((s.labels_T >= 0).sum()) for s in samples) / positions,
             "padding_ratio": sum(int((s.documents_T < 0).sum()) for s in samples) / positions,
         },
-        "validation": None,
+        "validation": {},
     }
     formats, note = corpus.notes
     assert formats.startswith("training data: ")
@@ -297,7 +297,8 @@ def test_the_label_ratio_of_a_stream_is_that_of_its_samples(run: Run, text: Path
         with_data(run, source=str(text), tokenizer="bytes", evaluate=True), cache=tmp_path / "cache"
     )
     assert corpus.validation is not None
-    for samples, usage in ((corpus.train, corpus.train_usage), (corpus.validation, corpus.validation_usage)):
+    held_out = corpus.validation_usages["validation"]
+    for samples, usage in ((corpus.train, corpus.train_usage), (corpus.validation, held_out)):
         labels = sum(int((samples.sample(n).labels_T >= 0).sum()) for n in range(samples.num_samples))
         assert usage is not None
         assert usage.label_ratio == labels / (samples.num_samples * samples.sequence_length) < 1

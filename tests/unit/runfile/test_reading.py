@@ -354,3 +354,29 @@ def test_a_config_of_impossible_size_is_refused(tmp_path: Path, shape: str, size
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config | {shape: size}))
     assert words in error_of(f"model={path}")
+
+
+def test_validation_sources_have_names() -> None:
+    one = runfile.loads(LLAMA, overrides=["data.validation=a.txt", "train.evaluate={}"])
+    assert one.data.validation_sources == {"validation": "a.txt"}
+    several = ["data.validation={web: a.txt, code: b}", "train.evaluate={best_by: code}"]
+    run = runfile.loads(LLAMA, overrides=several)
+    assert dict(run.data.validation_sources) == {"web": "a.txt", "code": "b"}
+    assert run.train.evaluate is not None
+    assert run.train.evaluate.best_by == "code"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.validation={}"], "data.validation"),
+        (["data.validation={mean: a}"], "is not mean"),
+        (["data.validation={'a b': a}"], "letters, digits"),
+        (["data.validation={a: 7}"], "data.validation.a"),
+        (["data.validation=[a]"], "data.validation"),
+        (["data.validation={a: x}", "train.evaluate={best_by: b}"], "got 'b', allowed: mean, a"),
+        (["train.evaluate={best_by: web}"], "got 'web', allowed: mean, validation"),
+    ],
+)
+def test_validation_sources_that_cannot_be(overrides: list[str], words: str) -> None:
+    assert words in error_of(*overrides)

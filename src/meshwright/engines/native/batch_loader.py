@@ -32,16 +32,19 @@ class BatchLoader:
             data_width=coordinates.plan.data,
             vocab=run.model.vocab,
         )
-        self.validation = None
-        if corpus.validation is not None:
-            self.validation = replace(self.batches, samples=corpus.validation, is_shuffled=False)
+        self.validations = {
+            name: replace(self.batches, samples=samples, is_shuffled=False, is_once=True)
+            for name, samples in corpus.validations.items()
+        }
         evaluate = run.train.evaluate
         self._training = ReadAhead(self.batches.at, num_workers=run.data.workers)
-        self._validation = ReadAhead(
-            (self.validation or self.batches).at,
-            num_workers=evaluate and evaluate.workers,
-            stop=evaluate and evaluate.num_batches,
-        )
+        self.num_validation_batches: dict[str, int] = {}
+        self._validation: dict[str, ReadAhead[Batch]] = {}
+        for name, batches in self.validations.items():
+            assert evaluate is not None
+            num_batches = min(evaluate.num_batches, batches.num_to_the_end)
+            self.num_validation_batches[name] = num_batches
+            self._validation[name] = ReadAhead(batches.at, num_workers=evaluate.workers, stop=num_batches)
 
     def begin_at(self, offset: int) -> None:
         """Shift all training batches by `offset` sequences, before the first is read: see `Batches.offset`."""
@@ -52,13 +55,19 @@ class BatchLoader:
         """This process's part of the batch of `step`; consecutive steps are prefetched."""
         return self._on_device(self._training.at(step))
 
-    def validation_batch(self, index: int) -> dict[str, Tensor]:
-        """This process's part of validation batch `index`: the same samples in every evaluation."""
-        return self._on_device(self._validation.at(index))
+    def validation_batch(self, name: str, index: int) -> dict[str, Tensor]:
+        """This process's part of batch `index` of a validation source: the same samples in every evaluation."""
+        return self._on_device(self._validation[name].at(index))
 
     def workers(self) -> dict[str, WorkerChoice | None]:
         """Number of reader threads with its measurement; None where too few batches were read to choose."""
-        return {"training": self._training.choice, "validation": self._validation.choice}
+        validation = next(iter(self._validation.values()), None)
+        return {"training": self._training.choice, "validation": validation and validation.choice}
+
+    @property
+    def validation(self) -> Batches | None:
+        """Batches of the first validation source; None: the run has no validation loss."""
+        return next(iter(self.validations.values()), None)
 
     def prompt(self) -> list[int]:
         """The first tokens of the validation data, for the model to continue."""

@@ -10,6 +10,7 @@ from typing import Any
 from meshwright.engines.native.assembly import Assembly
 from meshwright.engines.native.batch_loader import BatchLoader
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
+from meshwright.engines.native.validation import ValidationLosses
 from meshwright.records.training import Ending
 from meshwright.specs.run import Run
 from meshwright.training import device
@@ -25,7 +26,7 @@ class RunMeasurements:
     step_s: list[float] = field(default_factory=list)  # without steps under the profiler
     first_loss: float | None = None
     last_loss: float | None = None
-    validation_loss: float | None = None
+    validation: ValidationLosses | None = None  # the last ones
     num_steps: int = 0  # of the whole run, those before a resume included
     elapsed_s: float = 0.0  # since the first step, with everything in between and before a resume
 
@@ -64,7 +65,8 @@ def run_statistics(
         "tokens": tokens,
         "first_loss": measured.first_loss,
         "last_loss": measured.last_loss,
-        "validation_loss": measured.validation_loss,
+        "validation_loss": measured.validation and measured.validation.loss,
+        "validation_losses": measured.validation and (measured.validation.named or None),
         "target": target_reached(run, steps=measured.num_steps, tokens=tokens, elapsed_s=measured.elapsed_s)
         if ending is Ending.REACHED
         else None,

@@ -38,6 +38,7 @@ from meshwright.engines.native.run_statistics import (
     run_statistics,
 )
 from meshwright.engines.native.step import BatchTensors
+from meshwright.engines.native.validation import ValidationLosses, validation_losses
 from meshwright.records.training import Ending, Record
 from meshwright.specs.run import FaultAction
 from meshwright.training import device, telemetry
@@ -275,14 +276,17 @@ class Trainer:
 
     def _loss_scale(self, batch: BatchTensors) -> float:
         """One over the labels that count in the global batch."""
+        count = self._num_labels(batch)
+        if not count:  # a stream of documents of one token each: samples of answers always have a label
+            self.progress.say("note: a batch has no label; it counts with a loss of 0")
+        return self.coordinates.num_copies / max(1.0, count)
+
+    def _num_labels(self, batch: BatchTensors) -> float:
+        """Labels of the global batch, as often as processes see them."""
         count = count_labels(batch)
         if self.coordinates.num_ranks > 1:
             dist.all_reduce(count)
-        if (
-            not count.item()
-        ):  # a stream of documents of one token each: samples of answers always have a label
-            self.progress.say("note: a batch has no label; it counts with a loss of 0")
-        return self.coordinates.num_copies / max(1.0, count.item())
+        return count.item()
 
     def _sum_over_processes(self, local_loss: torch.Tensor, *others: float | torch.Tensor) -> list[float]:
         """Sums over all processes: of the losses (each counted once) and of `others`."""
@@ -314,40 +318,47 @@ class Trainer:
     # --- after a step ---
 
     def _complete_step(self, step: int, outcome: StepOutcome, *, step_s: float) -> float | None:
-        """Validate where it is due, and log the step; the validation loss."""
+        """Validate where it is due, and log the step; the validation loss that decides."""
         m = self.measured
         m.num_steps, m.last_loss = step + 1, outcome.loss
         m.first_loss = outcome.loss if m.first_loss is None else m.first_loss
         if self.clock.phase is not TrainingPhase.PROFILING and not self.is_compiling:
             m.step_s.append(step_s)
         self.is_compiling = False
-        validation_loss = self._validate(step + 1)
+        validation = self._validate(step + 1)
         m.elapsed_s = time.perf_counter() - self.begin_s
         if self.coordinates.is_main:
-            entry = self._log_entry(step, outcome, step_s=step_s, validation_loss=validation_loss)
+            entry = self._log_entry(step, outcome, step_s=step_s, validation=validation)
             usual_s = spread_of(m.step_s[-STEPS_OF_ESTIMATE:]).get("median", step_s)
             self.output.step(entry, left_s=usual_s * (self.num_steps - step - 1))
-        return validation_loss
+        return validation and validation.loss
 
-    def _validate(self, num_steps: int) -> float | None:
-        """The mean validation loss after `num_steps` steps; None where no validation is due."""
+    def _validate(self, num_steps: int) -> ValidationLosses | None:
+        """The validation losses after `num_steps` steps; None where no validation is due."""
         evaluate = self.run.train.evaluate
         is_last = num_steps == self.num_steps
         if evaluate is None or not (is_last or num_steps % evaluate.every_steps == 0):
             return None
         self.assembly.eval_mode()
-        losses = []
         with self.clock.during(TrainingPhase.VALIDATION), self.progress.phase("validating"):
-            for i in range(evaluate.num_batches):
-                self.watchdog.start_timer()
-                batch = self.loader.validation_batch(i)
-                loss = self.assembly.stepper.loss(batch, scale=self._loss_scale(batch))
-                losses += self._sum_over_processes(loss)
+            losses = validation_losses(
+                self.loader,
+                self._loss_of,
+                best_by=evaluate.best_by,
+                before_batch=self.watchdog.start_timer,
+            )
         self.watchdog.stop_timer()
         self.assembly.train_mode()
-        self.measured.validation_loss = sum(losses) / len(losses)
-        self.progress.say(f"step {num_steps}  validation loss {self.measured.validation_loss:.4f}")
-        return self.measured.validation_loss
+        self.measured.validation = losses
+        self.progress.say(f"step {num_steps}  validation loss {losses.describe()}")
+        return losses
+
+    def _loss_of(self, batch: BatchTensors) -> tuple[float, float]:
+        """Mean loss and labels of a global batch, without gradients."""
+        count = self._num_labels(batch)
+        loss = self.assembly.stepper.loss(batch, scale=self.coordinates.num_copies / max(1.0, count))
+        (mean,) = self._sum_over_processes(loss)
+        return mean, count / self.coordinates.num_copies
 
     def _is_target_reached(self, validation_loss: float | None) -> bool:
         """True if training may end: every process sums the same losses, so all of them agree."""
@@ -356,7 +367,7 @@ class Trainer:
         return target is not None and validation_loss is not None and validation_loss <= target
 
     def _log_entry(
-        self, step: int, outcome: StepOutcome, *, step_s: float, validation_loss: float | None
+        self, step: int, outcome: StepOutcome, *, step_s: float, validation: ValidationLosses | None
     ) -> dict[str, Any]:
         """One line of `steps.jsonl`."""
         yardstick, saver = self.expectation.yardstick, self.checkpoints.saver
@@ -375,8 +386,10 @@ class Trainer:
         }
         if self.clock.phase is TrainingPhase.PROFILING:
             entry["profiled"] = True
-        if validation_loss is not None:
-            entry["validation_loss"] = validation_loss
+        if validation is not None:
+            entry["validation_loss"] = validation.loss
+            if validation.named:
+                entry["validation_losses"] = validation.named
         if outcome.load_ratio:
             entry["expert_load_ratio"] = outcome.load_ratio
         if saver is not None:

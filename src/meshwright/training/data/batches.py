@@ -16,10 +16,13 @@ import numpy as np
 import torch
 
 from meshwright.errors import InputError
-from meshwright.training.data.packing import Sample, Samples
+from meshwright.training.data.packing import Sample, Samples, padding_sample
 from meshwright.training.data.shuffle import Permutation
 from meshwright.training.data.workers import prefetch
 from meshwright.training.labels import IGNORED_LABEL
+
+NO_SAMPLE = -1
+"""Number of a row of padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ class Batches:
         0  # sequences: batch i begins at sequence i x global_batch + offset, after another batch size
     )
     is_shuffled: bool = True  # False: corpus order, for validation
+    is_once: bool = False  # rows after the last sample are padding: an evaluation counts every sample once
 
     def __post_init__(self) -> None:
         if self.data_width < 1 or self.global_batch < 1 or self.global_batch % self.data_width:
@@ -90,17 +94,24 @@ class Batches:
         """Whole global batches of one epoch."""
         return self.samples.num_samples // self.global_batch
 
+    @property
+    def num_to_the_end(self) -> int:
+        """Global batches of one epoch, the last one with padding where it is not whole."""
+        return -(-self.samples.num_samples // self.global_batch)
+
     def epoch_of(self, step: int) -> float:
         """Number of epochs before `step`, with fractions."""
         return (self.offset + step * self.global_batch) / self.samples.num_samples
 
     def sample_numbers(self, step: int) -> list[int]:
-        """Numbers of this rank's samples in `step`."""
+        """Numbers of this rank's samples in `step`; `NO_SAMPLE` is a row of padding."""
         num_rows = self.global_batch // self.data_width
         first = self.offset + step * self.global_batch + self.data_rank * num_rows
         epochs, places = np.divmod(
             np.arange(first, first + num_rows, dtype=np.int64), self.samples.num_samples
         )
+        if self.is_once:
+            places[epochs > 0] = NO_SAMPLE
         if not self.is_shuffled:
             return places.tolist()
         numbers = np.empty_like(places)
@@ -112,7 +123,7 @@ class Batches:
 
     def at(self, step: int) -> Batch:
         """This rank's part of global batch `step`, counted from 0."""
-        samples = [self.samples.sample(number) for number in self.sample_numbers(step)]
+        samples = [self._sample(number) for number in self.sample_numbers(step)]
         labels_BT = _stack([s.labels_T for s in samples])
         self._refuse_unknown_tokens(samples)
         return Batch(
@@ -126,6 +137,11 @@ class Batches:
     def iterate(self, *, start: int = 0, stop: int | None = None, num_workers: int = 1) -> Iterator[Batch]:
         """Batches `start`, `start` + 1, ... up to `stop` (exclusive; None: endless), read ahead by threads."""
         return prefetch(self.at, start=start, stop=stop, num_workers=num_workers)
+
+    def _sample(self, number: int) -> Sample:
+        if number == NO_SAMPLE:
+            return padding_sample(self.samples.sequence_length)
+        return self.samples.sample(number)
 
     def _refuse_unknown_tokens(self, samples: list[Sample]) -> None:
         smallest = min(int(s.tokens_T.min()) for s in samples)

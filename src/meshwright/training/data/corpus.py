@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import default_cache
-from meshwright.specs.run import Run
+from meshwright.specs.run import NATIVE, VALIDATION, Run
 from meshwright.training.data.bpe import bpe_tokenizer
 from meshwright.training.data.packing import (
     Samples,
@@ -38,24 +39,39 @@ class Corpus:
     """Training and validation data of a run."""
 
     train: Samples
-    validation: Samples | None  # always the same, in the same order; None: the run has no validation loss
+    validations: Mapping[
+        str, Samples
+    ]  # by name; always the same, in the same order. Empty: no validation loss
     tokenizer: Tokenizer | None  # None: the data is tokens already, or random ones
     num_tokens: int | None  # of the training part; None: endless
     train_usage: DataUsage | None = None  # None: random tokens
-    validation_usage: DataUsage | None = None
+    validation_usages: Mapping[str, DataUsage] = field(default_factory=dict)
     reading_notes: tuple[str, ...] = ()  # formats of records, and what of the sources is not used
+
+    @property
+    def validation(self) -> Samples | None:
+        """The first validation source; None: the run has no validation loss."""
+        return next(iter(self.validations.values()), None)
 
     @property
     def usage(self) -> dict[str, Any]:
         """`statistics.data_usage` of a record."""
-        return usages_as_json(self.train_usage, self.validation_usage)
+        return usages_as_json(self.train_usage, self.validation_usages)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Formats of records, what is cut or has no label, and padding; nothing about a stream of text."""
-        usages = {"training data": self.train_usage, "validation data": self.validation_usage}
-        lines = (usage.describe(name) for name, usage in usages.items() if usage is not None)
+        usages = {} if self.train_usage is None else {TRAINING_DATA: self.train_usage}
+        usages |= {_validation_data(name): usage for name, usage in self.validation_usages.items()}
+        lines = (usage.describe(name) for name, usage in usages.items())
         return (*self.reading_notes, *(line for line in lines if line is not None))
+
+
+TRAINING_DATA = "training data"
+
+
+def _validation_data(name: str) -> str:
+    return "validation data" if name == VALIDATION else f"validation data {name}"
 
 
 def open_data(run: Run, *, cache: Path | None = None, report: Report | None = None) -> Corpus:
@@ -67,47 +83,62 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
     cache = default_cache() if cache is None else cache
     length, is_evaluated = run.sequence_length, run.train.evaluate is not None
     if run.data.source == SYNTHETIC:
+        _refuse_validation_of_random_tokens(run)
         train = SyntheticSamples(vocab=run.model.vocab, sequence_length=length, seed=run.train.seed)
         held = SyntheticSamples(vocab=run.model.vocab, sequence_length=length, seed=~run.train.seed)
-        return Corpus(train=train, validation=held if is_evaluated else None, tokenizer=None, num_tokens=None)
+        validations = {VALIDATION: held} if is_evaluated else {}
+        return Corpus(train=train, validations=validations, tokenizer=None, num_tokens=None)
 
     source = open_source(run.data.source, cache=cache)
     tokenizer = _tokenizer(run, source, cache)
     store = _tokens(source, tokenizer, cache, report)
     require_vocab(store, vocab=run.model.vocab, cache=cache)
-    notes = _reading_notes("training data", source, store)
-    if not is_evaluated:
-        extents, validation = everything(store), None
-    elif run.data.validation is not None:
-        other_source = open_source(run.data.validation, cache=cache)
-        other = _tokens(other_source, tokenizer, cache, report)
-        notes += _reading_notes("validation data", other_source, other)
-        require_vocab(other, vocab=run.model.vocab, cache=cache)
-        extents, validation = everything(store), _samples(other, everything(other), length)
-    else:
-        split = hold_out(store, whole_documents=store.is_masked)
-        extents, validation = split.train, _samples(store, split.validation, length)
+    notes = _reading_notes(TRAINING_DATA, source, store)
+    extents, held_out = everything(store), {}
+    if is_evaluated:
+        for name, place in run.data.validation_sources.items():
+            other = open_source(place, cache=cache)
+            other_store = _tokens(other, tokenizer, cache, report)
+            notes += _reading_notes(_validation_data(name), other, other_store)
+            require_vocab(other_store, vocab=run.model.vocab, cache=cache)
+            held_out[name] = _samples(other_store, everything(other_store), length, pads_short=True)
+        if not held_out:
+            split = hold_out(store, whole_documents=store.is_masked)
+            extents = split.train
+            held_out[VALIDATION] = _samples(store, split.validation, length, pads_short=True)
     train = _samples(store, extents, length)
     require_samples(train, name=run.data.source, needed=run.global_batch)
-    if validation is not None:
-        name = run.data.validation or f"the validation part of {run.data.source}"
-        require_samples(validation, name=name, needed=run.global_batch)
+    for name, samples in held_out.items():
+        place = run.data.validation_sources.get(name, f"the validation part of {run.data.source}")
+        # Other engines repeat samples to fill a batch, which would count some of them twice.
+        require_samples(samples, name=place, needed=1 if run.engine == NATIVE else run.global_batch)
     return Corpus(
         train=train,
-        validation=validation,
+        validations=held_out,
         tokenizer=tokenizer,
         num_tokens=extents.num_tokens,
         train_usage=train.usage,
-        validation_usage=None if validation is None else validation.usage,
+        validation_usages={name: samples.usage for name, samples in held_out.items()},
         reading_notes=notes,
     )
 
 
 def require_sources(run: Run) -> None:
     """Raise InputError if data of `run` that is on this machine is absent. Reads no text and downloads nothing."""
-    for name in (run.data.source, run.data.validation if run.train.evaluate else None):
-        if name not in (None, SYNTHETIC) and not is_from_hub(name):
+    if run.data.source == SYNTHETIC:
+        _refuse_validation_of_random_tokens(run)
+    held_out = run.data.validation_sources.values() if run.train.evaluate else ()
+    for name in (run.data.source, *held_out):
+        if name != SYNTHETIC and not is_from_hub(name):
             open_source(name)
+
+
+def _refuse_validation_of_random_tokens(run: Run) -> None:
+    if run.data.validation is not None and run.train.evaluate is not None:
+        raise InputError(
+            "a model of random tokens is not validated on text: data.source is synthetic",
+            hint="name text as data.source, or leave data.validation out",
+        )
 
 
 def open_tokenizer(name: str, *, source: DocumentSource | TokenFiles | None, cache: Path) -> Tokenizer:
@@ -165,7 +196,10 @@ def _reading_notes(name: str, source: DocumentSource | TokenFiles, store: TokenS
     return (*(f"{name}: {line}" for line in of_source), *describe_records(name, store.counts))
 
 
-def _samples(store: TokenStore, extents: Extents, length: int) -> StreamSamples | WholeSamples:
+def _samples(
+    store: TokenStore, extents: Extents, length: int, *, pads_short: bool = False
+) -> StreamSamples | WholeSamples:
     """Answers keep their prompts: a corpus with a mask is packed by whole documents."""
-    pack = whole_samples if store.is_masked else stream_samples
-    return pack(store, extents, sequence_length=length)
+    if store.is_masked:
+        return whole_samples(store, extents, sequence_length=length)
+    return stream_samples(store, extents, sequence_length=length, pads_short=pads_short)

@@ -69,12 +69,13 @@ class StreamSamples:
     ranges_E2: np.ndarray = field(repr=False)
     starts_E: np.ndarray = field(repr=False)  # where each extent begins when extents are laid end to end
     num_samples: int
+    num_tokens: int
     usage: DataUsage
 
     def sample(self, number: int) -> Sample:
         """Tokens number*T to number*T + T of the extents laid end to end."""
         start = number * self.sequence_length
-        stop = start + self.sequence_length + 1
+        stop = min(start + self.sequence_length + 1, self.num_tokens)
         tokens, trained, begins = [], [], []
         extent = int(np.searchsorted(self.starts_E, start, side="right")) - 1
         at = start
@@ -94,16 +95,24 @@ class StreamSamples:
         )
 
 
-def stream_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -> StreamSamples:
-    """Cut these extents. The tokens after the last whole sample are not used."""
+def stream_samples(
+    store: TokenStore, extents: Extents, *, sequence_length: int, pads_short: bool = False
+) -> StreamSamples:
+    """Cut these extents. The tokens after the last whole sample are not used.
+
+    `pads_short`: extents shorter than a sample are one sample with padding, if they have two tokens.
+    """
     ranges_E2 = extents.ranges_E2
     num_samples = max(0, (extents.num_tokens - 1) // sequence_length)
+    if pads_short and extents.num_tokens > 1:
+        num_samples = max(1, num_samples)
     return StreamSamples(
         store=store,
         sequence_length=sequence_length,
         ranges_E2=ranges_E2,
         starts_E=np.cumsum(np.concatenate([[0], ranges_E2[:, 1] - ranges_E2[:, 0]]))[:-1],
         num_samples=num_samples,
+        num_tokens=extents.num_tokens,
         usage=usage_of_stream(store, extents, sequence_length=sequence_length, num_samples=num_samples),
     )
 
@@ -185,6 +194,17 @@ class SyntheticSamples:
         )
 
 
+def padding_sample(length: int) -> Sample:
+    """A sample of padding only: it has no label."""
+    empty_N = np.empty(0, np.int64)
+    return Sample(
+        tokens_T=_fit(empty_N, length, 0),
+        labels_T=_fit(empty_N, length, IGNORED_LABEL),
+        positions_T=_fit(empty_N, length, 0),
+        documents_T=_fit(empty_N, length, PADDING_DOCUMENT),
+    )
+
+
 def assemble(tokens_N: np.ndarray, trained_N: np.ndarray, begins: np.ndarray, *, length: int) -> Sample:
     """A sample from up to `length` + 1 tokens; `begins` are the places at which documents begin, the first is 0.
 
@@ -222,7 +242,10 @@ def require_samples(samples: StreamSamples | WholeSamples, *, name: str, needed:
     if isinstance(samples, WholeSamples) or samples.num_samples:
         require_labels(samples.usage, name=name, sequence_length=samples.sequence_length)
     if samples.num_samples < needed:
+        what = f"one global batch needs {needed} samples of {samples.sequence_length} tokens"
+        if needed == 1:
+            what = f"it has not one sample of {samples.sequence_length} tokens"
         raise InputError(
-            f"{name} is too small: one global batch needs {needed} samples of {samples.sequence_length} tokens",
-            got=samples.num_samples, hint="use more text, a smaller global batch, or a shorter sequence",
+            f"{name} is too small: {what}", got=samples.num_samples,
+            hint="use more text, a smaller global batch, or a shorter sequence",
         )  # fmt: skip

@@ -141,6 +141,8 @@ def usage_of_stream(
             break
         num_begins += 1 + len(store.starts_between(first, stop))
         left -= stop - first
+    num_padding = max(0, num_positions - extents.num_tokens)  # of data that is shorter than a sample
+    num_labels = min(num_positions, max(0, extents.num_tokens - 1)) - max(0, num_begins - 1)
     return DataUsage(
         num_documents=num_begins,
         num_cut=0,
@@ -148,9 +150,9 @@ def usage_of_stream(
         longest_tokens=None,
         num_samples=num_samples,
         num_samples_without_labels=0,
-        num_padded=0,
-        label_ratio=(num_positions - max(0, num_begins - 1)) / max(1, num_positions),
-        padding_ratio=0.0,
+        num_padded=1 if num_padding else 0,
+        label_ratio=num_labels / max(1, num_positions),
+        padding_ratio=num_padding / max(1, num_positions),
     )
 
 
@@ -168,9 +170,9 @@ def require_labels(usage: DataUsage, *, name: str, sequence_length: int) -> None
     )  # fmt: skip
 
 
-def usages_as_json(training: DataUsage | None, validation: DataUsage | None) -> dict[str, Any]:
-    """`statistics.data_usage` of a record; null: random tokens, or no validation."""
+def usages_as_json(training: DataUsage | None, validation: Mapping[str, DataUsage]) -> dict[str, Any]:
+    """`statistics.data_usage` of a record; null: random tokens."""
     return {
         "training": training and asdict(training),
-        "validation": validation and asdict(validation),
+        "validation": {name: asdict(usage) for name, usage in validation.items()},
     }
