@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -41,13 +42,23 @@ def text(run, tmp_path, monkeypatch):
     return replace(run, data=Data(source=str(folder), tokenizer="bytes"))
 
 
+@pytest.fixture
+def answers(run, tmp_path, monkeypatch):
+    """A run on records whose prompts are not trained on, packed with padding."""
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "answers.jsonl"
+    records = [{"prompt": f"{n}+{n}=", "completion": f"{2 * n}" * (1 + n % 4)} for n in range(90)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return replace(run, data=Data(source=str(file), tokenizer="bytes"))
+
+
 def windowed(run, window, num_layers=2):
     attention = replace(run.model.attention, window=window, num_windowed_layers=num_layers)
     return replace(run, model=replace(run.model, attention=attention))
 
 
 @pytest.mark.distributed
-def test_two_ranks_equal_one(run, text, equals_one_process):
+def test_two_ranks_equal_one(run, text, answers, equals_one_process):
     latent = tiny_run(*LONGER, LATENT)
     pair = Plan(context=2, micro_batch=2)
     equals_one_process(
@@ -55,6 +66,9 @@ def test_two_ranks_equal_one(run, text, equals_one_process):
             (run, replace(pair, sharding=Sharding.NONE)),
             (run, replace(pair, sharding=FULL, recompute=Recompute.FULL)),
             (text, pair),
+            (answers, pair),
+            (windowed(answers, 6), pair),
+            (answers, Plan(tensor=2, micro_batch=2)),
             (windowed(run, 5), pair),  # within a chunk and into the one before
             (windowed(run, 20), pair),
             (windowed(text, 12), pair),
