@@ -23,6 +23,12 @@ from meshwright.training.models import build_model
 from meshwright.training.weights import load_weights
 
 ABSENT = object()
+OLDER = {
+    "gemma3_text": ("rope_local_base_freq", "rope_theta", "rope_scaling", "sliding_window_pattern"),
+    "gpt_oss": ("rope_theta", "rope_scaling"),
+    "phi3": ("partial_rotary_factor", "rope_theta", "rope_scaling"),
+}
+"""Keys of published config.json files that transformers reads and no longer writes."""
 TINY: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -39,6 +45,7 @@ LATENT = TINY | MIXTURE | {
     "v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2,
     "topk_group": 1, "routed_scaling_factor": 2.5,
 }  # fmt: skip
+GEMMA = TINY | {"head_dim": 8, "query_pre_attn_scalar": 20, "sliding_window": 7}
 BASES = {
     "llama": TINY,
     "mistral": TINY | {"sliding_window": 7, "head_dim": 8},
@@ -47,6 +54,12 @@ BASES = {
     "qwen3_moe": TINY | MIXTURE | {"head_dim": 16, "num_experts": 4},
     "deepseek_v2": LATENT | {"norm_topk_prob": False, "topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENT | {"num_nextn_predict_layers": 0},
+    "qwen2": TINY,
+    "olmo2": TINY | {"pad_token_id": 1},
+    "phi3": TINY | {"pad_token_id": None, "original_max_position_embeddings": 16},
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA | {"sliding_window_pattern": 2},
+    "gpt_oss": TINY | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 7},
 }
 SCALINGS = (
     None,
@@ -59,10 +72,39 @@ SCALINGS = (
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "attention_factor": 1.7},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.9},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8, "truncate": False},
+    {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
+    {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.4], "long_factor": [1.0, 1.5, 2.0, 3.0]},
+    {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.4], "long_factor": [1.0, 1.5, 2.0, 3.0], "factor": 2.5,
+     "original_max_position_embeddings": 24},
+    {"type": "su", "short_factor": [1.0, 1.2], "long_factor": [1.5, 2.0], "partial_rotary_factor": 0.5,
+     "attention_factor": 1.3},
+    {"rope_type": "longrope", "short_factor": [1.0, 1.1], "long_factor": [1.0, 1.5, 2.0, 3.0]},
+    {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
+     "sliding_attention": {"rope_type": "default", "rope_theta": 700.0}},
+    {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "linear", "factor": 3.0}},
+    {"sliding_attention": {"rope_type": "default"}},
 )  # fmt: skip
 TYPES = ("full_attention", "sliding_attention")
 VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish", "gelu", "relu", "gelu_pytorch_tanh"),
+    "hidden_activation": ("gelu_pytorch_tanh", "gelu", "silu", "relu", None, ABSENT),
+    "query_pre_attn_scalar": (8, 16, 144, ABSENT),
+    "attn_logit_softcapping": (1.0, 5.0, 50.0, None, ABSENT),
+    "final_logit_softcapping": (1.0, 3.0, 30.0, None, ABSENT),
+    "use_bidirectional_attention": (True, False, None),
+    "sliding_window_pattern": (1, 2, 3, 6, ABSENT),
+    "_sliding_window_pattern": (2, 6),
+    "rope_local_base_freq": (10_000.0, 300.0, ABSENT),
+    "original_max_position_embeddings": (16, 64, ABSENT),
+    "resid_pdrop": (0.0, 0.1),
+    "embd_pdrop": (0.0, 0.1),
+    "swiglu_limit": (7.0, 3.0),
+    "swiglu_alpha": (1.702, 1.0),
+    "experts_per_token": (2, 3),
+    "initial_context_length": (16, 4096),
+    "lm_head_bias": (False, True),
+    "interpolate_factor": (1, 2),
+    "cache_implementation": ("hybrid",),
     "rope_scaling": SCALINGS,
     "rope_parameters": tuple(s and s | {"rope_theta": 5000.0} for s in SCALINGS),
     "rope_theta": (10_000.0, 500.0, 1e6),
@@ -91,7 +133,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "mlp_only_layers": ([], [0], [1]),
     "decoder_sparse_step": (1, 2),
     "router_jitter_noise": (0.0, 0.1),
-    "partial_rotary_factor": (1.0, 0.5),
+    "partial_rotary_factor": (1.0, 0.5, 0.75, 0.0),
     "max_position_embeddings": (16, 64, 4096, ABSENT),
     "initializer_range": (0.02, 1.0),
     "pretraining_tp": (1, 2),
@@ -107,7 +149,8 @@ def case(seed: int) -> tuple[str, dict[str, Any]]:
     draw = random.Random(seed)
     model_type = draw.choice(sorted(BASES))
     config = dict(BASES[model_type])
-    own = set(transformers.AutoConfig.for_model(model_type, **config).to_dict()) & set(VALUES)
+    known = {*transformers.AutoConfig.for_model(model_type, **config).to_dict(), *OLDER.get(model_type, ())}
+    own = known & set(VALUES)
     for key in draw.sample(sorted(own), k=draw.choice((1, 1, 2, 3))):
         config[key] = draw.choice(VALUES[key])
     if draw.random() < 0.3:

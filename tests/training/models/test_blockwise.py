@@ -54,6 +54,31 @@ def test_causal_attention_equals_pytorch(queries, keys, groups):
     torch.testing.assert_close(with_gradients(ours(), *given), expected)
 
 
+def capped_reference(mask, cap):
+    """Scores written out, which autograd differentiates."""
+
+    def attention(q_BHTK, k_BGSK, v_BGSV):
+        repeats = q_BHTK.shape[1] // k_BGSK.shape[1]
+        k_BHSK, v_BHSV = (x.repeat_interleave(repeats, dim=1) for x in (k_BGSK, v_BGSV))
+        s_BHTS = cap * (0.3 * q_BHTK @ k_BHSK.mT / cap).tanh()
+        return s_BHTS.masked_fill(~mask, -torch.inf).softmax(dim=-1) @ v_BHSV
+
+    return attention
+
+
+@pytest.mark.parametrize("queries", [1, 70, 150])
+@pytest.mark.parametrize("cap", [0.5, 3.0, 50.0])
+def test_capped_scores_equal_those_written_out(queries, cap):
+    given = inputs(queries=queries)
+    seen = torch.ones(queries, 150, dtype=torch.bool).tril(150 - queries)
+    expected = with_gradients(capped_reference(seen, cap), *given)
+
+    def capped(q, k, v):
+        return blockwise.attend(q, k, v, mask_B1TS=None, scale=0.3, cap=cap)
+
+    torch.testing.assert_close(with_gradients(capped, *given), expected)
+
+
 @pytest.mark.parametrize("window", [0, 20])
 def test_documents_and_windows_equal_pytorch(window):
     documents_BT = torch.tensor([[0] * 90 + [1] * 60, [0] * 10 + [1] * 100 + [-1] * 40])

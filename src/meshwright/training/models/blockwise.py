@@ -127,7 +127,8 @@ class _Attention(Function):
 
 def _cap_slope(p_NMS: Tensor, log_sum_NM1: Tensor, cap: float) -> Tensor:
     """The slope of the capped scores, from probabilities; those too small for their format have no gradient anyway."""
-    capped_NMS = p_NMS.float().clamp(min=torch.finfo(torch.float32).tiny).log() + log_sum_NM1
+    wide_NMS = p_NMS.to(log_sum_NM1.dtype)
+    capped_NMS = wide_NMS.clamp(min=torch.finfo(wide_NMS.dtype).tiny).log() + log_sum_NM1
     return (1 - (capped_NMS / cap).square()).clamp(min=0).to(p_NMS.dtype)
 
 
