@@ -50,6 +50,10 @@ def test_a_hanging_process_is_found_and_replaced(tiny_run, tmp_path):
     assert "a step took longer than 8 s" in stderr
     assert "starting again" in stderr
     assert [entry["batch"] for entry in training.steps()] == list(range(30))
+    stacks = sorted((tmp_path / "out" / "stacks").iterdir())  # of the attempt that hung
+    assert [path.name for path in stacks] == ["rank-00000.txt", "rank-00001.txt"]
+    assert "sleeping_beauty" in stacks[1].read_text()
+    assert "\n--- process " in stacks[1].read_text()
 
 
 def test_sigusr2_shows_where_a_run_stands(tiny_run, tmp_path, wait_for):

@@ -13,7 +13,14 @@ from typing import Any, Literal
 from meshwright.engines import exporting
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
-from meshwright.training.checkpoints import MANIFEST, NAME, SavedCheckpoint, checkpoints, read_manifest
+from meshwright.training.checkpoints import (
+    MANIFEST,
+    NAME,
+    SavedCheckpoint,
+    checkpoints,
+    read_manifest,
+    without_manifest,
+)
 from meshwright.training.checkpoints import verify as verify_files
 from meshwright.training.conversion import import_weights
 
@@ -28,7 +35,8 @@ def show(folder: Path, *, run: Run | None, step: int | None) -> Document:
 def verify(folder: Path, *, step: int | None) -> Document:
     """Read every file of the checkpoints again."""
     checked = [
-        {"path": s.path, "step": s.step, "damage": verify_files(s.path)} for s in _chosen(folder, step)
+        {"path": s.path, "step": s.step, "damage": verify_files(s.path)}
+        for s in _chosen(folder, step, incomplete=True)
     ]
     good = [c["path"] for c in checked if c["damage"] is None]
     damaged = [c["path"] for c in checked if c["damage"] is not None]
@@ -67,12 +75,13 @@ def from_hf(folder: Path, *, run: Run, weights: Path) -> Document:
     return {"checkpoint": path, "step": 0, "weights": weights, "model": run.model.name}
 
 
-def _chosen(folder: Path, step: int | None) -> list[SavedCheckpoint]:
-    """All checkpoints of `folder`, oldest first, or the one of `step`."""
+def _chosen(folder: Path, step: int | None, *, incomplete: bool = False) -> list[SavedCheckpoint]:
+    """All checkpoints of `folder`, oldest first, or the one of `step`; with `incomplete` those without manifest too."""
     name = NAME.fullmatch(folder.name)
     if name is not None and folder.is_dir():  # one checkpoint, not the folder of all
         return [SavedCheckpoint(path=folder, step=int(name[1]))]
-    found = checkpoints(folder)
+    found = [*checkpoints(folder), *(without_manifest(folder) if incomplete else ())]
+    found.sort(key=lambda saved: saved.step)
     if not found:
         raise InputError("there is no checkpoint", got=str(folder))
     if step is None:

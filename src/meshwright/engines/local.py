@@ -19,6 +19,7 @@ from pathlib import Path
 from meshwright.engines.base import Launch
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_atomically
+from meshwright.training.machine import OWN_WORKER
 from meshwright.training.rendezvous import free_port, under_launcher
 from meshwright.training.signals import STOPPED_EXIT_CODE, stop_on_signals
 
@@ -78,8 +79,9 @@ def run(
 
 def _environment(launch: Launch, rank: int, *, port: int, splits_cores: bool) -> dict[str, str]:
     if under_launcher():
-        return dict(launch.env)
+        return dict(launch.env) | {OWN_WORKER: "1"}
     env = {
+        OWN_WORKER: "1",
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(launch.num_processes),
         "LOCAL_WORLD_SIZE": str(launch.num_processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip

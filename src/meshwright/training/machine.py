@@ -6,6 +6,7 @@ The separate process sees what that program's workers will see, and this process
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -17,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError, MissingDependencyError
+from meshwright.training.parent_watch import end_with_parent, end_with_torchrun
+
+OWN_WORKER = "MESHWRIGHT_WORKER"
+"""Environment variable of workers that `engines.local` has started, whose folders its process has locked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,14 @@ def require_version(package: str, version: str, *, hint: str) -> None:
 
 
 def main_or_refuse(main: Callable[[Path], int | None]) -> None:
-    """Run a worker's `main` on the path in its arguments; an error is one line on stderr and its own exit code."""
+    """Run a worker's `main` on the path in its arguments; an error is one line on stderr and its own exit code.
+
+    The worker ends with the process that started it: torchrun, or `engines.local`.
+    """
+    if OWN_WORKER in os.environ:
+        end_with_parent()
+    else:
+        end_with_torchrun()
     try:
         sys.exit(main(Path(sys.argv[1])))
     except MeshwrightError as error:

@@ -25,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.training.parent_watch import end_with_parent, end_with_torchrun
 from meshwright.training.rendezvous import RESTARTS, free_port, is_restart, under_launcher
 from meshwright.training.signals import stop_on_signals
 
@@ -108,6 +109,7 @@ def _run_launched(
     device_type: str,
     timeout: timedelta,
 ) -> None:
+    end_with_torchrun()
     rank, launched = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if launched != num_ranks:
         hint = f"start it with --nproc-per-node so that there are {num_ranks} in all"
@@ -193,6 +195,7 @@ def _kill(workers: Any, signum: int) -> None:
 
 
 def _worker(rank: int, start: _Start, port: int, failures: Any) -> None:
+    end_with_parent()
     num_ranks, device_type = start.num_ranks, start.device_type
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks),

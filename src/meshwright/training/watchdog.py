@@ -4,6 +4,7 @@
     timeout    a step takes longer than `--timeout` seconds: it writes the same and ends with exit code 1
 
 In a step all processes wait for each other, so when one hangs all reach their timeout, and all stacks are written.
+A restart appends to the file, under a line with its process and time.
 The launcher then sees lost processes and starts again, or gives up.
 """
 
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -37,7 +39,10 @@ class Watchdog:
 
     def __enter__(self) -> Watchdog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = self.path.open("w", encoding="utf-8")
+        self._stream = self.path.open("a", encoding="utf-8")
+        if self._stream.tell():  # the stacks of an earlier attempt, which a restart keeps
+            self._stream.write(f"\n--- process {os.getpid()}, started {_now()}\n")
+            self._stream.flush()
         faulthandler.register(signal.SIGUSR2, file=self._stream, all_threads=True)
         self._thread = threading.Thread(
             target=self._watch, args=(self._stream,), name="watchdog", daemon=True
@@ -85,6 +90,10 @@ class Watchdog:
             flush=True,
         )
         os._exit(1)
+
+
+def _now() -> str:
+    return datetime.now(tz=UTC).isoformat(timespec="seconds")
 
 
 def stacks(folder: Path) -> Path | None:

@@ -131,3 +131,21 @@ def test_a_run_goes_from_plan_to_plan(tiny_run, tmp_path, plans):
     steady.train("--set", f"train.steps={steps}")
     assert [e["batch"] for e in changing.steps()] == [e["batch"] for e in steady.steps()]
     assert changing.losses() == pytest.approx(steady.losses(), rel=1e-5)
+
+
+@has_proc
+@pytest.mark.distributed
+def test_workers_end_when_torchrun_is_killed(tiny_run, tmp_path, wait_for):
+    """They are asked to stop, so the steps since the last checkpoint are not lost."""
+    train = "{steps: 100000, checkpoint: {folder: saved, every_steps: 100000}}"
+    training = tiny_run(tmp_path, **FSDP | {"train": train})
+    process = training.start(under=TORCHRUN)
+    wait_for(lambda: len(training.steps()) > 2, process)
+    workers = ranks_below(process.pid)
+    assert len(workers) == 2
+    training.kill(process)
+    deadline_s = time.monotonic() + 60
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline_s, "they train on"
+        time.sleep(0.05)
+    assert len(training.checkpoints()) == 1

@@ -173,3 +173,17 @@ def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypat
     outcome = meshwright("checkpoint", "show", run_file)
     assert outcome.exit_code == 3
     assert "hint: pip install 'meshwright[torch]'" in outcome.stderr
+
+
+def test_a_step_without_manifest_is_no_whole_checkpoint(meshwright, trained, run_file):
+    (trained / "saved" / "step-00000004" / "manifest.json").unlink()
+    found = meshwright("checkpoint", "verify", run_file, "--json")
+    assert found.exit_code == 1
+    assert [c["damage"] for c in found.json["checkpoints"]] == [None, "it has no manifest"]
+    assert found.json["last_good"].endswith("step-00000002")
+    resumed = meshwright("train", run_file, "--resume")
+    assert resumed.exit_code == 2
+    assert "step-00000004 is damaged: it has no manifest" in resumed.stderr
+    for step in (2, 4):
+        (trained / "saved" / f"step-0000000{step}" / "manifest.json").unlink(missing_ok=True)
+    assert meshwright("checkpoint", "verify", run_file).exit_code == 1

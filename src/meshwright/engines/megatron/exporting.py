@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def export_saved_weights(saved: SavedCheckpoint, content: Content, folder: Path, *, dtype: str) -> None:
     """Write the weights of a checkpoint. Raises InputError where `folder` is not empty or a tensor is missing."""
     import torch
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+    from meshwright.training.checkpoints.metadata import CheckpointReader
     from meshwright.training.conversion import FORMATS
     from meshwright.training.models import build_model
     from meshwright.training.weights import save_weights
@@ -41,7 +41,7 @@ def export_saved_weights(saved: SavedCheckpoint, content: Content, folder: Path,
     model = content.shapes
     module = build_model(model, device="cpu")
     tensors = tensors_of(module)
-    stored = FileSystemReader(saved.path).read_metadata().state_dict_metadata
+    stored = CheckpointReader(saved.path).read_metadata().state_dict_metadata
     with torch.no_grad():
         for name in tensor_names(model, {name: tuple(t.shape) for name, t in tensors.items()}):
             whole = _read_tensor(saved.path, megatron_name(name), stored=stored)
@@ -54,8 +54,9 @@ def export_saved_weights(saved: SavedCheckpoint, content: Content, folder: Path,
 def _read_tensor(path: Path, key: str, *, stored: Mapping[str, Any]) -> Tensor:
     """One whole tensor."""
     import torch
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
+
+    from meshwright.training.checkpoints.metadata import CheckpointReader
 
     about = stored.get(key)
     if about is None:
@@ -63,7 +64,7 @@ def _read_tensor(path: Path, key: str, *, stored: Mapping[str, Any]) -> Tensor:
     whole = {key: torch.empty(about.size, dtype=about.properties.dtype)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load(whole, storage_reader=FileSystemReader(path))
+        load(whole, storage_reader=CheckpointReader(path))
     return whole[key]
 
 

@@ -11,6 +11,7 @@ files     checkpoints in a folder, their manifests, `verify`
 peers     the processes that save together
 writing   `save`
 reading   `load`
+metadata  the index of tensors, read without running what it contains
 saver     asynchronous saving
 stalls    time that steps waited for it
 """
@@ -31,6 +32,7 @@ from meshwright.training.checkpoints.files import (
     newest_good,
     read_manifest,
     verify,
+    without_manifest,
 )
 from meshwright.training.checkpoints.reading import load
 from meshwright.training.checkpoints.saver import CheckpointSaver
@@ -53,4 +55,5 @@ __all__ = [
     "read_manifest",
     "save",
     "verify",
+    "without_manifest",
 ]

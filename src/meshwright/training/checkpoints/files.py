@@ -42,13 +42,25 @@ def checkpoints(folder: Path) -> list[SavedCheckpoint]:
     )
 
 
+def without_manifest(folder: Path) -> list[SavedCheckpoint]:
+    """Folders below `folder` that are named like checkpoints and have no manifest, oldest first.
+
+    No save leaves one: its manifest was removed, or it was copied in part.
+    """
+    if not folder.is_dir():
+        return []
+    found = [(NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
+    kept = (SavedCheckpoint(path=p, step=int(m[1])) for m, p in found if m and not (p / MANIFEST).is_file())
+    return sorted(kept, key=lambda saved: saved.step)
+
+
 def newest(folder: Path) -> SavedCheckpoint:
     """The newest checkpoint, verified. Every process calls it.
 
     Raises InputError when there is none, or when its files do not match its manifest; the message then names the
     newest one that is good.
     """
-    found = checkpoints(folder)
+    found = sorted([*checkpoints(folder), *without_manifest(folder)], key=lambda saved: saved.step)
     if not found:
         raise InputError("there is no checkpoint to resume from", got=str(folder))
     fault = verify(found[-1].path)
@@ -82,12 +94,16 @@ def verify(path: Path) -> str | None:
     """
     peers = Peers()
     try:
+        if not (path / MANIFEST).is_file():
+            raise FileNotFoundError
         manifest = read_manifest(path)
         if sealed(manifest) != manifest:
             return "its manifest was altered (its checksum differs)"
         files = manifest["files"]
         faults = (_verify_file(path / name, files[name]) for name in peers.share(files))
         fault = next((f for f in faults if f), None)
+    except FileNotFoundError:
+        fault = "it has no manifest"
     except (InputError, KeyError, TypeError, AttributeError):
         fault = "its manifest cannot be read"
     return next((f for f in peers.gathered(fault) if f), None)

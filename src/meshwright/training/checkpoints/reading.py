@@ -7,11 +7,11 @@ import warnings
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 
 from meshwright.errors import InputError
 from meshwright.training.checkpoints.files import SavedCheckpoint, read_manifest
+from meshwright.training.checkpoints.metadata import CheckpointReader
 
 
 def load(saved: SavedCheckpoint, *, into: dict[str, Tensor]) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def load(saved: SavedCheckpoint, *, into: dict[str, Tensor]) -> dict[str, Any]:
     Raises InputError when a tensor is missing or has another shape.
     """
     manifest = read_manifest(saved.path)
-    reader = FileSystemReader(saved.path)
+    reader = CheckpointReader(saved.path)
     stored = reader.read_metadata().state_dict_metadata
     for name, tensor in into.items():
         held = getattr(stored.get(name), "size", None)

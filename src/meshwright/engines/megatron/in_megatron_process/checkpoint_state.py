@@ -27,6 +27,7 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training.checkpoints import SavedCheckpoint
+from meshwright.training.checkpoints.metadata import require_index
 from meshwright.training.data import Tokenizer
 from meshwright.training.weights import Origin
 
@@ -79,6 +80,7 @@ def load(parts: ModelAndOptimizer, saved: SavedCheckpoint, *, plan: Plan) -> Non
     wanted = state_of(parts, is_loading=True) if is_same else _weights_of(parts)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        require_index(saved.path)
         found: Any = dist_checkpointing.load(wanted, str(saved.path))
     for index, module in enumerate(parts.unwrapped):
         module.load_state_dict(found[_chunk(index)], strict=False)  # layers have unused fp8 states

@@ -21,7 +21,6 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from torch import Tensor, nn
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -30,6 +29,7 @@ from meshwright.engines.megatron.in_megatron_process.initial_weights import META
 from meshwright.engines.megatron.in_megatron_process.model import ModelAndOptimizer
 from meshwright.engines.megatron.megatron_core.tensor_names import OUTSIDE_LAYERS
 from meshwright.errors import InputError
+from meshwright.training.checkpoints.metadata import CheckpointReader
 
 FILE_NAME = "pieces-{rank}.json"
 STATES = ("exp_avg", "exp_avg_sq", "param")  # `param`: the fp32 weights, where they are separate
@@ -264,7 +264,7 @@ def _read(folder: Path, name: str, needed: dict[TensorBox, list[StateRange]]) ->
             chunk, target = one.chunks[name], held[box][one.start : one.stop]
             is_flat = len(chunk.offset) == 1
             reads.append((chunk, target if is_flat else target.view(box.shape)))
-    load({}, storage_reader=FileSystemReader(folder), planner=_ChunkReader(reads), no_dist=True)
+    load({}, storage_reader=CheckpointReader(folder), planner=_ChunkReader(reads), no_dist=True)
     return {box: values.view(box.shape) for box, values in held.items()}
 
 

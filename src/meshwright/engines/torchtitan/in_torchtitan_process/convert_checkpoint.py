@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 
 from meshwright import runfile
 from meshwright.engines.torchtitan.config_trees.evaluate import load_module
 from meshwright.engines.torchtitan.lower import FUNCTION, MODULE, RUN_FILE
+from meshwright.training.checkpoints.metadata import CheckpointReader
 from meshwright.training.conversion import FORMATS
 from meshwright.training.weights.config import config_of
 from meshwright.training.weights.safetensors_format import TensorEntry
@@ -49,7 +49,7 @@ def main(folder: Path, checkpoint: Path, out: Path, dtype: torch.dtype) -> None:
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """Return the unsharded weights and routing biases of a checkpoint by torchtitan's names."""
-    about = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    about = CheckpointReader(checkpoint).read_metadata().state_dict_metadata
     whole = {
         name: torch.empty(held.size, dtype=held.properties.dtype)
         for name, held in about.items()
@@ -57,7 +57,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the assumption of one process, which is true
-        read_state(whole, storage_reader=FileSystemReader(checkpoint))
+        read_state(whole, storage_reader=CheckpointReader(checkpoint))
     return whole
 
 
