@@ -88,6 +88,7 @@ def start(
     refuse(engine, check_plan(plan, run=run))
     refuse_devices(plan, device_type=machine.device_type, num_devices=machine.num_devices)
     refuse_checkpoints(run, options, newest_step=layout.newest_step)
+    _require_indices(run, layout)
     begun = begin(run, plan=plan, options=options, newest_step=layout.newest_step)
     return WorkersStart(
         run=replace(begun.run, plan=plan, micro_batch=plan.micro_batch),
@@ -117,6 +118,15 @@ def _notes_on_data(begun: Beginning) -> tuple[str, ...]:
     return (
         f"the next batch begins at a multiple of its new size: {abs(shift):,} sequences of the data {what}",
     )
+
+
+def _require_indices(run: Run, layout: OutputLayout) -> None:
+    """Raise InputError if the index of the newest checkpoint, which a program reads as a pickle, is not a plain one."""
+    from meshwright.training.checkpoints.metadata import require_index
+
+    saves = run.train.checkpoint
+    for path in [] if saves is None else layout.checkpoints(Path(saves.folder).expanduser())[-1:]:
+        require_index(path)
 
 
 def cluster_here(run: Run, machine: Machine) -> Cluster:

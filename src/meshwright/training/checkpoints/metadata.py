@@ -1,8 +1,8 @@
 """Read the index of a distributed checkpoint, `.metadata`, without running what it contains.
 
 PyTorch stores the index as a pickle, which can name any function of any module. Here it may name only the classes of a
-distributed checkpoint; everything else is refused before it is imported. `CheckpointReader` is PyTorch's reader with this
-restriction. Before another program reads a checkpoint with a reader of its own, call `require_index`.
+distributed checkpoint; everything else is refused before it is imported. `CheckpointReader` is PyTorch's reader with
+this restriction. Before another program reads a checkpoint with a reader of its own, call `require_index`.
 """
 
 from __future__ import annotations
