@@ -30,6 +30,7 @@ from meshwright.specs.run import Run
 from meshwright.training.device import synchronize
 from meshwright.training.models import Transformer
 from meshwright.training.models.linear import linear
+from meshwright.training.models.transformer import Block
 
 DEPTHS = (1, 2)
 REPETITIONS = 5
@@ -208,8 +209,11 @@ class _Attention:
     """Scores and values of the first layer."""
 
     def __init__(self, module: Transformer, positions_BT: Tensor) -> None:
-        self.core = next(iter(module.layers.values())).get_submodule("attention.core")
-        self.layout = module.layout(positions_BT, None)
+        layer = next(iter(module.layers.values()))
+        assert isinstance(layer, Block)
+        self.core = layer.get_submodule("attention.core")
+        layout = module.layout(positions_BT, None)
+        self.layout = layout.windowed if layer.is_windowed else layout.full
         a, dtype = module.model.attention, next(module.parameters()).dtype
 
         def random(heads: int, width: int) -> Tensor:
