@@ -168,6 +168,14 @@ FAMILIES: dict[str, ModelFamily] = {record.architecture: record for record in _R
 """Every known family, by architecture."""
 
 
+def family_that_fits(model: Model) -> ModelFamily | None:
+    """The family whose files hold this model: the one it names, or the first that can express its shapes."""
+    for family in trained_families():
+        if family.architecture == (model.family or family.architecture) and family.fits(model):
+            return family
+    return None
+
+
 def trained_families() -> tuple[ModelFamily, ...]:
     """The families that Meshwright trains: their logits and gradients equal those of transformers."""
     return tuple(family for family in FAMILIES.values() if family.trains)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from meshwright import runfile
-from meshwright.engines.native.check import check_plan
+from meshwright.engines.native.check import check, check_plan
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.run import Task
@@ -119,3 +119,10 @@ def test_four_ranks_equal_one(equals_one_process):
 def test_what_an_axis_cannot_do_is_refused(overrides, plan, key, reason):
     (problem,) = check_plan(plan, run=run_of(*overrides))
     assert (problem.key, reason in problem.reason) == (key, True)
+
+
+def test_adapters_need_all_parts_of_a_fused_matrix():
+    run = with_adapters(run_of(*PHI, "model.family=Phi3ForCausalLM"))
+    assert check(run) == ()
+    (problem,) = check(replace(run, lora=Lora(targets=("query", "up", "gate"))))
+    assert (problem.key, "need key, query, value" in problem.reason) == ("lora.targets", True)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,7 +10,7 @@ torch = pytest.importorskip("torch")
 from tests.tiny_models import DENSE, LATENT, MIXTURE
 
 from meshwright.errors import InputError
-from meshwright.specs.model import Lora
+from meshwright.specs.model import Lora, Rope
 from meshwright.training.models import (
     adapted,
     add_adapters,
@@ -37,7 +40,10 @@ PEFT = {
     "ffn.up": "up_proj",
     "ffn.down": "down_proj",
 }
-CASES = [(DENSE, ALL), (MIXTURE, ALL[:4]), (LATENT, ALL[:4])]
+PHI = replace(
+    DENSE, family="Phi3ForCausalLM", rope=Rope(theta=100.0, rotated_share=0.5)
+)  # query, key and value are one matrix in its files, and gate and up
+CASES = [(DENSE, ALL), (MIXTURE, ALL[:4]), (LATENT, ALL[:4]), (PHI, ALL), (PHI, ALL[:4])]
 
 
 def adapted_model(model=DENSE, *, lora, seed=0, trained=True):
@@ -175,6 +181,41 @@ def test_peft_loads_what_we_save_and_we_load_what_peft_saves(model, targets, tmp
     init_adapters(again, seed=1)
     load_adapters(again, tmp_path / "theirs")
     assert torch.equal(again.eval()(tokens()), ours(tokens()))
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_an_adapter_of_a_whole_fused_matrix_is_read(tmp_path):
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    save_weights(adapted_model(PHI, lora=Lora()), tmp_path / "base", dtype=torch.float32)
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=["qkv_proj", "down_proj"], init_lora_weights=False
+    )
+    theirs = peft.get_peft_model(base, config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    lora = read_lora(tmp_path / "theirs", model=PHI)
+    assert lora == Lora(rank=4, alpha=8.0, targets=("query", "key", "value", "down"))
+    ours = adapted_model(PHI, lora=lora)
+    load_weights(ours, tmp_path / "base")
+    load_adapters(ours, tmp_path / "theirs")
+    torch.testing.assert_close(ours.eval()(tokens()), theirs(tokens()).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_of_one_part_of_a_fused_matrix_are_refused(tmp_path):
+    lora = Lora(targets=("query", "value"))
+    adapters = adapters_of(adapted_model(PHI, lora=lora))
+    with pytest.raises(InputError, match="only some parts have adapters"):
+        save_adapters(adapters, tmp_path / "adapter", model=PHI, lora=lora, base="tiny")
+
+
+def test_adapters_of_several_ranks_are_refused(tmp_path):
+    lora = Lora(rank=4, targets=("query", "key"))
+    save_adapters(adapters_of(adapted_model(lora=lora)), tmp_path / "a", model=DENSE, lora=lora, base=None)
+    config = tmp_path / "a" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rank_pattern": {"q_proj": 8}}))
+    with pytest.raises(InputError, match="several ranks"):
+        read_lora(tmp_path / "a", model=DENSE)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.catalog.families import family_that_fits
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, Placement, schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
@@ -55,6 +56,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
             reason=f"in a mixture of experts only attention is adapted, not {', '.join(sorted(dense))}",
             hint="allowed: query, key, value, output",
         )
+    yield from _fused_adapters(lora, run.model)
     if run.train.balance_bias_rate not in (BIAS_RATE, 0.0):
         yield Unsupported(key="train.balance_bias_rate", reason="routing biases are frozen with the base")
     if run.precision.matmul == "fp8":
@@ -68,6 +70,21 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key=key, reason="there is nothing to quantise: the run names no weights")
     if run.model.experts is not None:
         yield Unsupported(key=key, reason="experts are not quantised: must be full")
+
+
+def _fused_adapters(lora: Lora, model: Model) -> Iterator[Unsupported]:
+    """Adapters of only some parts of a matrix that files hold as one: PEFT's format could not say them."""
+    family = family_that_fits(model)
+    if family is None:
+        return
+    for name, fused in family.fused.items():
+        parts = {part.removesuffix(".weight").rsplit(".", 1)[-1] for part in fused.parts}
+        if (some := parts & set(lora.targets)) and some != parts:
+            yield Unsupported(
+                key="lora.targets",
+                reason=f"files of {family.architecture} hold {name} as one matrix: adapters of it need "
+                f"{', '.join(sorted(parts))}",
+            )
 
 
 def _model(model: Model) -> Iterator[Unsupported]:

@@ -17,13 +17,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from meshwright.catalog.families import ModelFamily
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, Lora, Model
 from meshwright.training.models import Transformer
 from meshwright.training.models.lora import GROUPED_TARGETS, LATENT_TARGETS
 from meshwright.training.weights.folder import is_writer, new_folder
+from meshwright.training.weights.fused_adapters import AdapterPart, adapter_part, patterns, require_all_parts
 from meshwright.training.weights.names import family_of, file_names
-from meshwright.training.weights.reading import fill
+from meshwright.training.weights.reading import fill, fill_whole
 from meshwright.training.weights.safetensors_format import Folder, TensorEntry, write_file
 
 CONFIG = "adapter_config.json"
@@ -33,11 +35,11 @@ _CHANGED_MEANING = (
     "use_dora",
     "use_rslora",
     "modules_to_save",
-    "rank_pattern",
-    "alpha_pattern",
     "fan_in_fan_out",
 )
 """Keys of PEFT's config that change the meaning of an adapter: not supported."""
+_PATTERNS = ("rank_pattern", "alpha_pattern")
+"""Keys that do as well, and are read where they say what fused matrices need (`fused_adapters`)."""
 
 
 def adapters_of(built: Transformer) -> dict[str, Tensor]:
@@ -58,20 +60,42 @@ def save_adapters(
     if not is_writer():
         return
     entries = [
-        TensorEntry(name=_peft_name(model, name), shape=tuple(t.shape), dtype=t.dtype, make=partial(_same, t))
-        for name, t in whole.items()
+        TensorEntry(name=name, shape=tuple(t.shape), dtype=t.dtype, make=partial(_same, t))
+        for name, t in _joined(whole, model=model, lora=lora).items()
     ]
     with new_folder(Path(folder)) as partial_folder:
         write_file(partial_folder / WEIGHTS, entries)
-        write_config(partial_folder, [entry.name for entry in entries], lora=lora, base=base)
+        names = [entry.name for entry in entries]
+        write_config(partial_folder, names, lora=lora, base=base, family=family_of(model))
+
+
+def _joined(whole: Mapping[str, Tensor], *, model: Model, lora: Lora) -> dict[str, Tensor]:
+    """Adapters as PEFT has them, by its names."""
+    family, found = family_of(model), {}
+    for name, tensor in whole.items():
+        part = adapter_part(name, model=model, family=family, rank=lora.rank)
+        if part is not None:
+            require_all_parts(whole, part)
+            tensor = part.join([whole[other] for other in part.others])
+        found[_peft_name(model, name)] = tensor
+    return found
 
 
 @torch.no_grad()
 def load_adapters(built: Transformer, folder: str | Path) -> None:
     """Fill the adapters of `built`, which has those of `read_lora(folder)`. Raises InputError where it has not."""
-    files = Folder(Path(folder), single=WEIGHTS)
-    tensors = {_peft_name(built.model, name): tensor for name, tensor in adapters_of(built).items()}
-    missing, unexpected = tensors.keys() - files.files.keys(), files.files.keys() - tensors.keys()
+    files, family = Folder(Path(folder), single=WEIGHTS), family_of(built.model)
+    parts, tensors = {}, {}
+    for name, tensor in adapters_of(built).items():
+        rank = tensor.shape[0 if ".lora_a" in name else 1]
+        part = adapter_part(name, model=built.model, family=family, rank=rank)
+        if part is None:
+            tensors[_peft_name(built.model, name)] = tensor
+        else:
+            require_all_parts(dict(built.named_parameters()), part)
+            parts[name] = (_peft_name(built.model, name), part, tensor)
+    wanted = tensors.keys() | {in_file for in_file, _, _ in parts.values()}
+    missing, unexpected = wanted - files.files.keys(), files.files.keys() - wanted
     if missing or unexpected:
         raise InputError(
             "the adapters are not of this model and these targets: "
@@ -81,8 +105,20 @@ def load_adapters(built: Transformer, folder: str | Path) -> None:
     for name, tensor in tensors.items():
         if files.shape(name) != tuple(tensor.shape):
             raise InputError(f"{name} has another shape", got=files.shape(name), allowed=tuple(tensor.shape))
+    shared = {name: _is_shared(files, in_file, part) for name, (in_file, part, _) in parts.items()}
     for name, tensor in tensors.items():
         fill(tensor, files, name)
+    for name, (in_file, part, tensor) in parts.items():
+        fill_whole(tensor, part.split(files.read(in_file), is_shared=shared[name]).contiguous())
+
+
+def _is_shared(files: Folder, name: str, part: AdapterPart) -> bool:
+    """True if the file has one adapter of the whole matrix. Raises InputError for another shape."""
+    found = files.shape(name)
+    allowed = {is_shared: part.file_shape(is_shared=is_shared) for is_shared in (False, True)}
+    if found not in allowed.values():
+        raise InputError(f"{name} has another shape", got=found, allowed=allowed[False])
+    return found != allowed[False]
 
 
 def read_lora(folder: str | Path, *, model: Model) -> Lora:
@@ -104,12 +140,19 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
         )
     if not isinstance(names, list):
         raise InputError("target_modules of the adapter", got=names, allowed="a list of names")
-    return Lora(
+    lora = Lora(
         rank=rank,
         alpha=float(alpha),
         dropout=float(config.get("lora_dropout", 0.0)),
         targets=_targets(names, model),
     )
+    given = {key: config[key] for key in _PATTERNS if config.get(key)}
+    allowed = patterns(family_of(model), lora, ends=[name.rsplit(".", 1)[-1] for name in names])
+    if given not in ({}, allowed):
+        raise InputError(
+            "adapters of several ranks are not read", got=", ".join(given), allowed=str(allowed or "none")
+        )
+    return lora
 
 
 def _targets(names: list[str], model: Model) -> tuple[str, ...]:
@@ -148,8 +191,11 @@ def _peft_name(model: Model, name: str) -> str:
     return f"base_model.model.{in_file.removesuffix('.weight')}.lora_{part[0].upper()}.weight"
 
 
-def write_config(folder: Path, names: Iterable[str], *, lora: Lora, base: str | None) -> None:
-    """Write PEFT's config beside the tensors of `names`."""
+def write_config(
+    folder: Path, names: Iterable[str], *, lora: Lora, base: str | None, family: ModelFamily | None = None
+) -> None:
+    """Write PEFT's config beside the tensors of `names`. `family` has the fused matrices; None: there are none."""
+    ends = sorted({name.rsplit(".", 3)[1] for name in names})
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -157,11 +203,12 @@ def write_config(folder: Path, names: Iterable[str], *, lora: Lora, base: str | 
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": sorted({name.rsplit(".", 3)[1] for name in names}),
+        "target_modules": ends,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+    config |= {} if family is None else patterns(family, lora, ends=ends)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

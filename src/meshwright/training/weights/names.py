@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from meshwright.catalog.families import ModelFamily, trained_families
+from meshwright.catalog.families import ModelFamily, family_that_fits, trained_families
 from meshwright.catalog.family_tensors import OUTSIDE_LAYERS
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
@@ -16,9 +16,8 @@ def family_of(model: Model) -> ModelFamily:
 
     Raises InputError when there is none.
     """
-    for family in trained_families():
-        if family.architecture == (model.family or family.architecture) and family.fits(model):
-            return family
+    if (family := family_that_fits(model)) is not None:
+        return family
     raise InputError(
         f"{model.name}: no architecture of Hugging Face transformers has these shapes"
         + (f" under the name {model.family}" if model.family else ""),

@@ -123,7 +123,7 @@ def fill(tensor: Tensor, files: Folder, name: str) -> None:
         return
     where = local_slices(tensor)
     if where is None:
-        _distribute(tensor, files.read(name))
+        fill_whole(tensor, files.read(name))
     elif tensor.to_local().numel():
         tensor.to_local().copy_(files.read(name, where=where))
 
@@ -136,7 +136,7 @@ def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
         return
     where = local_slices(tensor)
     if where is None:
-        _distribute(tensor, torch.stack([files.read(name) for name in names]))
+        fill_whole(tensor, torch.stack([files.read(name) for name in names]))
     elif tensor.to_local().numel():
         for target, name in zip(tensor.to_local(), names[where[0]], strict=True):
             target.copy_(files.read(name, where=where[1:]))
@@ -149,12 +149,16 @@ def _fill_part(tensor: Tensor, files: Folder, part: FilePart) -> None:
         return
     where = local_slices(tensor)
     if where is None:
-        _distribute(tensor, part.read(files).contiguous())
+        fill_whole(tensor, part.read(files).contiguous())
     elif tensor.to_local().numel():
         tensor.to_local().copy_(part.read(files, where=where))
 
 
-def _distribute(tensor: DTensor, whole: Tensor) -> None:
+def fill_whole(tensor: Tensor, whole: Tensor) -> None:
+    """Copy `whole`, or of a sharded `tensor` this rank's part of it."""
+    if not isinstance(tensor, DTensor):
+        tensor.copy_(whole)
+        return
     whole = whole.to(tensor.device)
     part = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
     tensor.to_local().copy_(part.to_local())

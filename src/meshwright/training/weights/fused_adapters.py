@@ -1,0 +1,85 @@
+"""Adapters of matrices that a family's files hold as one: PEFT adapts the one, Meshwright each of its n parts.
+
+    ours    y_i = W_i x + s B_i A_i x                             i = 1 .. n, A_i [r, in], B_i [out_i, r]
+    PEFT    y = W x + s B A x,  A = A_1 over A_2 ..., B = diag(B_1, B_2 ...)    rank n r, alpha n times as large
+
+So what is written is exactly what was trained. An adapter of rank r that others trained on the whole matrix is read
+as n adapters with one A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meshwright.catalog.families import ModelFamily
+from meshwright.errors import InputError
+from meshwright.specs.model import Lora, Model
+from meshwright.training.weights.fusing import FilePart, file_part, our_shapes
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterPart:
+    """The place of one of our adapter matrices, A or B, in the adapter of a fused matrix."""
+
+    name: str  # of our tensor
+    is_a: bool
+    place: FilePart
+    rank: int  # r
+
+    @property
+    def others(self) -> list[str]:
+        """Our tensors that make the one of the file, in order."""
+        before, end = self.name.split(self.place.fused.parts[self.place.index].removesuffix(".weight"))
+        return [f"{before}{part.removesuffix('.weight')}{end}" for part in self.place.fused.parts]
+
+    def file_shape(self, *, is_shared: bool) -> tuple[int, int]:
+        """Shape in the file: of the n parts, or `is_shared` of one adapter of the whole matrix."""
+        rank = self.rank * (1 if is_shared else len(self.place.shapes))
+        width = self.place.shapes[0][1] if self.is_a else sum(shape[0] for shape in self.place.shapes)
+        return (rank, width) if self.is_a else (width, rank)
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The tensor of the file."""
+        return torch.cat(list(tensors)) if self.is_a else torch.block_diag(*tensors)
+
+    def split(self, whole: Tensor, *, is_shared: bool) -> Tensor:
+        """Our tensor from that of the file."""
+        index, sizes = self.place.index, [shape[0] for shape in self.place.shapes]
+        ranks = slice(None) if is_shared else slice(index * self.rank, (index + 1) * self.rank)
+        return whole[ranks] if self.is_a else whole.split(sizes)[index][:, ranks]
+
+
+def adapter_part(name: str, *, model: Model, family: ModelFamily, rank: int) -> AdapterPart | None:
+    """The place of our adapter tensor `name`; None: its matrix is one in the files too."""
+    matrix, kind = name.split(".lora_")
+    place = file_part(f"{matrix}.weight", shapes=our_shapes(model), family=family)
+    return place and AdapterPart(name=name, is_a=kind.startswith("a"), place=place, rank=rank)
+
+
+def patterns(family: ModelFamily, lora: Lora, *, ends: Sequence[str]) -> dict[str, dict[str, float]]:
+    """PEFT's `rank_pattern` and `alpha_pattern` for the adapted modules `ends`: fused ones have larger ranks."""
+    parts = {
+        name.removesuffix(".weight").rsplit(".", 1)[-1]: len(fused.parts)
+        for name, fused in family.fused.items()
+    }
+    times = {end: parts[end] for end in ends if end in parts}
+    if not times:
+        return {}
+    return {
+        "rank_pattern": {end: num * lora.rank for end, num in times.items()},
+        "alpha_pattern": {end: num * lora.alpha for end, num in times.items()},
+    }
+
+
+def require_all_parts(tensors: Mapping[str, object], part: AdapterPart) -> None:
+    """Raise InputError where only some parts of a fused matrix have adapters."""
+    if absent := [name for name in part.others if name not in tensors]:
+        raise InputError(
+            f"files hold {part.place.name} as one matrix, of which only some parts have adapters",
+            got=f"none of {absent[0]}",
+            hint="name all of its parts as lora.targets, or none",
+        )
