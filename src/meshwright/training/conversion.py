@@ -44,11 +44,37 @@ FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """Number formats of written weights."""
 
 
+def load_saved(
+    saved: SavedCheckpoint, held: Content, *, dtype: torch.dtype, base: str | None = None
+) -> Transformer:
+    """The whole model of a checkpoint on the host: its weights, or those of its base with its adapters added.
+
+    `base` is the folder of the base; None: as in the checkpoint. Adapters are added in fp32, and the sum is rounded
+    once. Raises InputError when the base is another one.
+    """
+    if held.lora is None:
+        module = build_model(held.shapes, dtype=dtype, device="cpu")
+        checkpoint.load(saved, into=_weights(module) | _buffers(module))
+        return module
+    origin = _base(base or held.weights)
+    require_base(origin, fingerprint=held.weights_fingerprint, name=held.weights)
+    module = _with_base(held.shapes, held.lora, origin, dtype=dtype)
+    checkpoint.load(saved, into={f"weights.{n}": p.detach() for n, p in adapters_of(module).items()})
+    merge_adapters(module)
+    return module
+
+
+def load_merged(model: Model, weights: Origin, adapters: Path, *, dtype: torch.dtype) -> Transformer:
+    """The whole model on the host: `weights` with the adapters of a PEFT folder added."""
+    module = _with_base(model, read_lora(adapters, model=model), weights, dtype=dtype)
+    load_adapters(module, adapters)
+    merge_adapters(module)
+    return module
+
+
 def export_weights(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str) -> None:
     """Write the weights of a checkpoint that holds all of them. Raises InputError where `folder` is not empty."""
-    module = build_model(held.shapes, device="cpu")
-    checkpoint.load(saved, into=_weights(module) | _buffers(module))
-    save_weights(module, folder, dtype=FORMATS[dtype])
+    save_weights(load_saved(saved, held, dtype=torch.float32), folder, dtype=FORMATS[dtype])
 
 
 def export_adapters(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str) -> None:
@@ -70,20 +96,13 @@ def export_merged(
     `base` is the folder of the base; None: as in the checkpoint. Raises InputError when it is another one.
     """
     assert held.lora is not None
-    origin = _base(base or held.weights)
-    require_base(origin, fingerprint=held.weights_fingerprint, name=held.weights)
-    module = _with_base(held.shapes, held.lora, origin, dtype=dtype)
-    checkpoint.load(saved, into={f"weights.{n}": p.detach() for n, p in adapters_of(module).items()})
-    merge_adapters(module)
+    module = load_saved(saved, held, dtype=FORMATS[dtype], base=base)
     save_weights(module, folder, dtype=FORMATS[dtype])
 
 
 def export_merged_folder(run: Run, adapters: Path, folder: Path, *, dtype: str) -> None:
     """Like `export_merged`, from a PEFT folder that holds adapters of `run`."""
-    assert run.lora is not None
-    module = _with_base(run.model, run.lora, _base(run.weights), dtype=dtype)
-    load_adapters(module, adapters)
-    merge_adapters(module)
+    module = load_merged(run.model, _base(run.weights), adapters, dtype=FORMATS[dtype])
     save_weights(module, folder, dtype=FORMATS[dtype])
 
 
@@ -108,9 +127,9 @@ def _base(name: str | None) -> Origin:
     return find_weights(name)
 
 
-def _with_base(model: Model, lora: Lora, origin: Origin, *, dtype: str) -> Transformer:
+def _with_base(model: Model, lora: Lora, origin: Origin, *, dtype: torch.dtype) -> Transformer:
     """A model on the host with the weights of `origin`, and uninitialized adapters."""
-    module = build_model(model, dtype=FORMATS[dtype])
+    module = build_model(model, dtype=dtype)
     add_adapters(module, replace(lora, base_format=BaseFormat.FULL))
     materialize(module, device="cpu")
     load_weights(module, origin.folder)

@@ -35,16 +35,16 @@ def complete_folder(folder: Path, content: Content) -> tuple[str, ...]:
 
     Returns notes on what could not be found.
     """
-    base, notes = _find_base(content)
-    tokenizer, tokenizer_notes = _find_tokenizer(content)
-    is_base_tokenizer = base is not None and (tokenizer is None or _is_tokenizer_of(base, tokenizer))
+    base, notes = find_base(content)
+    tokenizer, tokenizer_notes = find_tokenizer(content)
+    is_base_tokenizer = base is not None and (tokenizer is None or is_tokenizer_of(base, tokenizer))
     config = written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     base_config, generation = {}, {}
     if base is not None:
         copy_files(base, folder, patterns=(*MODEL_FILES, *(TOKENIZER_FILES if is_base_tokenizer else ())))
-        base_config, generation = _read(base / CONFIG), _read(base / GENERATION)
+        base_config, generation = read_json(base / CONFIG), read_json(base / GENERATION)
         config = _carry_over(base_config, written)
-    positions = _positions(base_config, content) or written["max_position_embeddings"]
+    positions = trained_positions(base_config, content) or written["max_position_embeddings"]
     config |= {"max_position_embeddings": positions}
     if not is_base_tokenizer and content.sequence_length is not None:
         ids = {"bos_token_id": tokenizer and tokenizer.start, "eos_token_id": tokenizer and tokenizer.end}
@@ -59,7 +59,7 @@ def complete_folder(folder: Path, content: Content) -> tuple[str, ...]:
     return notes + tokenizer_notes
 
 
-def _find_base(content: Content) -> tuple[Path | None, tuple[str, ...]]:
+def find_base(content: Content) -> tuple[Path | None, tuple[str, ...]]:
     """The folder whose config.json and tokenizer belong to the weights that training started from."""
     if content.weights is None:
         return None, ()
@@ -74,7 +74,7 @@ def _find_base(content: Content) -> tuple[Path | None, tuple[str, ...]]:
     return found, ()
 
 
-def _find_tokenizer(content: Content) -> tuple[Tokenizer | None, tuple[str, ...]]:
+def find_tokenizer(content: Content) -> tuple[Tokenizer | None, tuple[str, ...]]:
     """The tokenizer of the training."""
     data = content.data
     if data is None:
@@ -95,7 +95,8 @@ def _find_tokenizer(content: Content) -> tuple[Tokenizer | None, tuple[str, ...]
     return tokenizer, ()
 
 
-def _is_tokenizer_of(base: Path, tokenizer: Tokenizer) -> bool:
+def is_tokenizer_of(base: Path, tokenizer: Tokenizer) -> bool:
+    """Return True if `tokenizer` is the one in the folder `base`."""
     if not (base / "tokenizer.json").is_file():
         return False
     try:
@@ -123,14 +124,14 @@ def _is_same_model(base: dict[str, Any], written: dict[str, Any]) -> bool:
     return replace(models[0], unsupported=()) == replace(models[1], unsupported=())
 
 
-def _positions(base: dict[str, Any], content: Content) -> int:
+def trained_positions(base: dict[str, Any], content: Content) -> int:
     """At least the trained sequence length, the RoPE-scaled context, and what the base has; 0: all are unknown."""
     rope = content.shapes.rope
     scaled_context = int(rope.original_context * rope.factor)
     return max(base.get("max_position_embeddings") or 0, scaled_context, content.sequence_length or 0)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty without the file, or where it is something else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -4,6 +4,9 @@ cache      keys and values of the tokens so far; `CachedModel` feeds a model wit
 sampling   from logits to the next token
 text       from tokens to text, piece by piece, and stop strings
 decoding   the loop over tokens for a batch of prompts
+requests   prompts and conversations to tokens
+settings   sampling settings over those of the model
+generator  a trained model that answers requests
 """
 
 from meshwright.training.generation.cache import CachedModel

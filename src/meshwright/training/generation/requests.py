@@ -1,0 +1,133 @@
+"""Prompts: from text or conversations to tokens, with room for the answer.
+
+A prompt file has a prompt a line. In JSON lines (`.jsonl`, `.ndjson`) a line is a text, or an object with `prompt`,
+`text` or `messages`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.specs.generation import GenerationEnding
+from meshwright.training.data.tokenizer import Tokenizer
+from meshwright.training.generation.decoding import Prompt
+
+DEFAULT_TOKENS = 256
+"""Most tokens of a completion where the caller does not say."""
+
+Messages = Sequence[Mapping[str, Any]]
+Request = str | Messages
+"""A text to continue, or a conversation that the assistant answers."""
+
+_JSON_LINES = (".jsonl", ".ndjson")
+_KEYS = ("prompt", "text", "messages")
+_MARK = "MESHWRIGHT"
+
+
+def read_requests(path: Path) -> list[Request]:
+    """The prompts of a file. Raises InputError with file and line for what is not one."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read the prompts: {error.strerror or error}", got=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8", got=f"byte {error.object[error.start]:#04x}") from error
+    is_json = path.suffix.lower() in _JSON_LINES
+    found = [
+        _request(line, where=f"{path}:{number}") if is_json else line
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not found:
+        raise InputError("the file has no prompt", got=str(path))
+    return found
+
+
+def _request(line: str, *, where: str) -> Request:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON: {error}") from error
+    if isinstance(record, str):
+        return record
+    names = [key for key in _KEYS if isinstance(record, dict) and key in record]
+    if len(names) != 1:
+        got = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+        raise InputError(
+            f"{where}: not a prompt", got=got or "no keys", allowed=f"text, or one of {', '.join(_KEYS)}"
+        )
+    value = record[names[0]]
+    if not isinstance(value, list if names[0] == "messages" else str):
+        raise InputError(
+            f"{where}: {names[0]}", got=type(value).__name__, allowed="text; messages are a list"
+        )
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnEnd:
+    """How the chat template ends what the assistant says: by tokens of its own, or by text."""
+
+    tokens: tuple[int, ...] = ()
+    stops: tuple[str, ...] = ()
+
+
+def turn_end(tokenizer: Tokenizer) -> TurnEnd:
+    """What the template writes after an answer: its first token where it is a special one, else the text."""
+    messages = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
+    try:
+        after = tokenizer.chat.render(messages).text.rpartition(_MARK)[2].strip()
+    except InputError:  # a template for other conversations: the end tokens are all that ends an answer
+        return TurnEnd()
+    if not after:
+        return TurnEnd()
+    first = int(tokenizer.encode([after])[0][0])
+    if not tokenizer.decode([first]):
+        return TurnEnd(tokens=(first,))
+    return TurnEnd(stops=(after.splitlines()[0],))
+
+
+def tokens_of(request: Request, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a prompt: a text with the start token, a conversation in the chat template.
+
+    An empty text without a start token becomes the end token, after which training begins a document.
+    """
+    if not isinstance(request, str):
+        return [int(i) for i in tokenizer.encode([_whole(tokenizer.chat.prompt(list(request)))])[0]]
+    start = [] if tokenizer.start is None else [tokenizer.start]
+    return start + [int(i) for i in tokenizer.encode([_whole(request)])[0]] or [tokenizer.end]
+
+
+def _whole(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        got = f"U+{ord(error.object[error.start]):04X}"
+        raise InputError("half a character in a prompt, which is not text", got=got) from error
+    return text
+
+
+def with_room(
+    tokens: Sequence[int], *, number: int, max_tokens: int | None, positions: int | None, is_beyond: bool
+) -> Prompt:
+    """A prompt with the number of tokens that may follow it: `max_tokens`, or what the positions leave room for.
+
+    Raises InputError where it needs more than the trained `positions`, unless `is_beyond` allows it.
+    """
+    wanted = DEFAULT_TOKENS if max_tokens is None else max_tokens
+    room = wanted if positions is None or is_beyond else positions - len(tokens)
+    if room < (1 if max_tokens is None else wanted):
+        asked = "" if max_tokens is None else f" and {wanted:,} to generate"
+        raise InputError(
+            f"prompt {number + 1} is too long: {len(tokens):,} tokens{asked}",
+            allowed=f"{positions:,}, the positions that the model is trained for",
+            hint="shorten the prompt or lower --max-tokens; --beyond-positions generates past them",
+        )
+    if room < wanted:
+        return Prompt(number=number, tokens=tokens, max_tokens=room, limit=GenerationEnding.POSITIONS)
+    return Prompt(number=number, tokens=tokens, max_tokens=wanted)

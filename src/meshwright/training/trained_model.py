@@ -1,0 +1,352 @@
+"""A trained model, ready to compute: from a run folder, a checkpoint, a Hugging Face folder or an adapter.
+
+runs/NAME, RUN.yaml               the newest checkpoint of the run or that of a step; without one its adapter
+FOLDER, FOLDER/step-00000100      a folder of checkpoints, or one
+FOLDER with config.json           Hugging Face weights
+FOLDER with adapter_config.json   a PEFT adapter and the base that it names
+OWNER/NAME[@REVISION]             weights of the Hugging Face hub
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meshwright import runfile
+from meshwright.catalog.huggingface import model_from_path
+from meshwright.errors import InputError
+from meshwright.files import default_cache
+from meshwright.hub import is_hub_name
+from meshwright.specs.model import Model
+from meshwright.specs.run import NATIVE, Data
+from meshwright.training import checkpoints
+from meshwright.training.checkpoints import Content, SavedCheckpoint
+from meshwright.training.conversion import load_merged, load_saved
+from meshwright.training.data import open_tokenizer
+from meshwright.training.data.tokenizer import Tokenizer, tokenizer_from_path
+from meshwright.training.device import find_device
+from meshwright.training.exported_folder import (
+    CONFIG,
+    GENERATION,
+    find_base,
+    find_tokenizer,
+    is_tokenizer_of,
+    read_json,
+    trained_positions,
+)
+from meshwright.training.models import Transformer, build_model
+from meshwright.training.telemetry import RESOLVED, TOKENIZER
+from meshwright.training.weights import Origin, differences, find_weights, load_weights
+from meshwright.training.weights.adapters import CONFIG as ADAPTER_CONFIG
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+RUN_SUFFIXES = (".yaml", ".yml")
+ADAPTER = "adapter"
+KINDS = (
+    "a run folder, RUN.yaml, a folder of checkpoints or one of them, a Hugging Face folder, a PEFT adapter, "
+    "OWNER/NAME on the Hugging Face hub"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """A whole model on one device, with all that generation and evaluation need to know about it."""
+
+    module: Transformer
+    name: str  # as the user gave it
+    weights: str  # the checkpoint or the folder
+    step: int | None  # of a checkpoint
+    dtype: str
+    tokenizer: Tokenizer | None
+    positions: int | None  # the most tokens of a sequence that it is trained for; None: unknown
+    ends: tuple[int, ...]  # tokens that end a text
+    generation: Mapping[str, Any] = field(default_factory=dict)  # generation_config.json
+    data: Data | None = None  # of its training
+    sequence_length: int | None = None  # of its training
+    notes: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> Model:
+        """Its shapes."""
+        return self.module.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next(self.module.parameters()).device
+
+    def require_tokenizer(self) -> Tokenizer:
+        """Its tokenizer. Raises InputError where there is none."""
+        if self.tokenizer is None:
+            raise InputError(
+                f"no tokenizer is known for {self.name}" + "".join(f"; {note}" for note in self.notes),
+                hint="name one with --tokenizer: a tokenizer.json, its folder, or OWNER/NAME on the hub",
+            )
+        return self.tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What a name means: a checkpoint, or the folder of weights with an adapter or without."""
+
+    saved: SavedCheckpoint | None = None
+    folder: Path | None = None
+    adapter: Path | None = None
+    tokenizer: Path | None = None  # kept in the folder of the run
+
+
+def load_trained(
+    given: str,
+    *,
+    step: int | None = None,
+    dtype: str | None = None,
+    tokenizer: str | None = None,
+    adapter: str | None = None,
+) -> TrainedModel:
+    """Load the model that `given` names, on this machine's accelerator or its CPU.
+
+    `step` chooses a checkpoint (None: the newest), `dtype` the number format (None: that of the training or of the
+    files), `tokenizer` another tokenizer, `adapter` a PEFT folder whose adapter is added to the weights.
+    Raises InputError for what cannot be loaded.
+    """
+    found = _find(given, step=step)
+    if adapter is not None:
+        if found.adapter is not None or found.saved is not None:
+            raise InputError("an adapter is added to a folder of weights", got=given)
+        found = replace(found, adapter=_adapter_folder(adapter))
+    loaded = (
+        _from_folder(given, found, dtype=dtype)
+        if found.saved is None
+        else _from_checkpoint(given, found.saved, found.tokenizer, dtype=dtype)
+    )
+    if tokenizer is not None:
+        other = open_tokenizer(tokenizer, source=None, cache=default_cache())
+        loaded = replace(loaded, tokenizer=other, ends=(other.end,))
+    known = loaded.tokenizer
+    if known is not None and known.vocab > loaded.model.vocab:
+        raise InputError(
+            f"the tokenizer {known.name} has more tokens than the model's vocabulary",
+            got=known.vocab, allowed=f"<= {loaded.model.vocab}",
+        )  # fmt: skip
+    loaded.module.requires_grad_(False)
+    loaded.module.to(find_device())
+    loaded.module.eval()
+    return loaded
+
+
+def _find(given: str, *, step: int | None) -> _Found:
+    path = Path(given).expanduser()
+    if path.suffix in RUN_SUFFIXES and path.is_file():
+        run = runfile.load(path)
+        if run.train.checkpoint is None:
+            raise InputError(
+                f"{given} names no folder of checkpoints", hint="give the folder of the results: runs/NAME"
+            )
+        return _Found(saved=_saved(Path(run.train.checkpoint.folder).expanduser(), step))
+    if not path.exists():
+        if not is_hub_name(given):
+            raise InputError("there is no such model", got=given, allowed=KINDS)
+        return _without_step(_Found(folder=find_weights(given).folder), given, step)
+    if (path / RESOLVED).is_file():
+        return _of_run(path, step=step)
+    if checkpoints.NAME.fullmatch(path.name) or checkpoints.checkpoints(path):
+        return _Found(saved=_saved(path, step))
+    if (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG).is_file():
+        return _without_step(_with_named_base(path), given, step)
+    if (path / CONFIG).is_file():
+        return _without_step(_Found(folder=path), given, step)
+    raise InputError("there is no model in this place", got=given, allowed=KINDS)
+
+
+def _without_step(found: _Found, given: str, step: int | None) -> _Found:
+    if step is not None:
+        raise InputError("only checkpoints have steps", got=f"step {step} of {given}")
+    return found
+
+
+def _of_run(folder: Path, *, step: int | None) -> _Found:
+    """The checkpoint of a run's folder; its adapter where no checkpoints were saved."""
+    resolved = read_json(folder / RESOLVED)
+    kept = folder / TOKENIZER if (folder / TOKENIZER).is_dir() else None
+    settings = (resolved.get("train") or {}).get("checkpoint")
+    if settings is not None and resolved.get("engine", NATIVE) != NATIVE:
+        raise _foreign(resolved["engine"], str(folder))
+    if settings is not None:
+        where = Path(settings["folder"]).expanduser()
+        saved = _saved(where, step)
+        written_by = checkpoints.read_manifest(saved.path).get("run")
+        if written_by not in (None, resolved.get("name")):
+            raise InputError(
+                f"the newest checkpoint in {where} is of another run", got=written_by, allowed=resolved.get("name"),
+                hint="give the checkpoint itself",
+            )  # fmt: skip
+        return _Found(saved=saved, tokenizer=kept)
+    if (folder / ADAPTER / ADAPTER_CONFIG).is_file():
+        return _without_step(replace(_with_named_base(folder / ADAPTER), tokenizer=kept), str(folder), step)
+    raise InputError(
+        "this run saved no weights", got=str(folder),
+        hint="train it with train.checkpoint: {folder: ...}; the last step is then saved",
+    )  # fmt: skip
+
+
+def _foreign(engine: str, given: str) -> InputError:
+    return InputError(
+        f"the checkpoints of {engine} are in a format of its own", got=given,
+        hint="write the weights with `meshwright checkpoint to-hf RUN.yaml DIR`, and give DIR",
+    )  # fmt: skip
+
+
+def _saved(folder: Path, step: int | None) -> SavedCheckpoint:
+    name = checkpoints.NAME.fullmatch(folder.name)
+    found = [SavedCheckpoint(path=folder, step=int(name[1]))] if name else checkpoints.checkpoints(folder)
+    if not found:
+        raise InputError("there is no checkpoint", got=str(folder))
+    chosen = [saved for saved in found if step in (None, saved.step)]
+    if not chosen:
+        steps = ", ".join(str(saved.step) for saved in found[-12:])
+        raise InputError("no checkpoint of this step", got=step, allowed=steps)
+    if fault := checkpoints.verify(chosen[-1].path):
+        raise InputError(
+            f"checkpoint {chosen[-1].path} is damaged: {fault}",
+            hint="`meshwright checkpoint verify` names the last good one; choose it with --step",
+        )
+    return chosen[-1]
+
+
+def _adapter_folder(given: str) -> Path:
+    path = Path(given).expanduser()
+    folder = path / ADAPTER if (path / ADAPTER / ADAPTER_CONFIG).is_file() else path
+    if not (folder / ADAPTER_CONFIG).is_file():
+        raise InputError(
+            "not a LoRA adapter", got=given, allowed=f"a folder with {ADAPTER_CONFIG}, or the run's"
+        )
+    return folder
+
+
+def _with_named_base(adapter: Path) -> _Found:
+    base = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise InputError(
+            "the adapter does not name its base model", got=str(adapter),
+            hint="give the base, and the adapter with --adapter",
+        )  # fmt: skip
+    return _Found(folder=find_weights(base).folder, adapter=adapter)
+
+
+def _from_folder(given: str, found: _Found, *, dtype: str | None) -> TrainedModel:
+    """Hugging Face weights, with an adapter where there is one."""
+    folder = found.folder
+    assert folder is not None
+    model, config, generation = (
+        model_from_path(folder),
+        read_json(folder / CONFIG),
+        read_json(folder / GENERATION),
+    )
+    differences(folder, model)  # refuses quantized and other weights
+    name = dtype or _stored_format(config)
+    if found.adapter is not None:
+        origin = Origin(name=str(folder), folder=folder, fingerprint="")
+        module = load_merged(model, origin, found.adapter, dtype=DTYPES[name])
+    else:
+        module = build_model(model, dtype=DTYPES[name], device="cpu")
+        load_weights(module, folder)
+    tokenizer, notes = None, ()
+    try:
+        tokenizer = tokenizer_from_path(found.tokenizer or folder)
+    except InputError as error:
+        notes = (error.message,)
+    ends = _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
+    positions = config.get("max_position_embeddings")
+    return TrainedModel(
+        module=module,
+        name=given,
+        weights=str(found.adapter or folder),
+        step=None,
+        dtype=name,
+        tokenizer=tokenizer,
+        positions=positions if isinstance(positions, int) else None,
+        ends=ends or (() if tokenizer is None else (tokenizer.end,)),
+        generation=generation,
+        notes=notes,
+    )
+
+
+def _from_checkpoint(
+    given: str, saved: SavedCheckpoint, kept: Path | None, *, dtype: str | None
+) -> TrainedModel:
+    manifest = checkpoints.read_manifest(saved.path)
+    if manifest.get("engine") not in (None, NATIVE):
+        raise _foreign(str(manifest["engine"]), given)
+    content = checkpoints.content_of(manifest)
+    if content is None:
+        raise InputError(
+            "this checkpoint does not contain its model's shapes", got=str(saved.path),
+            hint="write its weights with `meshwright checkpoint to-hf RUN.yaml DIR`, and give DIR",
+        )  # fmt: skip
+    name = dtype or ("fp32" if content.precision == "fp32" else "bf16")
+    module = load_saved(saved, content, dtype=DTYPES[name])
+    base, notes = find_base(content)
+    tokenizer, tokenizer_notes = _tokenizer_of(content, kept, base)
+    config, generation = (
+        ({}, {}) if base is None else (read_json(base / CONFIG), read_json(base / GENERATION))
+    )
+    ends = () if tokenizer is None else (tokenizer.end,)
+    if base is not None and tokenizer is not None and is_tokenizer_of(base, tokenizer):
+        ends += _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
+    return TrainedModel(
+        module=module,
+        name=given,
+        weights=str(saved.path),
+        step=saved.step,
+        dtype=name,
+        tokenizer=tokenizer,
+        positions=trained_positions(config, content) or None,
+        ends=tuple(dict.fromkeys(ends)),
+        generation=generation,
+        data=content.data,
+        sequence_length=content.sequence_length,
+        notes=notes + tokenizer_notes,
+    )
+
+
+def _tokenizer_of(
+    content: Content, kept: Path | None, base: Path | None
+) -> tuple[Tokenizer | None, tuple[str, ...]]:
+    """The tokenizer of a training: the one in its folder, the one it names, or that of the weights it started from."""
+    if kept is not None:
+        return tokenizer_from_path(kept), ()
+    tokenizer, notes = find_tokenizer(content)
+    if tokenizer is None and base is not None and (base / "tokenizer.json").is_file():
+        return tokenizer_from_path(base), ()
+    return tokenizer, notes
+
+
+def _stored_format(config: Mapping[str, Any]) -> str:
+    """The number format that a config.json names; bf16 where it names none."""
+    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+    return names.get(str(config.get("dtype") or config.get("torch_dtype")), "bf16")
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """Token ids of a config: a number, a list, or nothing."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool))
+
+
+def model_document(trained: TrainedModel) -> dict[str, Any]:
+    """The model in the JSON documents of generation and evaluation."""
+    return {
+        "name": trained.name,
+        "weights": trained.weights,
+        "step": trained.step,
+        "model": trained.model.name,
+        "family": trained.model.family or None,
+        "dtype": trained.dtype,
+        "tokenizer": None if trained.tokenizer is None else trained.tokenizer.name,
+        "positions": trained.positions,
+        "end_tokens": list(trained.ends),
+    }
