@@ -6,8 +6,8 @@
     done = mw.estimate(plans.pinned())
 
 The names in `__all__` are the public interface and follow semantic versioning; everything else is private and
-may change. They are imported when they are first used, so that `import meshwright` costs nothing. Only `train`
-imports a tensor framework.
+may change. They are imported when they are first used, so that `import meshwright` costs nothing. Only `train`,
+`generate` and `evaluate` import a tensor framework.
 
 To read the source, start at `meshwright.specs` (what things are), then `meshwright.cost.step` (how long a step
 takes), then `meshwright.planner` (which plan is best).
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from meshwright.api.accuracy import accuracy
     from meshwright.api.estimate import estimate
     from meshwright.api.explain import explain
+    from meshwright.api.generate import generate
     from meshwright.api.plan import plan
     from meshwright.api.records import read_record, read_records
     from meshwright.api.runs import load_run
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from meshwright.report.accuracy_study import AccuracyStudy
     from meshwright.report.catalog_listing import CatalogItem, CatalogListing
     from meshwright.report.explanation import Explanation
+    from meshwright.report.generation import Completion, Generation
     from meshwright.report.plan_ranking import PlanRanking
     from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
     from meshwright.report.run_estimate import RunEstimate
@@ -56,9 +58,11 @@ __all__ = [
     "AccuracyStudy",
     "CatalogItem",
     "CatalogListing",
+    "Completion",
     "DeviceMeasurements",
     "Estimate",
     "Explanation",
+    "Generation",
     "InfeasibleError",
     "InputError",
     "MeshwrightError",
@@ -79,6 +83,7 @@ __all__ = [
     "catalog",
     "estimate",
     "explain",
+    "generate",
     "load_run",
     "plan",
     "read_record",
@@ -91,6 +96,7 @@ _HOMES = {
     "api.accuracy": ("accuracy",),
     "api.estimate": ("estimate",),
     "api.explain": ("explain",),
+    "api.generate": ("generate",),
     "api.plan": ("plan",),
     "api.records": ("read_record", "read_records"),
     "api.runs": ("load_run",),
@@ -103,6 +109,7 @@ _HOMES = {
     "report.accuracy_study": ("AccuracyStudy",),
     "report.catalog_listing": ("CatalogItem", "CatalogListing"),
     "report.explanation": ("Explanation",),
+    "report.generation": ("Completion", "Generation"),
     "report.plan_ranking": ("PlanRanking",),
     "report.record_files": ("DeviceMeasurements", "RecordSet", "TrainingSweep"),
     "report.run_estimate": ("RunEstimate",),

@@ -29,7 +29,7 @@ def prompts() -> list[list[int]]:
 def greedy(model, rows, *, batch=4) -> list[list[int]]:
     with CachedModel(model) as cached:
         given = [Prompt(number=i, tokens=row, max_tokens=NEW) for i, row in enumerate(rows)]
-        done = complete(cached, given, batch=batch, sampling=Sampling(), ends=(), tokenizer=None)
+        done = complete(cached, given, batch=batch, sampling=Sampling(), tokenizer=None)
     assert all(c.ending is GenerationEnding.MAX_TOKENS for c in done)
     return [list(c.tokens) for c in done]
 
@@ -74,7 +74,7 @@ def test_a_second_turn_computes_only_what_is_new(case, tmp_path):
         model.hidden_states = lambda tokens, *rest: (
             fed.append(tokens.shape[1]) or hidden_states(tokens, *rest)
         )
-        once = {"sampling": Sampling(), "ends": (), "tokenizer": None}
+        once = {"sampling": Sampling(), "tokenizer": None}
         complete_batch(cached, [Prompt(number=0, tokens=first, max_tokens=2)], **once)
         (again,) = complete_batch(cached, [Prompt(number=0, tokens=second, max_tokens=NEW)], **once)
     assert fed[0] == 8

@@ -76,6 +76,16 @@ VERBS: dict[str, Verb] = {
         section="Train",
         help="List, verify and convert checkpoints; Hugging Face weights in and out.",
     ),
+    "generate": Verb(
+        target="meshwright.cli.commands.generate:command",
+        section="Use a model",
+        help="Continue prompts with a trained model.",
+    ),
+    "chat": Verb(
+        target="meshwright.cli.commands.chat:command",
+        section="Use a model",
+        help="Talk to a trained model.",
+    ),
     "export": Verb(
         target="meshwright.cli.commands.export:command",
         section="Use another engine",

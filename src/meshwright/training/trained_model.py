@@ -76,7 +76,7 @@ class TrainedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that holds it."""
         return next(self.module.parameters()).device
 
     def require_tokenizer(self) -> Tokenizer:
@@ -91,7 +91,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What a name means: a checkpoint, or the folder of weights with an adapter or without."""
+    """The meaning of a name: a checkpoint, or a folder of weights with an adapter or without."""
 
     saved: SavedCheckpoint | None = None
     folder: Path | None = None

@@ -11,6 +11,7 @@ generator  a trained model that answers requests
 
 from meshwright.training.generation.cache import CachedModel
 from meshwright.training.generation.decoding import Completed, Prompt, Timing, complete, complete_batch
+from meshwright.training.generation.generator import TextGenerator
 from meshwright.training.generation.sampling import Sampler
 from meshwright.training.generation.text import TextStream
 
@@ -19,6 +20,7 @@ __all__ = [
     "Completed",
     "Prompt",
     "Sampler",
+    "TextGenerator",
     "TextStream",
     "Timing",
     "complete",

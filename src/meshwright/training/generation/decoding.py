@@ -29,6 +29,8 @@ class Prompt:
     tokens: Sequence[int]
     max_tokens: int
     limit: GenerationEnding = GenerationEnding.MAX_TOKENS  # what sets `max_tokens`
+    ends: Collection[int] = ()  # tokens after which the text ends
+    stops: tuple[str, ...] = ()  # texts before which it ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +68,16 @@ class Timing:
 class _Row:
     """One sequence of a batch."""
 
-    def __init__(self, prompt: Prompt, *, stream: TextStream | None, ends: Collection[int]) -> None:
-        self.prompt, self.stream, self._ends = prompt, stream, ends
+    def __init__(self, prompt: Prompt, *, tokenizer: Tokenizer | None) -> None:
+        self.prompt = prompt
+        self.stream = None if tokenizer is None else TextStream(tokenizer, stops=prompt.stops)
         self.tokens: list[int] = []
         self.ending: GenerationEnding | None = None
 
     def take(self, token: int) -> str:
         """Append a token; the new text. Sets `ending` where this is the last one."""
         self.tokens.append(token)
-        if token in self._ends:
+        if token in self.prompt.ends:
             self.ending = GenerationEnding.END_TOKEN
             return "" if self.stream is None else self.stream.finish()
         text = "" if self.stream is None else self.stream.push(token)
@@ -102,23 +105,18 @@ def complete_batch(
     prompts: Sequence[Prompt],
     *,
     sampling: Sampling,
-    ends: Collection[int],
     tokenizer: Tokenizer | None,
-    stops: Sequence[str] = (),
     on_text: OnText | None = None,
     is_cancelled: Callable[[], bool] | None = None,
     timing: Timing | None = None,
 ) -> list[Completed]:
     """Continue all prompts at once; completions in their order.
 
-    `ends` are tokens after which a text ends. Without a tokenizer there is no text, and no stop string.
+    Without a tokenizer there is no text, and no stop string.
     `is_cancelled` is asked after every token; then sequences that have not ended are interrupted.
     """
     timing = Timing() if timing is None else timing
-    rows = [
-        _Row(prompt, stream=None if tokenizer is None else TextStream(tokenizer, stops=stops), ends=ends)
-        for prompt in prompts
-    ]
+    rows = [_Row(prompt, tokenizer=tokenizer) for prompt in prompts]
     begin_s = time.perf_counter()
     logits_BV = cached.start([prompt.tokens for prompt in prompts])
     sampler = Sampler(

@@ -9,7 +9,7 @@ from meshwright.errors import InputError
 from meshwright.specs.generation import Sampling
 from meshwright.training.generation.cache import CachedModel
 from meshwright.training.generation.decoding import Completed, OnText, Prompt, Timing, complete
-from meshwright.training.generation.requests import Request, tokens_of, turn_end, with_room
+from meshwright.training.generation.requests import Request, TurnEnd, room_for, tokens_of, turn_end
 from meshwright.training.trained_model import TrainedModel
 
 MAX_SHOWN = 5
@@ -35,16 +35,8 @@ class TextGenerator:
         """All requests as tokens. Raises InputError that names every one that is too long."""
         found, problems = [], []
         for number, request in enumerate(requests):
-            tokens = tokens_of(request, self.tokenizer)
             try:
-                prompt = with_room(
-                    tokens,
-                    number=number,
-                    max_tokens=self.max_tokens,
-                    positions=self.trained.positions,
-                    is_beyond=self.is_beyond,
-                )
-                found.append(prompt)
+                found.append(self._prompt(request, number))
             except InputError as error:
                 problems.append(error)
         if problems:
@@ -52,30 +44,38 @@ class TextGenerator:
             raise InputError("; ".join(p.message for p in problems[:MAX_SHOWN]) + more, hint=problems[0].hint)
         return found
 
+    def _prompt(self, request: Request, number: int) -> Prompt:
+        tokens = tokens_of(request, self.tokenizer)
+        positions = None if self.is_beyond else self.trained.positions
+        room, limit = room_for(tokens, number=number, max_tokens=self.max_tokens, positions=positions)
+        turn = TurnEnd() if isinstance(request, str) else self._turn_end
+        return Prompt(
+            number=number,
+            tokens=tokens,
+            max_tokens=room,
+            limit=limit,
+            ends=frozenset(self.trained.ends + turn.tokens),
+            stops=self.stops + turn.stops,
+        )
+
     def answer(
         self,
-        requests: Sequence[Request],
+        prompts: Sequence[Prompt],
         *,
         batch: int = 1,
         on_text: OnText | None = None,
         on_batch: Callable[[Sequence[Completed]], None] | None = None,
         is_cancelled: Callable[[], bool] | None = None,
-    ) -> tuple[list[Prompt], list[Completed]]:
-        """Complete the requests, `batch` at a time; prompts and completions in their order."""
-        prompts = self.prompts(requests)
-        is_chat = any(not isinstance(request, str) for request in requests)
-        turn = self._turn_end
-        done = complete(
+    ) -> list[Completed]:
+        """Complete the prompts, `batch` at a time; completions are in their order."""
+        return complete(
             self._cached,
             prompts,
             batch=batch,
             on_batch=on_batch,
             sampling=self.sampling,
-            ends=frozenset(self.trained.ends + (turn.tokens if is_chat else ())),
             tokenizer=self.tokenizer,
-            stops=self.stops + (turn.stops if is_chat else ()),
             on_text=on_text,
             is_cancelled=is_cancelled,
             timing=self.timing,
         )
-        return prompts, done

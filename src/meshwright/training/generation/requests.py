@@ -15,7 +15,6 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.specs.generation import GenerationEnding
 from meshwright.training.data.tokenizer import Tokenizer
-from meshwright.training.generation.decoding import Prompt
 
 DEFAULT_TOKENS = 256
 """Most tokens of a completion where the caller does not say."""
@@ -71,15 +70,18 @@ def _request(line: str, *, where: str) -> Request:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnEnd:
-    """How the chat template ends what the assistant says: by tokens of its own, or by text."""
+    """End of an answer in the chat template: tokens of its own, or text."""
 
     tokens: tuple[int, ...] = ()
     stops: tuple[str, ...] = ()
 
 
 def turn_end(tokenizer: Tokenizer) -> TurnEnd:
-    """What the template writes after an answer: its first token where it is a special one, else the text."""
-    messages = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
+    """The end of an answer in the tokenizer's chat template: a special token, or the first line of text."""
+    messages: list[Mapping[str, Any]] = [
+        {"role": "user", "content": _MARK},
+        {"role": "assistant", "content": _MARK},
+    ]
     try:
         after = tokenizer.chat.render(messages).text.rpartition(_MARK)[2].strip()
     except InputError:  # a template for other conversations: the end tokens are all that ends an answer
@@ -112,15 +114,15 @@ def _whole(text: str) -> str:
     return text
 
 
-def with_room(
-    tokens: Sequence[int], *, number: int, max_tokens: int | None, positions: int | None, is_beyond: bool
-) -> Prompt:
-    """A prompt with the number of tokens that may follow it: `max_tokens`, or what the positions leave room for.
+def room_for(
+    tokens: Sequence[int], *, number: int, max_tokens: int | None, positions: int | None
+) -> tuple[int, GenerationEnding]:
+    """The number of tokens that may follow a prompt, `max_tokens` or what `positions` leave room for, and which it is.
 
-    Raises InputError where it needs more than the trained `positions`, unless `is_beyond` allows it.
+    Raises InputError where more positions are needed than the model is trained for (None: they are not limited).
     """
     wanted = DEFAULT_TOKENS if max_tokens is None else max_tokens
-    room = wanted if positions is None or is_beyond else positions - len(tokens)
+    room = wanted if positions is None else positions - len(tokens)
     if room < (1 if max_tokens is None else wanted):
         asked = "" if max_tokens is None else f" and {wanted:,} to generate"
         raise InputError(
@@ -128,6 +130,4 @@ def with_room(
             allowed=f"{positions:,}, the positions that the model is trained for",
             hint="shorten the prompt or lower --max-tokens; --beyond-positions generates past them",
         )
-    if room < wanted:
-        return Prompt(number=number, tokens=tokens, max_tokens=room, limit=GenerationEnding.POSITIONS)
-    return Prompt(number=number, tokens=tokens, max_tokens=wanted)
+    return (room, GenerationEnding.POSITIONS) if room < wanted else (wanted, GenerationEnding.MAX_TOKENS)

@@ -40,13 +40,17 @@ def sampling_for(
             hint="give a temperature above 0, or leave the filter out",
         )
     named = _of_config(generation)
-    settings = {"temperature": 1.0 if any(name in given for name in FILTERS) else 0.0} | named | given
+    settings: dict[str, Any] = (
+        {"temperature": 1.0 if any(name in given for name in FILTERS) else 0.0} | named | given
+    )
     if settings["temperature"] == 0:
         settings = {name: value for name, value in settings.items() if name not in FILTERS}
     for name, value in settings.items():
         _require(name, value, where="" if name in given else "generation_config.json: ")
     neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    values = {name: None if value == neutral.get(name) else value for name, value in settings.items()}
+    values: dict[str, Any] = {
+        name: None if value == neutral.get(name) else value for name, value in settings.items()
+    }
     applied = ", ".join(
         f"{name} {values[name]:g}" for name in named if values.get(name) and name not in given
     )

@@ -63,7 +63,7 @@ class TextStream:
         return certain
 
     def _end_of(self, text: str) -> int | None:
-        """Index at which the first stop string begins."""
+        """Place of the first stop string; None where there is none."""
         return min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
 
 

@@ -1,0 +1,86 @@
+"""`meshwright generate`: completions of one prompt, streamed, or of many."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from meshwright.api.generate import PromptLike, completions, open_generator
+from meshwright.cli.needs import load_with_torch
+from meshwright.cli.output import emit_json, note, progress
+from meshwright.errors import InputError
+from meshwright.report.generation import Generation
+
+SHOWN_PROMPT = 60
+
+
+def run(
+    *, model: str, prompt: str | None, prompts_path: Path | None, batch: int, as_json: bool, **settings: Any
+) -> None:
+    """Load the model, complete the prompts, and print."""
+    if prompt is not None and prompts_path is not None:
+        raise InputError("a prompt and --prompts are both given", hint="leave one of them out")
+    requests = _requests(prompt, prompts_path)
+    with progress(f"loading {model}"):
+        generator, about = open_generator(model, **settings)
+    for text in about:
+        note(text)
+    command = ("meshwright", *sys.argv[1:])
+    if len(requests) == 1 and not as_json:
+        done = completions(generator, requests, batch=1, about=about, command=command, on_text=write_text)
+        end_line(done.text)
+    else:
+        with progress("generating", total=len(requests)) as advance:
+            done = completions(
+                generator, requests, batch=batch, about=about, command=command, on_batch=advance
+            )
+        if as_json:
+            emit_json(done)
+        else:
+            _print_all(done)
+    for text in done.notes[len(about) :]:
+        note(text)
+    print(done.summary(), file=sys.stderr)
+
+
+def write_text(number: int, text: str) -> None:
+    """Write a part of a text to stdout at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def end_line(text: str) -> None:
+    """End the line of a streamed text."""
+    if not text.endswith("\n"):
+        write_text(0, "\n")
+
+
+def read_stdin() -> str:
+    """All of stdin. Raises InputError where it is not UTF-8."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError("stdin is not UTF-8", got=f"byte {error.object[error.start]:#04x}") from error
+
+
+def _requests(prompt: str | None, path: Path | None) -> list[PromptLike]:
+    if path is not None:
+        read = load_with_torch("meshwright.training.generation.requests:read_requests", what="generation")
+        return read(path)
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise InputError(
+                "there is no prompt", hint="give a text after the model, --prompts FILE, or pipe one to stdin"
+            )
+        prompt = read_stdin().removesuffix("\n").removesuffix("\r")
+    return [prompt]
+
+
+def _print_all(done: Generation) -> None:
+    for number, completion in enumerate(done.completions, start=1):
+        prompt = completion.prompt
+        shown = " ".join((prompt if isinstance(prompt, str) else str(prompt[-1].get("content", ""))).split())
+        shown = shown if len(shown) <= SHOWN_PROMPT else f"{shown[:SHOWN_PROMPT]}..."
+        sys.stdout.write(f"[{number}] {shown}\n{completion.text}")
+        end_line(completion.text)

@@ -1,0 +1,309 @@
+"""`mw.generate`: from every kind of model, with the settings of its files, within its positions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+pytest.importorskip("tokenizers")
+
+from tests.tiny_folders import END, TEMPLATE, change, tiny_checkpoint, tiny_folder
+
+import meshwright as mw
+from meshwright.engines.exporting import export_saved
+from meshwright.training.checkpoints import SavedCheckpoint
+
+PROMPTS = ["Once upon a time", "né 漢字", "x"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("model") / "tiny", template=TEMPLATE)
+
+
+def texts(model, prompts=PROMPTS, **settings) -> list[str]:
+    return [c.text for c in mw.generate(model, prompts, **({"max_tokens": 20} | settings)).completions]
+
+
+def test_texts_equal_those_of_transformers(folder):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for prompt, completion in zip(
+        PROMPTS, mw.generate(folder, PROMPTS, max_tokens=20).completions, strict=True
+    ):
+        given = tokenizer(prompt, return_tensors="pt")
+        out = model.generate(**given, max_new_tokens=20, do_sample=False, pad_token_id=0)[0]
+        theirs = out[given["input_ids"].shape[1] :]
+        assert list(completion.tokens) == theirs.tolist()
+        assert completion.text == tokenizer.decode(theirs, skip_special_tokens=True)
+
+
+def test_a_conversation_equals_that_of_transformers(folder):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert texts(folder, messages) == texts(folder, theirs)
+
+
+def test_a_checkpoint_and_its_export_write_the_same(tmp_path):
+    path = tiny_checkpoint(tmp_path / "saved")
+    tiny_checkpoint(tmp_path / "saved", step=9, seed=6)
+    export_saved(SavedCheckpoint(path=path, step=3), tmp_path / "out", run=None, dtype="fp32", merge=False)
+    expected = texts(tmp_path / "out")
+    assert texts(path) == texts(tmp_path / "saved", step=3) == expected
+    assert texts(tmp_path / "saved") != expected  # step 9
+    assert mw.generate(tmp_path / "saved", "x", max_tokens=1).model["step"] == 9
+
+
+@pytest.mark.parametrize("targets", ["[query, value]", "[query, key, value, output, gate, up, down]"])
+def test_adapters_and_their_merged_export_write_the_same(tmp_path, folder, targets):
+    lora = ("task=lora", f"weights={folder}", f"lora={{rank: 4, alpha: 8, targets: {targets}}}")
+    path = tiny_checkpoint(tmp_path / "saved", *lora)
+    saved = SavedCheckpoint(path=path, step=3)
+    export_saved(saved, tmp_path / "merged", run=None, dtype="fp32", merge=True)
+    export_saved(saved, tmp_path / "adapter", run=None, dtype="fp32", merge=False)
+    expected = texts(tmp_path / "merged")
+    assert texts(path) == expected != texts(folder)
+    assert texts(tmp_path / "adapter") == texts(folder, adapter=tmp_path / "adapter") == expected
+
+
+def results_of(tmp_path, **resolved) -> Path:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "resolved.json").write_text(
+        json.dumps({"name": "tiny", "engine": "native", "train": {}} | resolved)
+    )
+    return run
+
+
+def test_a_run_folder_means_its_newest_checkpoint(tmp_path):
+    path = tiny_checkpoint(tmp_path / "saved")
+    run = results_of(tmp_path, train={"checkpoint": {"folder": str(tmp_path / "saved")}})
+    assert texts(run) == texts(path)
+
+
+@pytest.mark.parametrize(
+    ("resolved", "message"),
+    [
+        ({}, "saved no weights"),
+        ({"name": "other"}, "is of another run"),
+        ({"engine": "maxtext"}, "in a format of its own"),
+    ],
+    ids=["nothing saved", "another run", "another engine"],
+)
+def test_a_run_folder_without_weights_of_its_own_is_refused(tmp_path, resolved, message):
+    tiny_checkpoint(tmp_path / "saved")
+    saved = {"train": {"checkpoint": {"folder": str(tmp_path / "saved")}}} if resolved else {}
+    with pytest.raises(mw.InputError, match=message):
+        mw.generate(results_of(tmp_path, **saved, **resolved), "x")
+
+
+def test_a_run_without_checkpoints_means_its_adapter(tmp_path, folder):
+    lora = ("task=lora", f"weights={folder}", "lora={rank: 4, alpha: 8, targets: [query]}")
+    path = tiny_checkpoint(tmp_path / "saved", *lora)
+    run = results_of(tmp_path)
+    export_saved(SavedCheckpoint(path=path, step=3), run / "adapter", run=None, dtype="fp32", merge=False)
+    assert texts(run) == texts(path) == texts(folder, adapter=run)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    path = tiny_checkpoint(tmp_path / "saved")
+    file = next(path.glob("*.distcp"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(mw.InputError, match="is damaged"):
+        mw.generate(path, "x")
+
+
+def test_a_name_of_the_hub_is_found_in_the_cache(tmp_path, folder, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    commit = "c" * 40
+    repository = tmp_path / "hub" / "models--owner--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "v1").write_text(commit)
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / commit).symlink_to(folder)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert texts("owner/tiny@v1") == texts(folder)
+    with pytest.raises(mw.InputError, match="does not provide the weights"):
+        mw.generate("owner/tiny", "x")  # the cache has no main branch
+
+
+@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "no/such/folder", ""])
+def test_what_is_no_model_is_bad_input(name):
+    with pytest.raises(mw.InputError):
+        mw.generate(name, "x")
+
+
+def test_a_folder_without_a_model_is_bad_input(tmp_path):
+    with pytest.raises(mw.InputError, match="no model in this place"):
+        mw.generate(tmp_path, "x")
+
+
+# --- endings ---
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return lambda **settings: tiny_folder(tmp_path / "copy", template=TEMPLATE, **settings)
+
+
+def test_end_tokens_of_the_generation_config_end_a_text(folder, copy):
+    (whole,) = mw.generate(folder, "x", max_tokens=20).completions
+    end = whole.tokens[6]
+    place = whole.tokens.index(end)
+    (ended,) = mw.generate(copy(generation={"eos_token_id": [end, 250]}), "x", max_tokens=20).completions
+    assert ended.ending == "end_token"
+    assert ended.tokens == whole.tokens[: place + 1]
+
+
+def test_a_stop_string_ends_a_text_and_is_not_in_it(folder):
+    whole = texts(folder, "x", max_tokens=40)[0]
+    stop = whole[10:12]
+    (stopped,) = mw.generate(folder, "x", max_tokens=40, stop=[stop]).completions
+    assert stopped.ending == "stop"
+    assert stopped.text == whole[: whole.index(stop)]
+
+
+def test_what_the_template_writes_after_an_answer_ends_it(folder):
+    from meshwright.training.data.tokenizer import ByteTokenizer, tokenizer_from_path
+    from meshwright.training.generation.requests import turn_end
+
+    assert turn_end(tokenizer_from_path(folder)).stops == ("</assistant>",)
+    assert turn_end(ByteTokenizer()).stops == ("<|im_end|>",)
+
+
+def test_a_special_token_after_an_answer_is_an_end_token(copy):
+    from meshwright.training.data.tokenizer import tokenizer_from_path
+    from meshwright.training.generation.requests import turn_end
+
+    place = copy()
+    (place / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    change(place / "tokenizer_config.json", eos_token="<|endoftext|>")
+    assert turn_end(tokenizer_from_path(place)).tokens == (END,)
+
+
+def test_positions_are_never_exceeded_in_silence(copy):
+    place = copy(max_position_embeddings=24)
+    with pytest.raises(
+        mw.InputError, match=r"prompt 2 is too long: 20 tokens and 5 to generate.*24"
+    ) as caught:
+        mw.generate(place, ["x", "y" * 20, "z"], max_tokens=5)
+    assert "--beyond-positions" in caught.value.hint
+    with pytest.raises(mw.InputError, match=r"prompt 1 .* 24 .*; prompt 2"):
+        mw.generate(place, ["x" * 24, "y" * 30])
+    (done,) = mw.generate(place, "x" * 20).completions
+    assert (len(done.tokens), done.ending) == (4, "positions")
+    beyond = mw.generate(place, "x" * 20, max_tokens=5, beyond_positions=True)
+    assert beyond.completions[0].tokens[:4] == done.tokens
+    assert beyond.notes == ("1 of 1 texts go beyond the 24 trained positions",)
+
+
+def test_a_checkpoint_knows_its_sequence_length(tmp_path):
+    path = tiny_checkpoint(tmp_path / "saved", "data.sequence_length=16")
+    with pytest.raises(mw.InputError, match="16, the positions"):
+        mw.generate(path, "x" * 17)
+
+
+# --- sampling ---
+
+
+def test_the_same_seed_draws_the_same_texts_in_any_batch(folder):
+    settings = {"temperature": 1.5, "seed": 3}
+    drawn = texts(folder, **settings)
+    assert texts(folder, **settings, batch=1) == drawn
+    assert texts(folder, **(settings | {"seed": 4})) != drawn
+    assert texts(folder, temperature=1.5, top_k=1) == texts(folder)
+
+
+def test_settings_of_the_generation_config_hold_until_others_are_given(copy):
+    named = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 0, "num_beams": 4}
+    place = copy(generation=named)
+    done = mw.generate(place, "x", max_tokens=2, min_p=0.1)
+    found = {name: done.settings[name] for name in ("temperature", "top_p", "top_k", "min_p")}
+    assert found == {"temperature": 0.6, "top_p": 0.9, "top_k": None, "min_p": 0.1}
+    assert done.notes == (
+        "as generation_config.json says: temperature 0.6, top_p 0.9",
+        "generation_config.json: num_beams 4 is not applied",
+    )
+    greedy = mw.generate(place, "x", max_tokens=2, temperature=0).settings
+    assert (greedy["temperature"], greedy["top_p"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -1}, "temperature: got -1"),
+        ({"temperature": float("nan")}, "temperature: got nan"),
+        ({"temperature": "hot"}, "temperature: got 'hot'"),
+        ({"top_k": 1.5}, "top_k: got 1.5"),
+        ({"top_p": 0}, "top_p: got 0"),
+        ({"top_p": 1.1}, "top_p: got 1.1"),
+        ({"min_p": 2}, "min_p: got 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty: got 0"),
+        ({"temperature": 0, "top_k": 5}, "top_k would do nothing"),
+        ({"max_tokens": 0}, "max_tokens: got 0"),
+        ({"seed": -1}, "seed: got -1"),
+        ({"batch": 0}, "batch: got 0"),
+        ({"stop": "x"}, "stop: got 'x'"),
+        ({"stop": [""]}, "stop: got ''"),
+        ({"dtype": "int8"}, "dtype: got 'int8'"),
+        ({"step": 3}, "only checkpoints have steps"),
+        ({"tokenizer": "bytez"}, "no such tokenizer"),
+        ({"adapter": "nowhere"}, "not a LoRA adapter"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_bad_input(folder, settings, message):
+    with pytest.raises(mw.InputError, match=message):
+        mw.generate(folder, "x", **settings)
+
+
+@pytest.mark.parametrize("prompts", [[], 3, None, {"a": 1}, [3], [["a"]], ["\ud800"], [[]]], ids=repr)
+def test_a_wrong_prompt_is_bad_input(folder, prompts):
+    with pytest.raises(mw.InputError):
+        mw.generate(folder, prompts)
+
+
+def test_a_wrong_value_in_the_generation_config_names_the_file(copy):
+    with pytest.raises(mw.InputError, match=r"generation_config.json: temperature: got 'hot'"):
+        mw.generate(copy(generation={"do_sample": True, "temperature": "hot"}), "x")
+
+
+def test_an_empty_prompt_begins_a_document(folder):
+    done = mw.generate(folder, "", max_tokens=3)
+    assert done.completions[0].num_prompt_tokens == 1
+    assert len(done.completions[0].tokens) == 3
+
+
+def test_bf16_computes_in_bf16(folder):
+    done = mw.generate(folder, "x", max_tokens=2, dtype="bf16")
+    assert done.model["dtype"] == "bf16"
+
+
+def test_the_result_is_a_document_rows_and_a_page(folder):
+    done = mw.generate(folder, PROMPTS, max_tokens=3)
+    document = json.loads(json.dumps(done.to_dict()))
+    assert [c["prompt"] for c in document["completions"]] == PROMPTS
+    assert document["device"]["type"] in ("cpu", "cuda")
+    assert document["software"]["torch"] == torch.__version__
+    assert [row["num_tokens"] for row in done.to_rows()] == [3, 3, 3]
+    assert "tokens/s" in str(done)
+    assert "né 漢字" in done._repr_html_()
