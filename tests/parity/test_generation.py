@@ -11,6 +11,7 @@ from tests.parity.test_huggingface import CASES, TINY, close, reference_model
 
 from meshwright.catalog.huggingface import model_from_path
 from meshwright.specs.generation import GenerationEnding, Sampling
+from meshwright.specs.model import RopeScaling
 from meshwright.training.generation import CachedModel, Prompt, cache, complete, complete_batch
 from meshwright.training.models import build_model
 from meshwright.training.weights import load_weights
@@ -50,6 +51,8 @@ def test_greedy_tokens_and_cached_logits_equal_transformers(case, tmp_path, monk
     assert greedy(model, rows) == expected
     assert greedy(model, rows, batch=1) == expected
 
+    if model.model.rope.scaling is RopeScaling.LONGROPE:
+        return  # logits of a text change with its length, so that those of one forward pass are no reference
     monkeypatch.setattr(cache, "PREFILL_TOKENS", 2 * 7)  # a prompt goes through the model in parts
     whole = torch.tensor([rows[2] + expected[2], rows[0] + expected[0] + [5] * (LENGTHS[2] - LENGTHS[0])])
     with CachedModel(model) as cached, torch.no_grad():

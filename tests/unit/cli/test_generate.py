@@ -70,7 +70,7 @@ def test_prompts_of_a_file(meshwright, folder, tmp_path):
         ("p.jsonl", b"{", "p.jsonl:1: not JSON"),
         ("p.jsonl", b"[1]", "p.jsonl:1: not a prompt"),
         ("p.jsonl", b'{"prompt": "a", "text": "b"}', "p.jsonl:1: not a prompt"),
-        ("p.jsonl", b'{"messages": [{"role": "x", "content": ""}]}', "role"),
+        ("p.jsonl", b'{"messages": [3]}', "p.jsonl:1: messages"),
         ("p.txt", b"\n \n", "has no prompt"),
         ("p.txt", b"\xff", "not UTF-8"),
         ("nowhere.txt", None, "cannot read the prompts"),

@@ -18,6 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from meshwright.specs.model import RopeScaling
 from meshwright.training.models import Block, Transformer
 from meshwright.training.models.attention import CoreAttention
 from meshwright.training.models.token_layout import LayerLayout, Suffix
@@ -142,6 +143,8 @@ class CachedModel:
         """
         if len(sequences) == 1 and self._tokens is not None:
             shared = _num_shared(self._tokens, sequences[0][:-1])
+            if self._is_long(self.length) != self._is_long(len(sequences[0])):
+                shared = 0
             shared = self.rewind(shared)
             return self.feed(torch.tensor([sequences[0][shared:]], device=self.device))
         self.clear()
@@ -159,9 +162,13 @@ class CachedModel:
     @torch.inference_mode()
     def feed(self, tokens_BT: Tensor) -> Tensor:
         """Append tokens. Returns the logits after the last of each sequence, fp32 [B, V]."""
+        if self._is_long(self.length + tokens_BT.shape[1]) and not self._is_long(self.length):
+            assert self._tokens is not None, "sequences of other lengths have other rotations"
+            tokens_BT = torch.tensor([self._tokens + tokens_BT[0].tolist()], device=self.device)
+            self.clear()
         if self._tokens is not None:
             self._tokens += tokens_BT[0].tolist()
-        most = max(1, PREFILL_TOKENS // len(tokens_BT))
+        most = tokens_BT.shape[1] if self.rotates_by_length else max(1, PREFILL_TOKENS // len(tokens_BT))
         hidden_BTD = torch.empty(0)
         try:
             for part_BT in tokens_BT.split(most, dim=1):
@@ -182,6 +189,15 @@ class CachedModel:
         positions_BS = (columns_S - self._padding_B[:, None]).clamp(min=0)
         documents_BS = torch.where(columns_S < self._padding_B[:, None], PADDING, TEXT)
         return self.model.hidden_states(tokens_BT, positions_BS[:, before:], documents_BS)
+
+    @property
+    def rotates_by_length(self) -> bool:
+        """True if the length of a text changes the rotations of all its tokens; then it is fed in no batch."""
+        return self.model.model.rope.scaling is RopeScaling.LONGROPE
+
+    def _is_long(self, length: int) -> bool:
+        """True if a text of so many tokens has the rotations of long ones, which the cached keys must have too."""
+        return self.rotates_by_length and length > self.model.model.rope.original_context
 
     def rewind(self, length: int) -> int:
         """Forget all but the first `length` columns, or all of them where a window has lost what that needs.

@@ -159,6 +159,7 @@ def complete(
 
     Completions are in the order of `prompts`. `on_batch` gets those of each batch; `settings` as in `complete_batch`.
     """
+    batch = 1 if cached.rotates_by_length else batch
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].tokens))
     completed: dict[int, Completed] = {}
     for start in range(0, len(order), batch):

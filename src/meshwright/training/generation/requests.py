@@ -61,9 +61,10 @@ def _request(line: str, *, where: str) -> Request:
             f"{where}: not a prompt", got=got or "no keys", allowed=f"text, or one of {', '.join(_KEYS)}"
         )
     value = record[names[0]]
-    if not isinstance(value, list if names[0] == "messages" else str):
+    is_list = isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
+    if not (is_list if names[0] == "messages" else isinstance(value, str)):
         raise InputError(
-            f"{where}: {names[0]}", got=type(value).__name__, allowed="text; messages are a list"
+            f"{where}: {names[0]}", got=type(value).__name__, allowed="text; messages are a list of objects"
         )
     return value
 
