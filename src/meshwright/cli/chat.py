@@ -27,7 +27,7 @@ HELP = """/clear           begin a new conversation
 Ctrl-C           stop the answer; a second one leaves"""
 
 
-class Conversation:
+class ChatSession:
     """Messages so far, and what was generated for each answer."""
 
     def __init__(self, generator: TextGenerator, *, system: str | None) -> None:
@@ -83,7 +83,7 @@ def run(*, model: str, messages: Sequence[str], system: str | None, as_json: boo
     about += _notes_on_template(generator)
     for text in about:
         note(text)
-    conversation = Conversation(generator, system=system)
+    conversation = ChatSession(generator, system=system)
     if is_terminal:
         _talk(conversation)
     for turn in turns:
@@ -104,7 +104,7 @@ def _notes_on_template(generator: TextGenerator) -> tuple[str, ...]:
     return ()
 
 
-def _talk(conversation: Conversation) -> None:
+def _talk(conversation: ChatSession) -> None:
     """Read lines from the terminal until it ends."""
     load("readline:__name__")  # line editing for input()
     print("/help lists the commands, Ctrl-D ends", file=sys.stderr)
@@ -125,7 +125,7 @@ def _talk(conversation: Conversation) -> None:
             _turn(line, conversation)
 
 
-def _turn(line: str, conversation: Conversation) -> None:
+def _turn(line: str, conversation: ChatSession) -> None:
     """One turn on the terminal; what is wrong with it does not end the conversation."""
     try:
         with _stopped_by_ctrl_c() as is_cancelled:
@@ -154,7 +154,7 @@ def _stopped_by_ctrl_c() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _command(line: str, conversation: Conversation) -> str:
+def _command(line: str, conversation: ChatSession) -> str:
     """Carry out a line that begins with a slash; the answer to the user."""
     name, _, text = line.partition(" ")
     if name == "/help":
