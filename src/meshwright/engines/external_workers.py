@@ -88,7 +88,7 @@ def start(
     refuse(engine, check_plan(plan, run=run))
     refuse_devices(plan, device_type=machine.device_type, num_devices=machine.num_devices)
     refuse_checkpoints(run, options, newest_step=layout.newest_step)
-    _require_indices(run, layout)
+    require_indices(run, layout)
     begun = begin(run, plan=plan, options=options, newest_step=layout.newest_step)
     return WorkersStart(
         run=replace(begun.run, plan=plan, micro_batch=plan.micro_batch),
@@ -120,7 +120,7 @@ def _notes_on_data(begun: Beginning) -> tuple[str, ...]:
     )
 
 
-def _require_indices(run: Run, layout: OutputLayout) -> None:
+def require_indices(run: Run, layout: OutputLayout) -> None:
     """Raise InputError if the index of the newest checkpoint, which a program reads as a pickle, is not a plain one."""
     from meshwright.training.checkpoints.metadata import require_index
 
@@ -163,7 +163,7 @@ def refuse_checkpoints(run: Run, options: TrainOptions, *, newest_step: Callable
     `newest_step(folder)` is the step of the newest checkpoint in a folder; None: there is none.
     """
     saves = run.train.checkpoint
-    if options.resume and saves is None:
+    if options.resume and saves is None and not is_restart():
         raise InputError(
             "there is nothing to resume from: the run saves no checkpoints", hint="set train.checkpoint"
         )

@@ -149,3 +149,45 @@ def test_workers_end_when_torchrun_is_killed(tiny_run, tmp_path, wait_for):
         assert time.monotonic() < deadline_s, "they train on"
         time.sleep(0.05)
     assert len(training.checkpoints()) == 1
+
+
+@pytest.mark.parametrize(
+    "kills", [1, pytest.param(4, marks=pytest.mark.slow)], ids=["one kill", "four kills"]
+)
+def test_two_runs_that_share_folders(tiny_run, tmp_path, wait_for, undisturbed, kills):
+    """Their checkpoints and results lie beside each other, and each is killed at random moments while the other one
+    trains. A third run that would save to the same checkpoints is refused. Both end as if nothing had happened."""
+    longer = ALONE | {"train": ALONE["train"].replace("400", str(240 * kills))}
+    sections = {"a": longer, "b": longer | {"data": "{source: synthetic, sequence_length: 8}"}}
+    chance = random.Random(kills)
+    runs = {
+        name: tiny_run(
+            tmp_path / name, **given | {"train": given["train"].replace("saved", f"../checkpoints/{name}")}
+        )
+        for name, given in sections.items()
+    }
+
+    def saved(name: str) -> list[str]:
+        return sorted(p.parent.name for p in (tmp_path / "checkpoints" / name).glob("step-*/manifest.json"))
+
+    def start(name: str, out: str):
+        return runs[name].start("--out", f"../results/{out}", *(("--resume",) if saved(name) else ()))
+
+    running = {name: start(name, name) for name in runs}
+    for _ in range(kills):
+        for name in runs:
+            before = saved(name)
+            wait_for(lambda name=name, before=before: saved(name)[-1:] > before[-1:], running[name])
+            third = start(name, "third")
+            _, refused = third.communicate(timeout=200)
+            assert third.returncode == 2, refused
+            time.sleep(chance.uniform(0.0, 0.2))
+            os.killpg(running[name].pid, signal.SIGKILL)
+            running[name].communicate()
+            running[name] = start(name, name)
+    for name, process in running.items():
+        _, stderr = process.communicate(timeout=240)
+        assert process.returncode == 0, stderr
+        lines = (tmp_path / "results" / name / "steps.jsonl").read_text().splitlines()
+        assert [json.loads(line)["loss"] for line in lines] == undisturbed(sections[name]).losses()
+    assert not list((tmp_path / "results" / "third").glob("*.json*"))

@@ -18,9 +18,11 @@ from typing import Any
 from meshwright import __version__, runfile
 from meshwright.catalog import accelerator_with_driver_name
 from meshwright.engines.external_record import ENDING, FACTS, STEPS, VALIDATION
+from meshwright.engines.launched_worker import worker_folders
 from meshwright.engines.maxtext import environment
 from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE
 from meshwright.engines.maxtext.results import (
+    LAYOUT,
     LOSS,
     METRICS,
     complete_lines,
@@ -42,6 +44,11 @@ def main(folder: Path) -> int:
     """Train with the configuration in `folder`; return the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run = runfile.load(folder / RUN_FILE)
+    with worker_folders(folder, run, layout=LAYOUT):
+        return _train(run, folder)
+
+
+def _train(run: Run, folder: Path) -> int:
     assert run.plan is not None
     python = environment.require()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -29,14 +29,18 @@ def main(path: Path) -> int:
     import torch
     import torch.distributed as dist
 
+    from meshwright import runfile
+    from meshwright.engines.launched_worker import worker_folders
     from meshwright.engines.megatron.in_megatron_process.train_loop import train
+    from meshwright.engines.megatron.results import LAYOUT
     from meshwright.records.training import Ending
     from meshwright.training.signals import STOPPED_EXIT_CODE
 
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group()
-    ending = train(path)
-    dist.destroy_process_group()
+    with worker_folders(path.parent, runfile.load(path), layout=LAYOUT):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group()
+        ending = train(path)
+        dist.destroy_process_group()
     return STOPPED_EXIT_CODE if ending is Ending.STOPPED else 0  # a scheduler must not count it as done
 
 

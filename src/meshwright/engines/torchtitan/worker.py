@@ -10,7 +10,10 @@ import os
 import sys
 from pathlib import Path
 
-from meshwright.engines.torchtitan.lower import FUNCTION
+from meshwright import runfile
+from meshwright.engines.launched_worker import worker_folders
+from meshwright.engines.torchtitan.lower import FUNCTION, RUN_FILE
+from meshwright.engines.torchtitan.results import LAYOUT
 from meshwright.training.machine import main_or_refuse
 
 
@@ -35,7 +38,9 @@ def main(path: Path) -> None:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     sys.argv = [sys.argv[0], "--module", path.stem, "--config", FUNCTION]
-    train()
+    folder = path.parent
+    with worker_folders(folder, runfile.load(folder / RUN_FILE), layout=LAYOUT):
+        train()
 
 
 if __name__ == "__main__":
