@@ -130,7 +130,7 @@ def tune_run(
         with progress("reading as validation does", total=rest_s) as advance:
             validation = tune_validation(
                 loader.validation or loader.batches, counts, demand,
-                pass_batches=evaluate.num_batches, budget_s=rest_s, advance=advance,
+                pass_batches=next(iter(loader.num_validation_batches.values())), budget_s=rest_s, advance=advance,
             )  # fmt: skip
     return LoaderTuning(
         run=run, plan=plan, demand=demand, num_cores=num_cores, processes=processes,

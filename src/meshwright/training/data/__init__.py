@@ -1,6 +1,6 @@
 """Text to batches: sources, tokenizers, tokens in a cache, samples, and batches that are a pure function of the step.
 
-open_data(run)  ->  Corpus(train, validation, tokenizer)
+open_data(run)  ->  Corpus(train, validations, tokenizer)
 Batches(samples=corpus.train, global_batch=..., seed=..., data_rank=..., data_width=...).at(step)
 """
 

@@ -235,8 +235,8 @@ def _trained(conversation: Conversation, answers: Answers) -> list[bool]:
     return trained
 
 
-def _count_unused(record: Mapping[str, Any], used: Iterable[str], counts: RecordCounts) -> None:
-    counts.unused_keys.update(str(key) for key in record.keys() - set(used))
+def _count_unused(record: Mapping[str, Any], used: tuple[str, ...], counts: RecordCounts) -> None:
+    counts.unused_keys.update(str(key) for key in record if key not in used)
 
 
 def _count_unread(conversation: Conversation, chat: Chat, counts: RecordCounts) -> None:
@@ -251,7 +251,7 @@ def _count_unread(conversation: Conversation, chat: Chat, counts: RecordCounts) 
             unread -= set(REASONING_KEYS)
         else:
             unread = unread - set(REASONING_KEYS) | {REASONING_KEYS[0]}
-        counts.unused_keys.update(f"messages[].{key}" for key in unread)
+        counts.unused_keys.update(f"messages[].{key}" for key in sorted(unread))
 
 
 def _text(record: Mapping[str, Any], key: str) -> str:

@@ -88,8 +88,9 @@ class ByteTokenizer:
 
     def align(self, text: str) -> Aligned:
         """Every byte of a character ends where the character ends."""
-        stops = [at + 1 for at, character in enumerate(text) for _ in character.encode()]
-        return Aligned(self.encode([text])[0], np.array(stops, dtype=np.int64))
+        (ids_N,) = self.encode([text])
+        is_first_N = (ids_N & 0xC0) != 0x80  # the other bytes of a character are 10xxxxxx
+        return Aligned(ids_N, np.cumsum(is_first_N))
 
     def decode(self, ids: Sequence[int]) -> str:
         """UTF-8; a broken character, as at the end of a sample, becomes U+FFFD."""
