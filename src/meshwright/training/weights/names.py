@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from meshwright.catalog.families import ModelFamily, family_that_fits, trained_families
 from meshwright.catalog.family_tensors import OUTSIDE_LAYERS
@@ -18,10 +19,11 @@ def family_of(model: Model) -> ModelFamily:
     """
     if (family := family_that_fits(model)) is not None:
         return family
+    fitting = [f.architecture for f in trained_families() if f.fits(replace(model, family=""))]
     raise InputError(
         f"{model.name}: no architecture of Hugging Face transformers has these shapes"
         + (f" under the name {model.family}" if model.family else ""),
-        allowed=", ".join(f.architecture for f in trained_families()),
+        allowed=", ".join(name for name in fitting if name != model.family) or None,
         hint="such a model trains here; its weights stay in Meshwright's own checkpoints",
     )
 
