@@ -54,6 +54,16 @@ def test_what_makes_a_run_is_refused(identity, override, line):
     assert found.refused == (line,)
 
 
+def test_holding_documents_out_changes_what_is_trained_on(identity):
+    text = "data.source=python-stdlib"
+    own = identity(text, "train.evaluate={}", "data.validation=a.txt")
+    found = compare(identity(text), identity(text, "train.evaluate={}"))
+    assert found.refused == ("data.holds_out_validation: False -> True",)
+    assert compare(identity(text), own).refused == ()
+    assert compare(own, identity(text, "train.evaluate={}", "data.validation={b: b.txt}")).refused == ()
+    assert compare(identity(), identity("train.evaluate={}")).refused == ()  # random tokens
+
+
 def test_every_difference_is_said_at_once(identity):
     found = compare(
         identity(), identity("model.num_layers=1", "train.seed=1", "optimizer.learning_rate=1e-5")

@@ -91,6 +91,27 @@ def test_one_that_fails_is_warned_of_once_and_left_out(train, tmp_path, monkeypa
     ]
 
 
+def test_losses_of_several_sources_have_names(tmp_path, monkeypatch):
+    seen = {}
+
+    class Seeing(Failing):
+        identity = None
+
+        def __init__(self, opening):
+            pass
+
+        def step(self, step, values):
+            seen.update(values)
+
+    monkeypatch.setitem(trackers.BACKENDS, Tracker.WANDB, Seeing)
+    opening = trackers.TrackedRun(name="x", folder=tmp_path, settings={}, after_step=0)
+    found = trackers.Trackers((Tracker.WANDB,), run=opening, warn=print)
+    found.step(
+        {"step": 1, "validation_loss": 1.5, "validation_losses": {"web": 2, "mean": 1.5}, "profiled": True}
+    )
+    assert seen == {"validation_loss": 1.5, "validation_losses/web": 2.0, "validation_losses/mean": 1.5}
+
+
 def test_one_that_cannot_be_opened_is_left_out(tmp_path, monkeypatch):
     def refuses(opening):
         raise OSError("no such server")
