@@ -84,6 +84,24 @@ SCALINGS = (
     {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "linear", "factor": 3.0}},
     {"sliding_attention": {"rope_type": "default"}},
 )  # fmt: skip
+VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "llama": ({}, {"rope_scaling": SCALINGS[4]}),
+    "phi3": (
+        {},
+        {"partial_rotary_factor": 0.75},
+        {"rope_scaling": SCALINGS[10]},
+        {"rope_scaling": SCALINGS[10], "original_max_position_embeddings": 64},
+        {"partial_rotary_factor": 0.5, "rope_scaling": SCALINGS[12]},
+    ),
+    "gemma2": ({}, {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}),
+    "gemma3_text": (
+        {},
+        {"rope_parameters": SCALINGS[14]},
+        {"rope_scaling": SCALINGS[2], "rope_local_base_freq": 300.0},
+    ),
+    "gpt_oss": ({}, {"rope_scaling": SCALINGS[8]}),
+}
+"""Changes of a base, one of which a case begins with: keys that mean something only together."""
 TYPES = ("full_attention", "sliding_attention")
 VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish", "gelu", "relu", "gelu_pytorch_tanh"),
@@ -148,7 +166,7 @@ def case(seed: int) -> tuple[str, dict[str, Any]]:
     """A model type and the keys of its config."""
     draw = random.Random(seed)
     model_type = draw.choice(sorted(BASES))
-    config = dict(BASES[model_type])
+    config = BASES[model_type] | draw.choice(VARIANTS.get(model_type, ({},)))
     known = {*transformers.AutoConfig.for_model(model_type, **config).to_dict(), *OLDER.get(model_type, ())}
     own = known & set(VALUES)
     for key in draw.sample(sorted(own), k=draw.choice((1, 1, 2, 3))):

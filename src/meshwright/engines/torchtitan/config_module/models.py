@@ -113,6 +113,7 @@ def family_of(model: Model) -> TorchtitanFamily | None:
 
 def check_model(model: Model) -> Iterator[Unsupported]:
     """Reasons for which torchtitan does not support `model`."""
+    yield from refusals.model_parts(model, has=model_parts.GPT_OSS if model.family == GPT_OSS else {})
     family = family_of(model)
     if family is None:
         yield Unsupported(
@@ -121,7 +122,6 @@ def check_model(model: Model) -> Iterator[Unsupported]:
             hint=f"it has the families {', '.join(_FAMILIES)}",
         )
         return
-    yield from refusals.model_parts(model, has=model_parts.GPT_OSS if family.name == "gpt_oss" else {})
     if model.num_mtp_layers:
         yield Unsupported(
             key="model", reason=f"multi-token prediction modules of {model.name} are not lowered"

@@ -1,0 +1,105 @@
+"""Engines that lack a part of a model refuse it by its name; no part is dropped in silence."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from meshwright import runfile
+from meshwright.engines.maxtext.check import check as check_maxtext
+from meshwright.engines.megatron.check import check as check_megatron
+from meshwright.engines.megatron.check import check_export
+from meshwright.engines.torchtitan.check import check as check_torchtitan
+from meshwright.specs.model import Activation, Attention, Experts, Model, NormPlacement, Rope
+from meshwright.specs.model_parts import ABSENT, parts_of
+
+TEXT = """
+model: {name: m, family: FAMILY, hidden: 64, num_layers: 2, vocab: 512, ffn_hidden: 128,
+  attention: {num_heads: 4, num_kv_heads: 2, window: 8}, experts: {num_experts: 4, top_k: 2, ffn_hidden: 32}}
+data: {sequence_length: 64}
+batch: {global_sequences: 4}
+cluster: h100-8x1
+train: {steps: 2}
+"""
+PRESENT = {
+    "activation": Activation.GELU_TANH,
+    "norm_placement": NormPlacement.BOTH,
+    "zero_centered_norms": True,
+    "scaled_embeddings": True,
+    "logit_cap": 30.0,
+    "windowed_rope": Rope(theta=5.0),
+    "rope.rotated_share": 0.5,
+    "rope.attention_factor": 1.5,
+    "rope.short_factors": (1.0,),
+    "rope.long_factors": (1.0,),
+    "attention.window_pattern": (True, False, True),
+    "attention.output_bias": True,
+    "attention.qk_norm_across_heads": True,
+    "attention.score_divisor": 100,
+    "attention.score_cap": 50.0,
+    "attention.sinks": True,
+    "experts.bias": True,
+}
+WITHOUT_MENTION = {
+    "name", "hidden", "num_layers", "vocab", "attention", "ffn_hidden", "gated_ffn", "experts", "tied_embeddings",
+    "num_mtp_layers", "learned_positions", "norm_bias", "norm_epsilon", "rope", "family", "unsupported", "kind",
+    "num_heads", "num_kv_heads", "head_dim", "value_head_dim", "query_lora_rank", "kv_lora_rank", "rope_head_dim",
+    "window", "num_windowed_layers", "bias", "qk_norm", "num_experts", "top_k", "num_shared", "shared_ffn_hidden",
+    "num_dense_layers", "router", "num_groups", "groups_per_token", "normalize_top_k", "routed_scale", "theta",
+    "scaling", "factor", "original_context", "low_frequency", "high_frequency", "beta_fast", "beta_slow", "mscale",
+    "mscale_all_dims", "truncate",
+}  # fmt: skip
+"""Fields that each engine lowers or refuses in its own words."""
+
+
+def run_with(path, value, *, family="MixtralForCausalLM"):
+    run = runfile.loads(TEXT.replace("FAMILY", family))
+    model = run.model
+    if path == "attention.qk_norm_across_heads":
+        model = replace(model, attention=replace(model.attention, qk_norm=True))
+    if path == "windowed_rope":
+        model = replace(model, attention=replace(model.attention, num_windowed_layers=2))
+    section, _, name = path.rpartition(".")
+    if not section:
+        return replace(run, model=replace(model, **{name: value}))
+    changed = replace(getattr(model, section), **{name: value})
+    return replace(run, model=replace(model, **{section: changed}))
+
+
+@pytest.mark.parametrize("path", ABSENT)
+@pytest.mark.parametrize(
+    "check",
+    [check_torchtitan, check_maxtext, check_megatron, check_export],
+    ids=["torchtitan", "maxtext", "megatron", "export"],
+)
+def test_a_part_is_refused_by_its_name(path, check):
+    assert set(PRESENT) == set(ABSENT)
+    reasons = [problem.reason for problem in check(run_with(path, PRESENT[path]))]
+    assert [reason for reason in reasons if reason.startswith(f"{path} of m is ")] != []
+
+
+@pytest.mark.parametrize("check", [check_torchtitan, check_maxtext], ids=["torchtitan", "maxtext"])
+def test_layers_of_gpt_oss_have_their_parts_and_no_others(check):
+    plain = run_with("attention.bias", True, family="GptOssForCausalLM")
+    reasons = " ".join(problem.reason for problem in check(plain))
+    for path in ("activation", "attention.window_pattern", "attention.sinks", "experts.bias"):
+        assert f"{path} of m is" in reasons
+
+
+def test_every_field_of_a_model_is_a_part_or_known_to_all_engines():
+    parts = {path.rpartition(".")[2] for path in ABSENT}
+    names = {f.name for kind in (Model, Attention, Experts, Rope) for f in fields(kind)}
+    assert names - parts - WITHOUT_MENTION == set()
+
+
+def test_parts_that_say_what_holds_anyway_are_none():
+    run = run_with("attention.score_divisor", 16)
+    attention = replace(run.model.attention, window_pattern=(False,), output_bias=False)
+    assert parts_of(replace(run.model, attention=attention, windowed_rope=run.model.rope)) == {}
+
+
+def test_files_with_fused_matrices_are_refused():
+    run = run_with("experts", None, family="Phi3ForCausalLM")
+    for check in (check_torchtitan, check_maxtext, check_megatron):
+        assert any("as one tensor" in problem.reason for problem in check(run))
