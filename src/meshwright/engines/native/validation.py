@@ -41,7 +41,8 @@ class ValidationLosses:
         if not self.named:
             return f"{self.loss:.4f}"
         each = ", ".join(f"{name} {loss:.4f}" for name, loss in self.named.items())
-        return f"{self.loss:.4f} of {self.best_by} ({each})"
+        of = "" if self.best_by == MEAN else f" of {self.best_by}"
+        return f"{self.loss:.4f}{of} ({each})"
 
 
 def validation_losses(
