@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from meshwright import catalog
     from meshwright.api.accuracy import accuracy
     from meshwright.api.estimate import estimate
+    from meshwright.api.evaluate import evaluate
     from meshwright.api.explain import explain
     from meshwright.api.generate import generate
     from meshwright.api.plan import plan
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     )
     from meshwright.report.accuracy_study import AccuracyStudy
     from meshwright.report.catalog_listing import CatalogItem, CatalogListing
+    from meshwright.report.evaluation import Evaluation
     from meshwright.report.explanation import Explanation
     from meshwright.report.generation import Completion, Generation
     from meshwright.report.plan_ranking import PlanRanking
@@ -61,6 +63,7 @@ __all__ = [
     "Completion",
     "DeviceMeasurements",
     "Estimate",
+    "Evaluation",
     "Explanation",
     "Generation",
     "InfeasibleError",
@@ -82,6 +85,7 @@ __all__ = [
     "accuracy",
     "catalog",
     "estimate",
+    "evaluate",
     "explain",
     "generate",
     "load_run",
@@ -95,6 +99,7 @@ __all__ = [
 _HOMES = {
     "api.accuracy": ("accuracy",),
     "api.estimate": ("estimate",),
+    "api.evaluate": ("evaluate",),
     "api.explain": ("explain",),
     "api.generate": ("generate",),
     "api.plan": ("plan",),
@@ -108,6 +113,7 @@ _HOMES = {
     ),
     "report.accuracy_study": ("AccuracyStudy",),
     "report.catalog_listing": ("CatalogItem", "CatalogListing"),
+    "report.evaluation": ("Evaluation",),
     "report.explanation": ("Explanation",),
     "report.generation": ("Completion", "Generation"),
     "report.plan_ranking": ("PlanRanking",),

@@ -10,7 +10,21 @@ import click
 
 from meshwright.cli.options import Function
 
-_OPTIONS = (
+_WEIGHTS = (
+    click.option(
+        "--step", type=click.IntRange(min=0), metavar="N", help="Step of the checkpoint.  [default: the newest]"
+    ),
+    click.option(
+        "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]),
+        help="Number format.  [default: as trained, or as the files are]",
+    ),
+    click.option(
+        "--tokenizer", metavar="NAME", help="Another tokenizer: `bytes`, a tokenizer.json, its folder, OWNER/NAME."
+    ),
+    click.option("--adapter", metavar="FOLDER", help="LoRA adapter to add to the weights; or the run that trained it."),
+)  # fmt: skip
+
+_GENERATION = (
     click.option(
         "--max-tokens", type=click.IntRange(min=1), metavar="N",
         help="Most tokens of a completion.  [default: 256, or what the trained positions leave room for]",
@@ -37,22 +51,16 @@ _OPTIONS = (
         "--stop", "stop", multiple=True, metavar="TEXT", help="Text before which a completion ends. May be repeated."
     ),
     click.option(
-        "--step", type=click.IntRange(min=0), metavar="N", help="Step of the checkpoint.  [default: the newest]"
-    ),
-    click.option(
-        "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]),
-        help="Number format.  [default: as trained, or as the files are]",
-    ),
-    click.option(
-        "--tokenizer", metavar="NAME", help="Another tokenizer: `bytes`, a tokenizer.json, its folder, OWNER/NAME."
-    ),
-    click.option("--adapter", metavar="FOLDER", help="LoRA adapter to add to the weights; or the run that trained it."),
-    click.option(
         "--beyond-positions", is_flag=True, help="Allow more positions than the model is trained for."
     ),
 )  # fmt: skip
 
 
+def weights_options(function: Function) -> Callable[..., Any]:
+    """Options of which weights, and how they are held, named as the arguments of `meshwright.generate`."""
+    return functools.reduce(lambda f, option: option(f), reversed(_WEIGHTS), function)
+
+
 def generation_options(function: Function) -> Callable[..., Any]:
     """Options of sampling, length and weights, named as the arguments of `meshwright.generate`."""
-    return functools.reduce(lambda f, option: option(f), reversed(_OPTIONS), function)
+    return functools.reduce(lambda f, option: option(f), reversed((*_GENERATION, *_WEIGHTS)), function)

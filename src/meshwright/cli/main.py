@@ -86,6 +86,11 @@ VERBS: dict[str, Verb] = {
         section="Use a model",
         help="Talk to a trained model.",
     ),
+    "evaluate": Verb(
+        target="meshwright.cli.commands.evaluate:command",
+        section="Use a model",
+        help="Measure loss, multiple choice and harness tasks of a trained model.",
+    ),
     "export": Verb(
         target="meshwright.cli.commands.export:command",
         section="Use another engine",

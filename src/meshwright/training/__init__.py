@@ -2,6 +2,7 @@
 
 data/            sources, tokenizers, packing, batches
 models/          the modules of a decoder and their weight initialization
+evaluation/      losses of texts, multiple choice, lm-evaluation-harness
 generation/      text from a trained model, with cached keys and values
 weights/         Hugging Face safetensors in and out
 checkpoints/     training states on disk

@@ -31,6 +31,10 @@ class TextGenerator:
         self._cached = CachedModel(self.trained.module)
         self._turn_end = turn_end(self.tokenizer)
 
+    def close(self) -> None:
+        """Give the model back as it was."""
+        self._cached.close()
+
     def prompts(self, requests: Sequence[Request]) -> list[Prompt]:
         """All requests as tokens. Raises InputError that names every one that is too long."""
         found, problems = [], []

@@ -1,0 +1,141 @@
+"""`meshwright.evaluate`: loss, multiple choice and harness tasks of a trained model. Imports PyTorch when called."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.api import arguments
+from meshwright.api.generate import DTYPES, MAX_BATCH
+from meshwright.errors import InputError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from meshwright.report.evaluation import Evaluation
+
+
+def evaluate(
+    model: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
+    *,
+    choices: str | os.PathLike[str] | None = None,
+    tasks: Sequence[str] = (),
+    task_folder: str | os.PathLike[str] | None = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    sequence_length: int | None = None,
+    max_tokens: int | None = None,
+    batch: int = 8,
+    step: int | None = None,
+    dtype: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+    command: Sequence[str] = (),
+) -> Evaluation:
+    """Measure how well a trained model predicts a text, answers questions, and does tasks of lm-evaluation-harness.
+
+    Args:
+        model: as in `generate`.
+        source: text or tokens, as `data.source` of a run file. Default, without choices and tasks: the validation data
+            of the training.
+        choices: JSONL file of questions: `context`, `question` or `prompt`; `choices`; `answer`: index, letter or text.
+        tasks: names of tasks of lm-evaluation-harness.
+        task_folder: folder with task files of your own.
+        num_fewshot: examples before each question of a task. Default: the task's.
+        limit: most samples of each task.
+        sequence_length: window in tokens. Default: the training's, or 1,024.
+        max_tokens: end after so many predicted tokens of the source.
+        batch: sequences at once.
+        step: of the checkpoint. Default: the newest.
+        dtype: fp32, bf16 or fp16. Default: as trained, or as the files are.
+        tokenizer: another tokenizer, as in `generate`.
+        adapter: folder of a LoRA adapter to add to the weights.
+        command: the command line, for the record.
+
+    Returns:
+        The metrics with standard errors and counts, the model, the device and the software.
+
+    Raises:
+        InputError: there is no such model, source, file or task.
+        MissingDependencyError: PyTorch, or lm_eval for tasks, is absent.
+
+    Example:
+        >>> import meshwright as mw
+        >>> mw.evaluate("runs/first", "python-stdlib", max_tokens=10_000).texts[0]["loss"]  # doctest: +SKIP
+        2.31
+    """
+    named = arguments.items("tasks", tasks, example='["arc_easy"]')
+    for name in named:
+        if not isinstance(name, str) or not name:
+            raise InputError("tasks", got=name, allowed="names")
+    counts = {
+        name: None if value is None else arguments.count(name, value, least=least)
+        for name, value, least in (
+            ("num_fewshot", num_fewshot, 0), ("limit", limit, 1), ("sequence_length", sequence_length, 1),
+            ("max_tokens", max_tokens, 1), ("step", step, 0),
+        )
+    }  # fmt: skip
+    size = arguments.count("batch", batch, most=MAX_BATCH)
+    format_name = None if dtype is None else arguments.choice("dtype", dtype, DTYPES)
+    paths = {
+        name: None if value is None else str(arguments.path(name, value))
+        for name, value in (
+            ("source", source), ("choices", choices), ("task_folder", task_folder), ("tokenizer", tokenizer),
+            ("adapter", adapter),
+        )
+    }  # fmt: skip
+    if find_spec("torch") is None:
+        raise MissingDependencyError(
+            "evaluation needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
+        )
+    from meshwright.report.evaluation import Evaluation
+    from meshwright.training import telemetry
+    from meshwright.training.evaluation.choices import evaluate_choices, read_questions
+    from meshwright.training.evaluation.harness import run_tasks
+    from meshwright.training.evaluation.text import evaluate_text, open_texts
+    from meshwright.training.trained_model import load_trained, model_document
+
+    questions = None if paths["choices"] is None else read_questions(Path(paths["choices"]).expanduser())
+    trained = load_trained(
+        str(arguments.path("model", model)),
+        step=counts["step"],
+        dtype=format_name,
+        tokenizer=paths["tokenizer"],
+        adapter=paths["adapter"],
+    )
+    is_text = source is not None or not (questions or named)
+    texts = open_texts(trained, paths["source"]) if is_text else []
+    begin_s = time.perf_counter()
+    notes = trained.notes
+    of_texts, of_choices, of_tasks = [], None, None
+    for text in texts:
+        of_text = evaluate_text(
+            trained, text, length=counts["sequence_length"], batch=size, max_tokens=counts["max_tokens"]
+        )
+        of_texts.append(of_text)
+        if not of_text["is_whole"]:
+            notes += (f"{text.name}: ended after {of_text['num_tokens']:,} tokens; there are more",)
+    if questions is not None:
+        of_choices = evaluate_choices(trained, questions, batch=size)
+        if cut := of_choices["num_cut"]:
+            notes += (f"{cut} contexts are longer than the positions and lose their beginning",)
+    if named:
+        of_tasks = run_tasks(
+            trained, named, folder=None if paths["task_folder"] is None else Path(paths["task_folder"]),
+            num_fewshot=counts["num_fewshot"], limit=counts["limit"], batch=size,
+        )  # fmt: skip
+    return Evaluation(
+        model=model_document(trained),
+        texts=tuple(of_texts),
+        choices=of_choices,
+        tasks=of_tasks,
+        seconds=time.perf_counter() - begin_s,
+        device=telemetry.device_facts(trained.device, accelerator=None),
+        software=telemetry.software_facts(),
+        command=tuple(command),
+        git_commit=telemetry.git_commit(Path.cwd()),
+        notes=notes,
+    )

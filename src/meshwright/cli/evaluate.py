@@ -1,0 +1,52 @@
+"""`meshwright evaluate`: metrics of a trained model."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from meshwright.api.evaluate import evaluate
+from meshwright.cli.output import emit_json, note, print_line, print_table, progress
+from meshwright.report.evaluation import Evaluation
+from meshwright.units import format_duration
+
+
+def run(*, model: str, source: str | None, as_json: bool, **settings: Any) -> None:
+    """Evaluate, and print the metrics."""
+    with progress(f"evaluating {model}"):
+        done = evaluate(model, source, command=("meshwright", *sys.argv[1:]), **settings)
+    if as_json:
+        emit_json(done)
+    else:
+        _show(done)
+    for text in done.notes:
+        note(text)
+
+
+def _show(done: Evaluation) -> None:
+    rows = [
+        (
+            row["on"],
+            row["metric"].replace("_", " "),
+            f"{row['value']:.4f}",
+            "" if row["standard_error"] is None else f"{row['standard_error']:.4f}",
+            "" if row["number"] is None else f"{row['number']:,}",
+        )
+        for row in done.to_rows()
+    ]
+    print_table(
+        {
+            "on": "left",
+            "metric": "left",
+            "value": "right",
+            "standard error": "right",
+            "tokens or samples": "right",
+        },
+        rows,
+        title=f"{done.model['name']}"
+        + (f", step {done.model['step']:,}" if done.model["step"] is not None else ""),
+    )
+    if done.texts:
+        print_line(
+            f"Windows of {done.texts[0]['sequence_length']:,} tokens; {format_duration(done.seconds)}."
+        )

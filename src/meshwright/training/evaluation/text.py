@@ -1,0 +1,191 @@
+"""Loss of a corpus: every document in windows, every token but the first of a document predicted once.
+
+    loss            nats per predicted token, the end tokens of documents included, as in training
+    perplexity      exp(loss)
+    bits per byte   the loss of the text tokens over ln 2, over the bytes of their text; it compares tokenizers
+
+A document longer than a window continues in the next one, whose first token is the last of the one before: its tokens
+see only their own window. In data with prompts only what is trained on counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+
+from meshwright.errors import InputError
+from meshwright.files import default_cache
+from meshwright.training.data.source import SYNTHETIC, TokenFiles, open_source
+from meshwright.training.data.split import Extents, everything, hold_out
+from meshwright.training.data.store import TokenStore, open_store
+from meshwright.training.data.token_range import require_vocab
+from meshwright.training.data.tokenization import tokenise
+from meshwright.training.data.tokenizer import Tokenizer
+from meshwright.training.evaluation.losses import MeanLoss, Row, losses_of
+from meshwright.training.labels import IGNORED_LABEL
+from meshwright.training.trained_model import TrainedModel
+
+SORTED_BATCHES = 16
+"""Batches that are sorted by length together, so that there is little padding."""
+
+DEFAULT_LENGTH = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """The tokens to predict."""
+
+    name: str
+    store: TokenStore
+    extents: Extents
+    tokenizer: Tokenizer | None  # None: the source is tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    row: Row
+    num_end_tokens: int  # 1 where the last label ends a document
+    num_bytes: int  # of a whole document, in its last window
+
+
+def open_texts(trained: TrainedModel, source: str | None) -> list[Text]:
+    """The tokens of `source`; None: the validation data of the training, or what was held out for it.
+
+    Raises InputError where there is no such data, or its tokens are not those of the model.
+    """
+    if source is not None:
+        return [_open(trained, source)]
+    data = trained.data
+    if data is None or data.source == SYNTHETIC:
+        raise InputError(
+            "there is nothing to evaluate on", got=trained.name,
+            hint="name a source after the model: a file, a folder, python-stdlib, a data set",
+        )  # fmt: skip
+    if sources := data.validation_sources:
+        return [_open(trained, name) for name in sources.values()]
+    return [_open(trained, data.source, is_held_out=True)]
+
+
+def _open(trained: TrainedModel, source: str, *, is_held_out: bool = False) -> Text:
+    if source == SYNTHETIC:
+        raise InputError("random tokens cannot be predicted", got=source, hint="name text or token files")
+    cache = default_cache()
+    opened = open_source(source, cache=cache)
+    if isinstance(opened, TokenFiles):
+        store, tokenizer = open_store(list(opened.prefixes)), None
+    else:
+        tokenizer = trained.require_tokenizer()
+        store = tokenise(opened, tokenizer, cache=cache)
+    require_vocab(store, vocab=trained.model.vocab, cache=cache)
+    if not is_held_out:
+        return Text(name=source, store=store, extents=everything(store), tokenizer=tokenizer)
+    extents = hold_out(store, whole_documents=store.is_masked).validation
+    return Text(name=f"the validation part of {source}", store=store, extents=extents, tokenizer=tokenizer)
+
+
+def evaluate_text(
+    trained: TrainedModel,
+    text: Text,
+    *,
+    length: int | None,
+    batch: int,
+    max_tokens: int | None,
+    on_tokens: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Loss, perplexity and bits per byte of `text` with their standard errors.
+
+    `length` is the window in tokens (None: the sequence length of the training, or 1,024), `max_tokens` ends the
+    evaluation after so many. Raises InputError where nothing can be predicted, or `length` exceeds the positions.
+    """
+    positions = trained.positions
+    length = length or trained.sequence_length or min(positions or DEFAULT_LENGTH, DEFAULT_LENGTH)
+    if positions is not None and length > positions:
+        raise InputError(
+            "the sequence length exceeds the positions that the model is trained for", got=length,
+            allowed=f"<= {positions}",
+        )  # fmt: skip
+    mean, of_text, num_bytes = MeanLoss(), MeanLoss(), 0
+    every = _windows(text, length)
+    windows = _limited(every, max_tokens)
+    while some := list(islice(windows, batch * SORTED_BATCHES)):
+        some.sort(key=lambda window: len(window.row.tokens))
+        for start in range(0, len(some), batch):
+            part = some[start : start + batch]
+            for window, (losses_T, _) in zip(
+                part, losses_of(trained.module, [w.row for w in part]), strict=True
+            ):
+                labels = np.asarray(window.row.labels) != IGNORED_LABEL
+                total, count = float(losses_T.double().sum()), int(labels.sum())
+                mean.add(total, count)
+                end = float(losses_T[-1]) if window.num_end_tokens else 0.0
+                of_text.add(total - end, count - window.num_end_tokens)
+                num_bytes += window.num_bytes
+            if on_tokens is not None:
+                on_tokens(sum(len(w.row.tokens) for w in part))
+    if not mean.num_tokens:
+        raise InputError(
+            "no token of the data can be predicted", got=text.name, allowed="documents of two tokens"
+        )
+    error = mean.standard_error
+    perplexity = math.exp(min(mean.mean, 700.0))
+    has_bytes = text.tokenizer is not None and not text.store.is_masked and max_tokens is None and num_bytes
+    return {
+        "source": text.name,
+        "loss": mean.mean,
+        "loss_standard_error": error,
+        "perplexity": perplexity,
+        "perplexity_standard_error": None if error is None else perplexity * error,
+        "bits_per_byte": of_text.total / math.log(2) / num_bytes if has_bytes else None,
+        "num_tokens": mean.num_tokens,
+        "num_bytes": num_bytes if has_bytes else None,
+        "num_windows": mean.num_rows,
+        "sequence_length": length,
+        "is_whole": next(every, None) is None,
+    }
+
+
+def _windows(text: Text, length: int) -> Iterator[_Window]:
+    for first, last in text.extents.ranges_E2.tolist():
+        starts = [first, *text.store.starts_between(first, last).tolist(), last]
+        for start, stop in pairwise(starts):
+            yield from _windows_of(text, start, stop, length)
+
+
+def _windows_of(text: Text, start: int, stop: int, length: int) -> Iterator[_Window]:
+    """Windows of the document, or the part of one, from `start` to `stop`."""
+    tokens_N, trained_N = text.store.tokens(start, stop), text.store.trained(start, stop)
+    labels_N = np.where(trained_N[1:], tokens_N[1:], IGNORED_LABEL)
+    is_ended = text.tokenizer is not None and int(tokens_N[-1]) == text.tokenizer.end
+    num_bytes = _num_bytes(tokens_N, text.tokenizer, is_ended=is_ended)
+    for at in range(0, len(labels_N), length):
+        labels = labels_N[at : at + length].tolist()
+        is_last = at + length >= len(labels_N)
+        yield _Window(
+            row=Row(tokens=tokens_N[at : at + len(labels)].tolist(), labels=labels),
+            num_end_tokens=int(is_last and is_ended and labels[-1] != IGNORED_LABEL),
+            num_bytes=num_bytes if is_last else 0,
+        )
+
+
+def _num_bytes(tokens_N: np.ndarray, tokenizer: Tokenizer | None, *, is_ended: bool) -> int:
+    """Bytes of the text that the tokens after the first one write."""
+    if tokenizer is None:
+        return 0
+    ids = (tokens_N[:-1] if is_ended else tokens_N).tolist()
+    first = tokenizer.decode(ids[:1])
+    return len(tokenizer.decode(ids).encode()) - len(first.replace("\ufffd", "?").encode())
+
+
+def _limited(windows: Iterator[_Window], max_tokens: int | None) -> Iterator[_Window]:
+    """Windows until `max_tokens` labels are there, the last one whole."""
+    left = math.inf if max_tokens is None else max_tokens
+    for window in windows:
+        yield window
+        left -= sum(label != IGNORED_LABEL for label in window.row.labels)
+        if left <= 0:
+            return
