@@ -29,6 +29,8 @@ def load(monkeypatch):
     """The load that is found while something is measured: the machine of the tests may be busy."""
     found = [IDLE]
     monkeypatch.setattr(machine_measurement, "load_between", lambda *_, **__: found[-1])
+    monkeypatch.setattr(machine_measurement, "BUDGET_S", 60.0)
+    monkeypatch.setattr(machine_measurement, "DISTURBED_SD", 10.0)
     return found
 
 
@@ -130,6 +132,7 @@ def test_a_cache_that_cannot_be_written_costs_a_measurement_only(measured, own_c
 
 def test_repetitions_that_differ_show_a_busy_machine_and_the_fastest_counts(monkeypatch, load, own_cache):
     """Every other pass waits, as when another program has the processor."""
+    monkeypatch.setattr(machine_measurement, "DISTURBED_SD", layer_timing.DISTURBED_SD)
     calls = iter(range(1000))
 
     def disturbed(task):
