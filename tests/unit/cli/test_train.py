@@ -12,6 +12,7 @@ from meshwright.cli.train_messages import introduction
 from meshwright.engines import base
 from meshwright.engines.external_workers import WorkersStart
 from meshwright.engines.maxtext.results import LAYOUT
+from meshwright.training.run_identity import new_identity
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
@@ -165,6 +166,7 @@ def test_it_says_what_it_starts(tiny_text, tmp_path, is_one_process, words):
         device_type="cpu",
         device_name="a CPU",
         cluster=catalog.cluster("h100-1x2"),
+        identity=new_identity(run, plan=run.plan, results=tmp_path, fingerprints={}),
         is_one_process=is_one_process,
     )
     assert introduction(start)[-1] == words
