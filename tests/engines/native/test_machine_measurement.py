@@ -17,6 +17,7 @@ from meshwright.engines.native import layer_timing, machine_measurement
 from meshwright.engines.native.expectation import measure_expectation
 from meshwright.engines.native.machine_measurement import measure_machine
 from meshwright.specs.plan import Plan
+from meshwright.training.device import FORMATS, Rates
 from meshwright.training.host_load import HostLoad
 
 CPU = torch.device("cpu")
@@ -31,6 +32,9 @@ def load(monkeypatch):
     monkeypatch.setattr(machine_measurement, "load_between", lambda *_, **__: found[-1])
     monkeypatch.setattr(machine_measurement, "BUDGET_S", 60.0)
     monkeypatch.setattr(machine_measurement, "DISTURBED_SD", 10.0)
+    monkeypatch.setattr(layer_timing, "REPETITIONS", 1)
+    rates = Rates(matmul_flops_per_s=dict.fromkeys(FORMATS, 1e11), copy_bytes_per_s=1e10)
+    monkeypatch.setattr("meshwright.training.device.measure_rates", lambda *_, **__: rates)
     return found
 
 
@@ -88,10 +92,10 @@ def test_measuring_again_replaces_what_is_kept(measured):
     assert expect(tiny_run()).predicted["step"] == again.predicted["step"]
 
 
-def test_nothing_is_measured_when_that_is_asked_for(measured, monkeypatch):
-    monkeypatch.setattr("meshwright.training.device.measure_rates", None)
+def test_nothing_is_measured_when_that_is_asked_for(measured):
     found = expect(tiny_run(), Measuring.NEVER)
     assert found.predicted is None
+    assert not measured
     assert found.yardstick.mfu(1.0) is None
     assert found.notes == ("this machine was not measured (--no-measure)", "nothing was predicted")
     assert found.lines() == ["MFU: unknown: this device's peak was not measured"]
@@ -133,6 +137,7 @@ def test_a_cache_that_cannot_be_written_costs_a_measurement_only(measured, own_c
 def test_repetitions_that_differ_show_a_busy_machine_and_the_fastest_counts(monkeypatch, load, own_cache):
     """Every other pass waits, as when another program has the processor."""
     monkeypatch.setattr(machine_measurement, "DISTURBED_SD", layer_timing.DISTURBED_SD)
+    monkeypatch.setattr(layer_timing, "REPETITIONS", 5)
     calls = iter(range(1000))
 
     def disturbed(task):
