@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from meshwright.specs.run import LearningRateSchedule, Optimizer
-from meshwright.training.optimizer import AdamW, learning_rate, masters_of
+from meshwright.training.masters import masters_of
+from meshwright.training.optimizer import MasterOptimizer, learning_rate
 
 FALLING = (LearningRateSchedule.COSINE, LearningRateSchedule.LINEAR, LearningRateSchedule.WSD)
 LARGEST_SLOPE = {  # of the fall, over the slope of a line through the same steps
@@ -94,7 +95,9 @@ def test_steps_equal_those_of_adamw(schedule, weight_decay):
     mine = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
     theirs = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
     theirs.load_state_dict(mine.state_dict())
-    optimizer = AdamW(masters_of([mine], compute=torch.float32), settings=settings_, is_single_process=True)
+    optimizer = MasterOptimizer(
+        masters_of([mine], compute=torch.float32), settings=settings_, is_single_process=True
+    )
     matrices = [p for p in theirs.parameters() if p.ndim > 1]
     vectors = [p for p in theirs.parameters() if p.ndim == 1]
     reference = torch.optim.AdamW(
@@ -120,7 +123,7 @@ def test_gradients_are_scaled_down_to_the_limit(limit):
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 4)
     masters = masters_of([model], compute=torch.bfloat16)
-    optimizer = AdamW(masters, settings=Optimizer(gradient_clip=limit), is_single_process=True)
+    optimizer = MasterOptimizer(masters, settings=Optimizer(gradient_clip=limit), is_single_process=True)
     model(torch.randn(5, 8, dtype=torch.bfloat16)).sum().backward()
     gradients = [m.local.grad.clone() for m in masters]
     exact = torch.cat([g.flatten() for g in gradients]).norm().item()

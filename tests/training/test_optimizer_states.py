@@ -119,7 +119,8 @@ def test_a_second_moment_does_not_stand_still(states):
     weight = torch.zeros(8 * STATE_BLOCK)
     settings = Optimizer(states=states, betas=(0.9, 0.999))
     adamw = NarrowAdamW([weight], settings=settings, weight_decay=0.0, seed=0)
-    adamw.restore({weight: (torch.zeros_like(weight), 1 + normal(len(weight)).square())}, num_steps=0)
+    begin = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": 1 + normal(len(weight)).square()}
+    adamw.restore({weight: begin}, num_steps=0)
     weight.grad = torch.zeros_like(weight)
     before = adamw.second.decode(0, len(weight)).mean()
     for _ in range(500):

@@ -119,6 +119,9 @@ class PrecisionTable(Table):
     grad_bytes: Array
     master_bytes: Array
     optimizer_state_bytes: Array
+    adamw_state_bytes: Array
+    update_bytes: Array
+    newton_schulz_steps: Array
     gather_bytes: Array
     reduce_bytes: Array
     dispatch_bytes: Array

@@ -7,13 +7,14 @@ import numpy as np
 from meshwright.arrays import Array
 from meshwright.cost.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.layers import LayerTimes, StepContext
+from meshwright.cost.newton_schulz import rank_flops
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.stages import StageLayers
 from meshwright.specs.plan import Sharding
 
 OPTIMIZER_BYTES = 34.0
-"""Per parameter: master and both optimizer states read and written (24), gradient read twice for norm and update (8),
-16-bit weight written (2)."""
+"""AdamW's, per parameter: master and both optimizer states read and written (24), gradient read twice for norm and
+update (8), 16-bit weight written (2). `Precision.update_bytes` has those of the run's optimizer."""
 
 
 def trained_parameters(s: StepContext, layers: StageLayers) -> tuple[Array, Array]:
@@ -97,7 +98,10 @@ def _exposed_by_chunk(s: StepContext, comm_s: Array, pass_s: Array) -> Array:
 
 
 def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
-    """One pass over gradients, master weights and optimizer states of the shard, or the host link's time."""
+    """One pass over gradients, master weights and optimizer states of the shard, or the host link's time.
+
+    With Muon the matrices are gathered in 16 bits and orthogonalized besides.
+    """
     dense, expert = trained_parameters(s, layers)
     plan, rates = s.plan, s.rates
     sharded = plan.sharding > Sharding.NONE
@@ -106,6 +110,16 @@ def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
     )
     streaming = rates.device.memory_bytes_per_s * rates.device.memory_ratio
     correction = rates.device.corrections.factor("optimizer/adamw", count)
-    on_device = count * OPTIMIZER_BYTES * rates.optimizer_passes / streaming * correction
+    on_device = count * s.precision.update_bytes * rates.optimizer_passes / streaming * correction
     on_host = count * (s.precision.master_bytes + s.precision.optimizer_state_bytes) / rates.host_bytes_per_s
-    return np.where(plan.offload_optimizer > 0, np.maximum(on_device, on_host), on_device)
+    streamed = np.where(plan.offload_optimizer > 0, np.maximum(on_device, on_host), on_device)
+    if not np.any(s.precision.newton_schulz_steps):
+        return streamed
+    flops = s.precision.newton_schulz_steps * rank_flops(s.model, plan, layers)
+    arithmetic = flops / (rates.device.bf16_flops_per_s * rates.device.bf16_gemm_ratio)
+    shards = ((dense, s.groups.shard), (dense, s.groups.tensor), (expert, s.groups.expert_shard))
+    gathered = sum(
+        np.where(is_split & (group.size > 1), all_gather_s(2.0 * held, group), 0.0)
+        for is_split, (held, group) in zip((sharded, True, sharded), shards, strict=True)
+    )
+    return streamed + np.where(s.precision.newton_schulz_steps > 0, arithmetic + gathered, 0.0)

@@ -138,11 +138,17 @@ def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
 
 
 def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
-    """Keys that only the native engine supports: several validation sources, GEMM tuning, loader processes, rollbacks,
-    and a target loss unless the engine supports it too (`has_target`).
+    """Keys that only the native engine supports: optimizers other than AdamW, several validation sources, GEMM tuning,
+    loader processes, rollbacks, and a target loss unless the engine supports it too (`has_target`).
     """
     if len(run.data.validation_sources) > 1:
         yield Unsupported(key="data.validation", reason="the engine validates on one source: name one")
+    if run.optimizer.name != "adamw":
+        yield Unsupported(
+            key="optimizer.name",
+            reason=f"{run.optimizer.name} is trained by the native engine only",
+            hint="optimizer.name: adamw; or engine: native",
+        )
     if run.gemm_tuning is not None:
         yield Unsupported(key="gemm_tuning", reason="only the native engine tunes GEMMs: leave it out")
     evaluate, faults = run.train.evaluate, run.train.faults

@@ -18,13 +18,14 @@ from meshwright.hub import is_hub_name
 from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.inline import inline_model, same_fields
+from meshwright.runfile.optimizer import foreign_keys, resolve_optimizer, state_bytes
 from meshwright.runfile.pinned import plan_from_section
 from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem
 from meshwright.specs import run as specs
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
-from meshwright.specs.precision import OPTIMIZER_STATE_BYTES, PRECISIONS, Precision
+from meshwright.specs.precision import PRECISIONS, Precision
 
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the search tries every number of virtual stages: a million layers take minutes
@@ -61,6 +62,9 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     stack = problems.attempt("stack.framework", _stack, file)
     train = problems.attempt("train", _train, file)
     micro = problems.attempt("batch", _micro, file)
+    for key, hint in foreign_keys(file.optimizer):
+        message = f"is no setting of {file.optimizer.name}"
+        problems.append(RunFileProblem(path=("optimizer", key), message=message, hint=hint))
     plan = None
     if isinstance(file.parallel, schema.ParallelSection) and not problems:
         plan = problems.attempt("parallel", _plan, file.parallel, micro, model, cluster, global_batch)
@@ -88,7 +92,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         stack=stack,
         objective=file.objective,
         costs=same_fields(specs.Costs, file.costs),
-        optimizer=same_fields(specs.Optimizer, file.optimizer),
+        optimizer=resolve_optimizer(file.optimizer),
         data=same_fields(specs.Data, file.data),
         train=train,
         source=document.file,
@@ -183,13 +187,11 @@ def _cluster(given: str | schema.InlineCluster, here: Cluster | None) -> Cluster
 
 
 def _precision(file: schema.RunFile, cluster: Cluster | None) -> Precision:
-    """The recipe that the file names, with the bytes of the optimizer states that it asks for."""
+    """The recipe that the file names, with what its optimizer keeps and moves."""
     name = file.precision
     if name not in PRECISIONS:
         raise UnknownNameError("precision", name, known=PRECISIONS)
-    precision = replace(
-        PRECISIONS[name], optimizer_state_bytes=OPTIMIZER_STATE_BYTES[file.optimizer.states.value]
-    )
+    precision = replace(PRECISIONS[name], **state_bytes(file.optimizer))
     if cluster is None:
         return precision
     accelerator = cluster.accelerator

@@ -24,12 +24,14 @@ from meshwright.specs.model import (
     RopeScaling,
     Router,
 )
+from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
 from meshwright.specs.run import (
     BIAS_RATE,
     MAX_WORKERS,
     MEAN,
     NATIVE,
+    LearningRateAdjustment,
     LearningRateSchedule,
     Objective,
     StateFormat,
@@ -53,6 +55,12 @@ def _engine(value: object) -> object:
     known = engine_names()
     if known and value not in known:  # where none is known what looks one up says why
         raise PydanticKnownError("enum", {"expected": ", ".join(map(repr, known))})
+    return value
+
+
+def _optimizer(value: object) -> object:
+    if value not in OPTIMIZERS:
+        raise PydanticKnownError("enum", {"expected": ", ".join(map(repr, OPTIMIZERS))})
     return value
 
 
@@ -96,6 +104,7 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 SourceName = Annotated[str, AfterValidator(_source_name)]
 EngineName = Annotated[str, BeforeValidator(_engine)]
+OptimizerName = Annotated[str, BeforeValidator(_optimizer)]
 RecomputeModule = Annotated[str, AfterValidator(_recompute_module)]
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
 
@@ -238,9 +247,9 @@ class BatchSection(RunFileSection):
 
 
 class OptimizerSection(RunFileSection):
-    """AdamW and its learning-rate schedule."""
+    """Optimizer and learning-rate schedule. Keys from `betas` on are those of some optimizers."""
 
-    name: Literal["adamw"] = "adamw"
+    name: OptimizerName = "adamw"
     learning_rate: Positive = 3e-4
     betas: Annotated[tuple[BelowOne, BelowOne], _Lax] = (0.9, 0.95)
     epsilon: Positive = 1e-8
@@ -251,6 +260,11 @@ class OptimizerSection(RunFileSection):
     final_ratio: Ratio = 0.1
     decay_ratio: Ratio = 0.1
     states: Annotated[StateFormat, _Lax] = StateFormat.FP32
+    momentum: BelowOne = 0.95
+    nesterov: bool = True
+    newton_schulz_steps: Annotated[int, BeforeValidator(_whole), Field(gt=0, lt=100)] = 5
+    adjust_learning_rate: Annotated[LearningRateAdjustment, _Lax] = LearningRateAdjustment.MATCH_RMS_ADAMW
+    adamw_learning_rate: Positive | None = None
 
 
 class InlineCluster(RunFileSection):

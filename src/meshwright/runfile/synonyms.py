@@ -21,6 +21,7 @@ _NAMES = {
     "batch.global_tokens": "tokens_per_step tokens_per_batch global_batch_tokens",
     "batch.micro": "mbs microbatch micro_batch microbatch_size micro_batch_size local_batch_size "
     "per_device_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu",
+    "optimizer.name": "optim optimizer_type optimizer_name",
     "optimizer.learning_rate": "lr max_lr learning_rate peak_lr",
     "optimizer.weight_decay": "wd",
     "optimizer.gradient_clip": "clip_grad grad_clip max_grad_norm gradient_clipping max_norm",
@@ -30,6 +31,10 @@ _NAMES = {
     "optimizer.states": "optimizer_dtype optim_bits state_dtype",
     "optimizer.epsilon": "adam_eps adam_epsilon eps",
     "optimizer.betas": "adam_betas beta1 beta2 adam_beta1 adam_beta2",
+    "optimizer.momentum": "mu muon_momentum",
+    "optimizer.newton_schulz_steps": "ns_steps muon_num_ns_steps",
+    "optimizer.adjust_learning_rate": "adjust_lr_fn muon_scale_mode",
+    "optimizer.adamw_learning_rate": "adam_lr scalar_lr",
     "precision": "dtype mixed_precision torch_dtype bf16 fp16 fp8 param_dtype quantization",
     "cluster": "hardware gpus num_gpus num_devices devices gpu world_size topology",
     "cluster.accelerator": "gpu_type accelerator device_type gpu_name",

@@ -19,7 +19,12 @@ class Precision:
     weight_cache_bytes: float = 0.0
     grad_bytes: float = 4.0  # main gradients, as they are accumulated and reduced
     master_bytes: float = 4.0
-    optimizer_state_bytes: float = 8.0  # both states of Adam together
+    optimizer_state_bytes: float = 8.0  # all states of a parameter together: two of Adam
+    adamw_state_bytes: float = (
+        0.0  # more of embedding, head and vectors, where AdamW updates them beside Muon
+    )
+    update_bytes: float = 34.0  # read and written by an update of a parameter (`specs.optimizers`)
+    newton_schulz_steps: float = 0.0  # of Muon
     gather_bytes: float = 2.0  # per parameter on the wire in an FSDP or ZeRO gather
     reduce_bytes: float = 4.0  # per gradient on the wire
     dispatch_bytes: float = 2.0  # per element of a token sent to an expert

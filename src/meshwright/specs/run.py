@@ -52,6 +52,15 @@ class StateFormat(StrEnum):
     INT8 = "int8"  # a byte each, and a scale per block
 
 
+class LearningRateAdjustment(StrEnum):
+    """Scale of Muon's orthogonalized update of an A x B matrix."""
+
+    MATCH_RMS_ADAMW = (
+        "match_rms_adamw"  # 0.2 sqrt(max(A, B)): as large as AdamW's, so that one learning rate does
+    )
+    ORIGINAL = "original"  # sqrt(max(1, A / B))
+
+
 class Tracker(StrEnum):
     """Service that receives the metrics of steps in addition to the output folder."""
 
@@ -62,7 +71,7 @@ class Tracker(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW and its learning-rate schedule."""
+    """An optimizer of `specs.optimizers` and its learning-rate schedule."""
 
     name: str = "adamw"
     learning_rate: float = 3e-4
@@ -74,7 +83,12 @@ class Optimizer:
     warmup_steps: int = 0
     final_ratio: float = 0.1  # last learning rate over the peak one
     decay_ratio: float = 0.1  # WSD: share of the steps that decay
-    states: StateFormat = StateFormat.FP32
+    states: StateFormat = StateFormat.FP32  # of AdamW
+    momentum: float = 0.95  # of Muon, as the four below
+    nesterov: bool = True
+    newton_schulz_steps: int = 5
+    adjust_learning_rate: LearningRateAdjustment = LearningRateAdjustment.MATCH_RMS_ADAMW
+    adamw_learning_rate: float | None = None  # peak for embedding, head and vectors; None: `learning_rate`
 
 
 MAX_WORKERS = 256

@@ -7,7 +7,7 @@ generation/      text from a trained model, with cached keys and values
 weights/         Hugging Face safetensors in and out
 checkpoints/     training states on disk
 conversion       checkpoints to and from Hugging Face formats
-optimizer        AdamW on fp32 master weights; `optimizer_states` keeps its states in 16 or 8 bits
+optimizer        by name, on fp32 `masters`: `optimizer_updates`, `optimizer_states` (16 or 8 bits), `muon`
 step_gemms       GEMM shapes of a step; `gemm_tuning`: the kernels chosen for them
 device, machine  this machine as PyTorch and as other programs see it
 processes        one process a device; `rendezvous`, `signals`, `watchdog`

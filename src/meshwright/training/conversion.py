@@ -18,6 +18,7 @@ from meshwright.specs.run import Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training.checkpoints import Content, SavedCheckpoint
 from meshwright.training.fingerprints import fingerprints
+from meshwright.training.masters import masters_of
 from meshwright.training.models import (
     Transformer,
     adapted,
@@ -27,7 +28,7 @@ from meshwright.training.models import (
     materialize,
     merge_adapters,
 )
-from meshwright.training.optimizer import AdamW, masters_of
+from meshwright.training.optimizer import MasterOptimizer
 from meshwright.training.run_identity import as_document, new_identity
 from meshwright.training.weights import (
     Origin,
@@ -147,7 +148,7 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
     else:
         module = _adapters(run, weights, lora=run.lora)
         origin = None if run.weights is None else find_weights(run.weights)
-    optimizer = AdamW(
+    optimizer = MasterOptimizer(
         masters_of([module], compute=torch.float32), settings=run.optimizer, is_single_process=True
     )
     state = optimizer.state() | (_buffers(module) if run.lora is None else {})

@@ -1,41 +1,40 @@
-"""AdamW on fp32 master weights, the learning rate of a step, and clipping by the global norm.
+"""The optimizer of a run: learning rate of a step, clipping by the global norm, updates of masters by name.
 
-A master is the fp32 tensor that the optimizer updates. It is
+    adamw       PyTorch's fused AdamW; with narrow states `optimizer_states.NarrowAdamW`
+    adamw8bit   torchao's
+    lion        lion-pytorch's
+    muon        `muon.Muon` for the matrices of hidden layers, AdamW for embedding, head and vectors
 
-    the parameter itself       fp32 without sharded states: one process, or pipeline stages and tensor parallelism only
-    a copy of the parameter    bf16 without sharded states: gradients are accumulated in fp32 after each backward pass
-    this process's shard       sharded states: FSDP keeps the shard in fp32 and computes in bf16
-
-AdamW runs on the plain local tensors, so that it has no dispatch of distributed tensors and the fused kernel serves
-every device. Its states are fp32, or narrower (`optimizer_states`). Source of the update: Loshchilov and Hutter 2019,
-algorithm 2.
+All of them update the fp32 masters of `masters`. Weight decay is decoupled and of matrices only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
-from torch.utils import swap_tensors
 
 from meshwright.specs.run import LearningRateSchedule, StateFormat
 from meshwright.specs.run import Optimizer as Settings
+from meshwright.training.masters import Master, is_partial, local_part
+from meshwright.training.muon import Muon, is_hidden_matrix
 from meshwright.training.optimizer_states import NarrowAdamW
-
-STATE_NAMES = ("exp_avg", "exp_avg_sq")
+from meshwright.training.optimizer_updates import (
+    EightBitAdamW,
+    FusedAdamW,
+    Lion,
+    States,
+    Update,
+    foreach_copy,
+)
 
 # One kernel for all tensors of a list; `torch.optim` is built on them.
-foreach_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 foreach_mul = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 foreach_norm = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
 
@@ -67,163 +66,7 @@ def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
     return peak * (1 - (1 - settings.final_ratio) * fallen)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Master:
-    """One trained tensor: the parameter that computes and the local fp32 tensor that the optimizer updates."""
-
-    name: str
-    parameter: nn.Parameter
-    local: Tensor
-    layout: list[Placement] = field(default_factory=list)
-    """Placements of the accumulated gradient of a distributed parameter: that of a replicated one may be partial."""
-
-    @property
-    def is_copy(self) -> bool:
-        """True if the parameter must be refreshed from the master after a step."""
-        return self.local.dtype != self.parameter.dtype
-
-    @property
-    def gradient(self) -> Tensor | None:
-        """The gradient accumulated so far, distributed as the parameter is, perhaps as a partial sum."""
-        if not self.is_copy:
-            if self.parameter.grad is not None:
-                self.parameter.grad = distributed_like(self.parameter.grad, like=self.parameter)
-            return self.parameter.grad
-        self.add()  # passes of the weights alone call no hook
-        local, p = self.local.grad, self.parameter
-        if local is None or not isinstance(p, DTensor):
-            return local
-        return DTensor.from_local(
-            local, p.device_mesh, self.layout, run_check=False, shape=p.shape, stride=p.stride()
-        )
-
-    def forget_gradient(self) -> None:
-        """Free the accumulated gradient."""
-        self.local.grad = self.parameter.grad = None
-
-    def add(self) -> None:
-        """Move the gradient of a parameter that computes in a narrow format into the fp32 sum, and free it."""
-        gradient = self.parameter.grad
-        if gradient is None:
-            return
-        gradient = distributed_like(gradient, like=self.parameter)
-        if isinstance(gradient, DTensor):
-            self.layout[:] = gradient.placements
-        if self.local.grad is None:
-            self.local.grad = local_part(gradient).float()
-        else:
-            self.local.grad.add_(local_part(gradient))
-        self.parameter.grad = None
-
-    @property
-    def copied_along(self) -> tuple[str, ...]:
-        """Axes of its mesh along which processes hold the same shard."""
-        if not isinstance(self.parameter, DTensor):
-            return ()
-        mesh, placements = self.parameter.device_mesh, self.parameter.placements
-        names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
-        return tuple(n for n, p in zip(names, placements, strict=True) if isinstance(p, Replicate))
-
-    @property
-    def copies(self) -> int:
-        """Number of processes of its mesh that hold the same shard."""
-        if not isinstance(self.parameter, DTensor):
-            return 1
-        mesh, placements = self.parameter.device_mesh, self.parameter.placements
-        return math.prod(
-            mesh.size(i) for i, placement in enumerate(placements) if isinstance(placement, Replicate)
-        )
-
-    def like(self, local: Tensor) -> Tensor:
-        """`local`, shaped as this process's shard, as the (distributed) tensor that a checkpoint stores."""
-        if not isinstance(self.parameter, DTensor):
-            return local
-        p = self.parameter
-        return DTensor.from_local(
-            local, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-        )
-
-
-def masters_of(modules: Iterable[nn.Module], *, compute: torch.dtype) -> list[Master]:
-    """The masters of all parameters that are trained, in the order of the modules.
-
-    Parameters come in fp32. FSDP rounds its shards to `compute` as it gathers them; all others are rounded here.
-    """
-    masters = []
-    for module in modules:
-        rounded = torch.float32 if isinstance(module, FSDPModule) else compute
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                masters.append(_master(name, parameter, rounded))
-    return masters
-
-
-def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
-    assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}"
-    master = Master(name=name, parameter=parameter, local=local_part(parameter.detach()))
-    if compute != torch.float32:
-        rounded = parameter.detach().to(compute)
-        if isinstance(parameter, DTensor):  # `data` does not reach the local tensor
-            swap_tensors(parameter, nn.Parameter(rounded))
-        else:
-            parameter.data = rounded
-        parameter.register_post_accumulate_grad_hook(lambda _: master.add())
-    return master
-
-
-class Update(Protocol):
-    """AdamW's update of some masters, with their optimizer states."""
-
-    def step(self, *, learning_rate: float) -> None:
-        """Update every tensor that has a gradient."""
-        ...
-
-    def stored(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
-        """Every tensor with its first and second state, as a checkpoint stores them."""
-        ...
-
-    def restore(self, states: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
-        """Continue from `states` (by tensor) after `num_steps` steps."""
-        ...
-
-
-class FusedAdamW:
-    """AdamW with states in fp32: PyTorch's own, one kernel for all tensors."""
-
-    def __init__(self, tensors: list[Tensor], *, settings: Settings, weight_decay: float) -> None:
-        self.tensors = tensors
-        self.adamw = torch.optim.AdamW(
-            tensors,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            weight_decay=weight_decay,
-            fused=True,
-        )
-
-    def step(self, *, learning_rate: float) -> None:
-        """See `Update`."""
-        self.adamw.param_groups[0]["lr"] = learning_rate
-        self.adamw.step()
-
-    def stored(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """See `Update`. The live states, created here before the first step."""
-        for tensor in self.tensors:
-            if not self.adamw.state[tensor]:
-                self.adamw.state[tensor] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=tensor.device)
-                } | {name: torch.zeros_like(tensor) for name in STATE_NAMES}
-            first, second = (self.adamw.state[tensor][name] for name in STATE_NAMES)
-            yield tensor, first, second
-
-    def restore(self, states: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
-        """See `Update`."""
-        for tensor, *own in self.stored():
-            self.adamw.state[tensor]["step"].fill_(num_steps)
-            foreach_copy(own, list(states[tensor]))
-
-
-class AdamW:
+class MasterOptimizer:
     """The optimizer of this process's masters. `is_single_process`: no other process holds parts of the model.
 
     `after_update` is called whenever masters have changed, to refresh other copies of them.
@@ -242,7 +85,7 @@ class AdamW:
         self.settings = settings
         self.is_single_process = is_single_process
         self.after_update = after_update
-        self.updates = list(_updates(self.masters, settings=settings, seed=seed))
+        self.updates = list(_updates(masters, settings=settings, seed=seed))
 
     def step(self, *, learning_rate: float, accepts: Callable[[float], bool] = math.isfinite) -> float:
         """Clip, update the masters, refresh the parameters, free the gradients. Returns the norm before clipping.
@@ -252,8 +95,8 @@ class AdamW:
         self._take_gradients()
         norm = self._clip()
         if accepts(norm):
-            for update in self.updates:
-                update.step(learning_rate=learning_rate)
+            for update, rate_ratio in self.updates:
+                update.step(learning_rate=learning_rate * rate_ratio)
             self.refresh()
         for master in self.masters:
             master.forget_gradient()
@@ -298,50 +141,33 @@ class AdamW:
         return norm
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor of a checkpoint, by name: `weights.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME`.
+        """Every tensor of a checkpoint, by name: `weights.NAME`, and `STATE.NAME` for each state, such as
+        `exp_avg.NAME`.
 
         Weights are the live ones. The others may be copies: after loading into them, call `restore`.
         """
-        names = {m.local: m for m in self.masters}
         state = {f"weights.{m.name}": m.like(m.local) for m in self.masters}
-        for update in self.updates:
-            for local, *states in update.stored():
-                master = names[local]
-                for name, tensor in zip(STATE_NAMES, states, strict=True):
-                    state[f"{name}.{master.name}"] = master.like(tensor)
+        for master, name, tensor in self._stored():
+            has_its_shape = tensor.shape == master.local.shape
+            state[f"{name}.{master.name}"] = master.like(tensor) if has_its_shape else tensor
         return state
 
     def restore(self, state: Mapping[str, Tensor], *, step: int) -> None:
         """Continue from a loaded `state` after `step` steps."""
-        states = {m.local: _pair(*(state[f"{name}.{m.name}"] for name in STATE_NAMES)) for m in self.masters}
-        for update in self.updates:
+        states: dict[Tensor, States] = {}
+        for master, name, _ in self._stored():
+            states.setdefault(master.local, {})[name] = local_part(state[f"{name}.{master.name}"])
+        for update, _ in self.updates:
             update.restore(states, num_steps=step)
         self.refresh()
 
-
-def _pair(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    return local_part(first), local_part(second)
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """This process's part of `tensor`, after its collective has completed."""
-    here = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return here.wait() if isinstance(here, AsyncCollectiveTensor) else here
-
-
-def is_partial(gradient: Tensor) -> bool:
-    """Return True if each process of a mesh has the sum over its own tokens or heads only."""
-    return isinstance(gradient, DTensor) and gradient.placements == (Partial(),)
-
-
-def distributed_like(gradient: Tensor, *, like: Tensor) -> Tensor:
-    """`gradient` distributed like its parameter. That of a replicated parameter may stay partial: it is reduced once a
-    step."""
-    if not isinstance(gradient, DTensor) or not isinstance(like, DTensor):
-        return gradient
-    if is_partial(gradient) and like.placements == (Replicate(),):
-        return gradient
-    return gradient.redistribute(placements=like.placements)
+    def _stored(self) -> Iterator[tuple[Master, str, Tensor]]:
+        """Every optimizer state with its master and its name."""
+        masters = {m.local: m for m in self.masters}
+        for update, _ in self.updates:
+            for local, states in update.stored():
+                for name, tensor in states.items():
+                    yield masters[local], name, tensor
 
 
 def _all_reduce(sums: list[Tensor], *, group: dist.ProcessGroup) -> None:
@@ -352,7 +178,26 @@ def _all_reduce(sums: list[Tensor], *, group: dist.ProcessGroup) -> None:
     foreach_copy(sums, [part.view_as(s) for part, s in zip(parts, sums, strict=True)])
 
 
-def _updates(masters: list[Master], *, settings: Settings, seed: int) -> Iterator[Update]:
+def _updates(masters: list[Master], *, settings: Settings, seed: int) -> Iterator[tuple[Update, float]]:
+    """Updates of groups of masters, each with its learning rate over that of the run."""
+    held = [m for m in masters if m.local.numel()]  # a small tensor leaves some shards empty
+    if settings.name == "muon":
+        # Ranks with empty shards gather too.
+        yield Muon([m for m in masters if is_hidden_matrix(m.name, m.parameter)], settings=settings), 1.0
+        held = [m for m in held if not is_hidden_matrix(m.name, m.parameter)]
+        own_rate = settings.adamw_learning_rate or settings.learning_rate
+        for update in _elementwise(held, settings=replace(settings, name="adamw"), seed=seed):
+            yield update, own_rate / settings.learning_rate
+    else:
+        for update in _elementwise(held, settings=settings, seed=seed):
+            yield update, 1.0
+
+
+ELEMENTWISE = {"adamw": FusedAdamW, "adamw8bit": EightBitAdamW, "lion": Lion}
+"""Updates of single values, or of blocks of them, by the optimizer's name."""
+
+
+def _elementwise(masters: list[Master], *, settings: Settings, seed: int) -> Iterator[Update]:
     """Group masters: matrices have weight decay, vectors do not. Masters with copies on the same processes share a flat
     space of narrow states, so that all copies are rounded with the same noise."""
     groups: dict[tuple[bool, tuple[str, ...]], list[Tensor]] = {}
@@ -362,6 +207,6 @@ def _updates(masters: list[Master], *, settings: Settings, seed: int) -> Iterato
     for (is_matrix, _), tensors in groups.items():
         decay = settings.weight_decay if is_matrix else 0.0
         if settings.states is StateFormat.FP32:
-            yield FusedAdamW(tensors, settings=settings, weight_decay=decay)
+            yield ELEMENTWISE[settings.name](tensors, settings=settings, weight_decay=decay)
         else:
             yield NarrowAdamW(tensors, settings=settings, weight_decay=decay, seed=seed)

@@ -224,19 +224,22 @@ class NarrowAdamW:
             if low < high:
                 yield p, slice(low - p.start, high - p.start), slice(low - start, high - start)
 
-    def stored(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def stored(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Every tensor with both its states, in its shape, as a checkpoint stores them."""
         for p in self.placed:
-            first, second = (kept.stored(p.start, p.stop) for kept in (self.first, self.second))
-            yield p.local, first.view_as(p.local), second.view_as(p.local)
+            states = {"exp_avg": self.first, "exp_avg_sq": self.second}
+            yield (
+                p.local,
+                {name: kept.stored(p.start, p.stop).view_as(p.local) for name, kept in states.items()},
+            )
 
-    def restore(self, states: Mapping[Tensor, tuple[Tensor, Tensor]], *, num_steps: int) -> None:
+    def restore(self, states: Mapping[Tensor, Mapping[str, Tensor]], *, num_steps: int) -> None:
         """Continue from `states` (by tensor) after `num_steps` steps."""
         self.num_steps = num_steps
         for p in self.placed:
-            for kept, values in zip((self.first, self.second), states[p.local], strict=True):
+            for name, kept in (("exp_avg", self.first), ("exp_avg_sq", self.second)):
                 padded = torch.zeros(_whole_blocks(p.local.numel()), device=self.device)
-                padded[: p.local.numel()] = values.flatten()
+                padded[: p.local.numel()] = states[p.local][name].flatten()
                 kept.encode(p.start, padded, None)
 
 

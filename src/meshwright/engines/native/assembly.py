@@ -28,6 +28,7 @@ from meshwright.engines.native.parallel.tied_embeddings import tie
 from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.specs.run import Run
+from meshwright.training.masters import Master, masters_of
 from meshwright.training.models import (
     Transformer,
     TransformerOptions,
@@ -41,7 +42,7 @@ from meshwright.training.models import (
     named_seed,
     update_routing_bias,
 )
-from meshwright.training.optimizer import AdamW, Master, masters_of
+from meshwright.training.optimizer import MasterOptimizer
 from meshwright.training.weights import load_weights
 
 COMPUTE = dict.fromkeys(("bf16", *fp8.RECIPES), torch.bfloat16) | {"fp32": torch.float32}
@@ -54,7 +55,7 @@ class Assembly:
 
     modules: list[Transformer]
     masters: list[Master]  # all of them; the optimizer skips empty ones
-    optimizer: AdamW
+    optimizer: MasterOptimizer
     stepper: Stepper
     num_parameters: int  # of the whole model, without adapters
     num_trained: int  # of them, or of the adapters
@@ -134,7 +135,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         tied = None
     if tied is not None:
         masters = [m for m in masters if m.parameter is not tied.head]
-    optimizer = AdamW(
+    optimizer = MasterOptimizer(
         masters,
         settings=run.optimizer,
         is_single_process=coordinates.num_ranks == 1,

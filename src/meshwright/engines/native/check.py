@@ -108,7 +108,19 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
         *_pipeline(plan, run),
         *_compiled(plan, run),
         *_fp8(plan, run),
+        *_eight_bit_states(plan, run),
     ]
+
+
+def _eight_bit_states(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    """Blocks of a shard are others than those of the whole tensor."""
+    shards = plan.data_shard * plan.context if plan.sharding is not Sharding.NONE else 1
+    if run.optimizer.name == "adamw8bit" and shards * plan.tensor * plan.expert * plan.expert_tensor > 1:
+        yield Unsupported(
+            key="optimizer.name",
+            reason="adamw8bit rounds in blocks of whole tensors, which this plan shards",
+            hint="optimizer {name: adamw, states: int8} runs under every plan; or parallel.sharding: none",
+        )
 
 
 def _recompute(plan: Plan, run: Run) -> Iterator[Unsupported]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
 from meshwright.training.models import Block
 from meshwright.training.models.feed_forward import FeedForward
 
@@ -43,17 +44,24 @@ def _on_plain_input(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def require(device: torch.device) -> None:
-    """Raise MissingDependencyError where PyTorch's compiler backend is absent: C++ on a CPU, Triton on a GPU."""
+def require(run: Run, *, device: torch.device) -> None:
+    """Raise MissingDependencyError where `run` compiles and PyTorch's compiler backend is absent: C++ on a CPU, Triton
+    on a GPU."""
+    if run.train.compile:
+        what, hint = "train.compile", "--set train.compile=false"
+    elif run.optimizer.name == "adamw8bit":
+        what, hint = "optimizer adamw8bit", "--set optimizer.name=adamw --set optimizer.states=int8"
+    else:
+        return
     if device.type == "cpu":
         compiler = os.environ.get("CXX", "g++")
         if shutil.which(compiler) is None:
             raise MissingDependencyError(
-                f"train.compile needs a C++ compiler on a CPU: {compiler} is not there",
-                hint="apt-get install g++; or name another one with CXX=...; or --set train.compile=false",
+                f"{what} needs a C++ compiler on a CPU: {compiler} is not there",
+                hint=f"apt-get install g++; or name another one with CXX=...; or {hint}",
             )
     elif find_spec("triton") is None:
         raise MissingDependencyError(
-            "train.compile needs Triton on this device",
-            hint="pip install triton; or --set train.compile=false",
+            f"{what} needs Triton on this device",
+            hint=f"pip install triton; or {hint}",
         )

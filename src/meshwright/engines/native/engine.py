@@ -26,7 +26,7 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import NATIVE, Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training import device as devices
-from meshwright.training import gemm_tuning, telemetry, trackers, watchdog
+from meshwright.training import gemm_tuning, optimizer_updates, telemetry, trackers, watchdog
 from meshwright.training.data import require_sources
 from meshwright.training.gemm_tuning import GemmChoices
 from meshwright.training.processes import WorkerLostError, run_ranks
@@ -102,8 +102,8 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     if run.cluster is not None and run.cluster_name != HERE:
         devices.require(run.cluster.accelerator.name, device=device)
     fp8.require(run.precision, device=device)
-    if run.train.compile:
-        compiling.require(device)
+    optimizer_updates.require(run.optimizer)
+    compiling.require(run, device=device)
     run = with_devices_here(run, num_devices=_num_devices(device))
     plan = plan_here(run, device=device)
     refuse("native", check_plan(plan, run=run))

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates, last_pipeline_rank
+from meshwright.training.masters import Master, local_part
 from meshwright.training.models import Transformer
-from meshwright.training.optimizer import Master, local_part
 
 
 class TiedHead:

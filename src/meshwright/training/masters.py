@@ -1,0 +1,150 @@
+"""Master weights: the fp32 tensors that an optimizer updates.
+
+A master is
+
+    the parameter itself       fp32 without sharded states: one process, or pipeline stages and tensor parallelism only
+    a copy of the parameter    bf16 without sharded states: gradients are accumulated in fp32 after each backward pass
+    this process's shard       sharded states: FSDP keeps the shard in fp32 and computes in bf16
+
+Optimizers run on the plain local tensors, so that they have no dispatch of distributed tensors and fused kernels serve
+every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
+from torch.utils import swap_tensors
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Master:
+    """One trained tensor: the parameter that computes and the local fp32 tensor that the optimizer updates."""
+
+    name: str
+    parameter: nn.Parameter
+    local: Tensor
+    layout: list[Placement] = field(default_factory=list)
+    """Placements of the accumulated gradient of a distributed parameter: that of a replicated one may be partial."""
+
+    @property
+    def is_copy(self) -> bool:
+        """True if the parameter must be refreshed from the master after a step."""
+        return self.local.dtype != self.parameter.dtype
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """The gradient accumulated so far, distributed as the parameter is, perhaps as a partial sum."""
+        if not self.is_copy:
+            if self.parameter.grad is not None:
+                self.parameter.grad = distributed_like(self.parameter.grad, like=self.parameter)
+            return self.parameter.grad
+        self.add()  # passes of the weights alone call no hook
+        local, p = self.local.grad, self.parameter
+        if local is None or not isinstance(p, DTensor):
+            return local
+        return DTensor.from_local(
+            local, p.device_mesh, self.layout, run_check=False, shape=p.shape, stride=p.stride()
+        )
+
+    def forget_gradient(self) -> None:
+        """Free the accumulated gradient."""
+        self.local.grad = self.parameter.grad = None
+
+    def add(self) -> None:
+        """Move the gradient of a parameter that computes in a narrow format into the fp32 sum, and free it."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            return
+        gradient = distributed_like(gradient, like=self.parameter)
+        if isinstance(gradient, DTensor):
+            self.layout[:] = gradient.placements
+        if self.local.grad is None:
+            self.local.grad = local_part(gradient).float()
+        else:
+            self.local.grad.add_(local_part(gradient))
+        self.parameter.grad = None
+
+    @property
+    def copied_along(self) -> tuple[str, ...]:
+        """Axes of its mesh along which processes hold the same shard."""
+        if not isinstance(self.parameter, DTensor):
+            return ()
+        mesh, placements = self.parameter.device_mesh, self.parameter.placements
+        names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+        return tuple(n for n, p in zip(names, placements, strict=True) if isinstance(p, Replicate))
+
+    @property
+    def copies(self) -> int:
+        """Number of processes of its mesh that hold the same shard."""
+        if not isinstance(self.parameter, DTensor):
+            return 1
+        mesh, placements = self.parameter.device_mesh, self.parameter.placements
+        return math.prod(
+            mesh.size(i) for i, placement in enumerate(placements) if isinstance(placement, Replicate)
+        )
+
+    def like(self, local: Tensor) -> Tensor:
+        """`local`, shaped as this process's shard, as the (distributed) tensor that a checkpoint stores."""
+        if not isinstance(self.parameter, DTensor):
+            return local
+        p = self.parameter
+        return DTensor.from_local(
+            local, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+        )
+
+
+def masters_of(modules: Iterable[nn.Module], *, compute: torch.dtype) -> list[Master]:
+    """The masters of all parameters that are trained, in the order of the modules.
+
+    Parameters come in fp32. FSDP rounds its shards to `compute` as it gathers them; all others are rounded here.
+    """
+    masters = []
+    for module in modules:
+        rounded = torch.float32 if isinstance(module, FSDPModule) else compute
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                masters.append(_master(name, parameter, rounded))
+    return masters
+
+
+def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
+    assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}"
+    master = Master(name=name, parameter=parameter, local=local_part(parameter.detach()))
+    if compute != torch.float32:
+        rounded = parameter.detach().to(compute)
+        if isinstance(parameter, DTensor):  # `data` does not reach the local tensor
+            swap_tensors(parameter, nn.Parameter(rounded))
+        else:
+            parameter.data = rounded
+        parameter.register_post_accumulate_grad_hook(lambda _: master.add())
+    return master
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This process's part of `tensor`, after its collective has completed."""
+    here = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return here.wait() if isinstance(here, AsyncCollectiveTensor) else here
+
+
+def is_partial(gradient: Tensor) -> bool:
+    """Return True if each process of a mesh has the sum over its own tokens or heads only."""
+    return isinstance(gradient, DTensor) and gradient.placements == (Partial(),)
+
+
+def distributed_like(gradient: Tensor, *, like: Tensor) -> Tensor:
+    """`gradient` distributed like its parameter. That of a replicated parameter may stay partial: it is reduced once a
+    step."""
+    if not isinstance(gradient, DTensor) or not isinstance(like, DTensor):
+        return gradient
+    if is_partial(gradient) and like.placements == (Replicate(),):
+        return gradient
+    return gradient.redistribute(placements=like.placements)

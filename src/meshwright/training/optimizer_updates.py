@@ -1,0 +1,177 @@
+"""Updates of fp32 tensors by optimizers that treat every value, or every block of values, by itself.
+
+    FusedAdamW   AdamW with states in fp32: PyTorch's, one kernel for all tensors
+    EightBitAdamW   AdamW with states in 8 bits: torchao's, compiled for each shape
+    Lion         lion-pytorch's
+
+`optimizer_states` has AdamW with states of this project's own narrow formats, `muon` the update of whole matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from meshwright.errors import MissingDependencyError
+from meshwright.specs.optimizers import OPTIMIZERS
+from meshwright.specs.run import Optimizer as Settings
+
+States = dict[str, Tensor]
+"""Optimizer states of one tensor, by name."""
+
+# One kernel for all tensors of a list; `torch.optim` is built on it.
+foreach_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+
+
+class Update(Protocol):
+    """The update of some tensors, with their optimizer states."""
+
+    def step(self, *, learning_rate: float) -> None:
+        """Update every tensor that has a gradient."""
+        ...
+
+    def stored(self) -> Iterable[tuple[Tensor, States]]:
+        """Every tensor with its states, as a checkpoint stores them: in its shape, or in one of their own."""
+        ...
+
+    def restore(self, states: Mapping[Tensor, States], *, num_steps: int) -> None:
+        """Continue from `states` (by tensor) after `num_steps` steps."""
+        ...
+
+
+def require(settings: Settings) -> None:
+    """Raise MissingDependencyError where the package of the optimizer is absent."""
+    package = OPTIMIZERS[settings.name].package
+    if package is not None and find_spec(package) is None:
+        raise MissingDependencyError(
+            f"optimizer {settings.name} needs {package.replace('_', '-')}",
+            hint="pip install 'meshwright[optimizers]'",
+        )
+
+
+class FusedAdamW:
+    """AdamW with states in fp32: PyTorch's own, one kernel for all tensors."""
+
+    def __init__(self, tensors: list[Tensor], *, settings: Settings, weight_decay: float) -> None:
+        self.tensors = tensors
+        self.adamw = torch.optim.AdamW(
+            tensors,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=weight_decay,
+            fused=True,
+        )
+
+    def step(self, *, learning_rate: float) -> None:
+        """See `Update`."""
+        self.adamw.param_groups[0]["lr"] = learning_rate
+        self.adamw.step()
+
+    def stored(self) -> Iterator[tuple[Tensor, States]]:
+        """See `Update`. The live states, created here before the first step."""
+        for tensor in self.tensors:
+            if not self.adamw.state[tensor]:
+                self.adamw.state[tensor] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=tensor.device),
+                    "exp_avg": torch.zeros_like(tensor),
+                    "exp_avg_sq": torch.zeros_like(tensor),
+                }
+            held = self.adamw.state[tensor]
+            yield tensor, {"exp_avg": held["exp_avg"], "exp_avg_sq": held["exp_avg_sq"]}
+
+    def restore(self, states: Mapping[Tensor, States], *, num_steps: int) -> None:
+        """See `Update`."""
+        for tensor, own in self.stored():
+            self.adamw.state[tensor]["step"].fill_(num_steps)
+            copy_states(own, states[tensor])
+
+
+class Lion:
+    """Lion with its state in fp32: the sign of a mean of gradients. Of lion-pytorch, in kernels for all tensors."""
+
+    def __init__(self, tensors: list[Tensor], *, settings: Settings, weight_decay: float) -> None:
+        from lion_pytorch.foreach import Lion as LionOfLibrary
+
+        self.tensors = tensors
+        self.lion = LionOfLibrary(
+            tensors, lr=settings.learning_rate, betas=settings.betas, weight_decay=weight_decay
+        )
+
+    def step(self, *, learning_rate: float) -> None:
+        """See `Update`."""
+        self.lion.param_groups[0]["lr"] = learning_rate
+        self.lion.step()
+
+    def stored(self) -> Iterator[tuple[Tensor, States]]:
+        """See `Update`. The live state, created here before the first step."""
+        for tensor in self.tensors:
+            if not self.lion.state[tensor]:
+                self.lion.state[tensor] = {"exp_avg": torch.zeros_like(tensor)}
+            yield tensor, {"exp_avg": self.lion.state[tensor]["exp_avg"]}
+
+    def restore(self, states: Mapping[Tensor, States], *, num_steps: int) -> None:
+        """See `Update`. Lion counts no steps."""
+        for tensor, own in self.stored():
+            copy_states(own, states[tensor])
+
+
+class EightBitAdamW:
+    """AdamW with states in 8 bits, and a scale for each block of 256: torchao's.
+
+    It rounds to the nearest code, and keeps states of small tensors in fp32. Each shape is compiled at its first step.
+    Codes and scales are stored as they are: a decoded state would be rounded to other codes.
+    """
+
+    def __init__(self, tensors: list[Tensor], *, settings: Settings, weight_decay: float) -> None:
+        from torchao.optim import AdamW8bit
+
+        self.tensors = tensors
+        self.adamw = AdamW8bit(
+            tensors,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=weight_decay,
+        )
+
+    def step(self, *, learning_rate: float) -> None:
+        """See `Update`."""
+        self.adamw.param_groups[0]["lr"].fill_(learning_rate)
+        self.adamw.step()
+
+    def stored(self) -> Iterator[tuple[Tensor, States]]:
+        """See `Update`. The live states, created here before the first step."""
+        for tensor in self.tensors:
+            if not self.adamw.state[tensor]:
+                # The library alone decides which tensors are large enough for 8 bits.
+                new = self.adamw._new_buffer
+                self.adamw.state[tensor] = {
+                    "step": torch.tensor(0.0),
+                    "exp_avg": new(tensor, True),
+                    "exp_avg_sq": new(tensor, False),
+                }
+            held = self.adamw.state[tensor]
+            yield tensor, _parts("exp_avg", held["exp_avg"]) | _parts("exp_avg_sq", held["exp_avg_sq"])
+
+    def restore(self, states: Mapping[Tensor, States], *, num_steps: int) -> None:
+        """See `Update`."""
+        for tensor, own in self.stored():
+            self.adamw.state[tensor]["step"].fill_(num_steps)
+            copy_states(own, states[tensor])
+
+
+def _parts(name: str, state: Any) -> States:
+    """Tensors of a state of torchao: codes and scales, or the one fp32 tensor."""
+    if hasattr(state, "codes"):
+        return {f"{name}_codes": state.codes, f"{name}_scale": state.scale}
+    return {name: state}
+
+
+def copy_states(own: States, loaded: States) -> None:
+    """Copy loaded states into live ones, where they are not the same tensors already."""
+    foreach_copy([own[name] for name in own], [loaded[name] for name in own])
