@@ -78,7 +78,7 @@ class StateRates:
     dense: StateBytes
     expert: StateBytes
     adapters: StateBytes
-    beside: Array  # optimizer bytes that a parameter of embedding and head has more
+    unit_extra: Array  # optimizer bytes that a parameter of embedding and head has more
     gathered: Array  # per parameter gathered at once
     unreduced: Array  # per gradient waiting for its reduction
     keeps_gathered: Array  # True: all of a rank's parameters are gathered at once
@@ -145,7 +145,7 @@ def state_rates(
         adapters=StateBytes(
             weights=full.weights, gradients=full.gradients, optimizer=full.optimizer * resident
         ),
-        beside=np.where(plan.sharding >= Sharding.OPTIMIZER, 1 / width, 1.0)
+        unit_extra=np.where(plan.sharding >= Sharding.OPTIMIZER, 1 / width, 1.0)
         * precision.adamw_state_bytes
         * resident
         * trained,
@@ -188,5 +188,5 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
     return StateBytes(
         weights=total("weights") + at_once * rates.gathered,
         gradients=total("gradients") + waiting * rates.unreduced,
-        optimizer=total("optimizer") + held.unit * rates.beside,
+        optimizer=total("optimizer") + held.unit * rates.unit_extra,
     )
