@@ -13,6 +13,8 @@ from torch import Tensor
 
 from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
+from meshwright.specs.generation import Sampling
+from meshwright.training.generation import Sampler
 
 SAMPLE_TOKENS = 64
 TEMPERATURE = 0.8
@@ -34,9 +36,8 @@ def generate_sample(
     Every process draws the same tokens.
     """
     chunks = chunks_of(coordinates)
-    generator = torch.Generator().manual_seed(seed)
     unit = coordinates.plan.tensor * (2 * coordinates.plan.context if coordinates.plan.context > 1 else 1)
-    tokens = list(prompt)
+    tokens, sampler = list(prompt), None
     for _ in range(num_tokens):
         seen = tokens[-context:]
         padding = [0] * (-len(seen) % unit)  # to whole chunks; causal attention never reaches it
@@ -46,6 +47,8 @@ def generate_sample(
         logits_V = logits_TV[order_T == len(seen) - 1].sum(dim=0)  # 0 on ranks without the last token
         if coordinates.context_mesh is not None:
             dist.all_reduce(logits_V, group=coordinates.context_mesh.get_group())
-        probabilities_V = (logits_V.cpu() / TEMPERATURE).softmax(dim=-1)
-        tokens.append(int(torch.multinomial(probabilities_V, 1, generator=generator)))
+        sampler = sampler or Sampler(
+            Sampling(temperature=TEMPERATURE, seed=seed), tokens=[prompt], numbers=[0], vocab=len(logits_V)
+        )
+        tokens += sampler.choose(logits_V.cpu().unsqueeze(0))
     return tokens
