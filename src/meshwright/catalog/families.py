@@ -35,6 +35,7 @@ class ModelFamily:
     fits: Callable[[Model], bool] = lambda model: False  # True if its config can express the model
     keys: Callable[[Model], dict[str, Any]] = lambda model: {}  # of its config.json alone
     expert_keys: Callable[[Experts], dict[str, Any]] = lambda experts: {}
+    has_predictions: bool = False  # multi-token prediction modules
     knows_dense_layers: bool = True  # of a mixture: which layers are dense
 
     @property
@@ -98,7 +99,9 @@ _RECORDS = (  # a model that names no family gets the first that fits
         read=configs.read_deepseek_v3,
         tensors=tensors.NORMS | tensors.LATENT_ATTENTION | tensors.DENSE | tensors.EXPERTS,
         fits=shapes.fits_deepseek_v3,
+        keys=shapes.deepseek_v3_keys,
         expert_keys=shapes.deepseek_keys,
+        has_predictions=True,
     ),
     ModelFamily(
         architecture="Qwen2ForCausalLM",
@@ -171,7 +174,8 @@ FAMILIES: dict[str, ModelFamily] = {record.architecture: record for record in _R
 def family_that_fits(model: Model) -> ModelFamily | None:
     """The family whose files hold this model: the one it names, or the first that can express its shapes."""
     for family in trained_families():
-        if family.architecture == (model.family or family.architecture) and family.fits(model):
+        is_named = family.architecture == (model.family or family.architecture)
+        if is_named and family.fits(model) and (family.has_predictions or not model.num_mtp_layers):
             return family
     return None
 

@@ -299,5 +299,8 @@ def deepseek_keys(x: Experts) -> dict[str, Any]:
         "n_group": x.num_groups or 1,
         "topk_group": x.groups_per_token or 1,
         "topk_method": _topk_method(x),
-        "num_nextn_predict_layers": 0,
     }
+
+
+def deepseek_v3_keys(model: Model) -> dict[str, Any]:
+    return {"num_nextn_predict_layers": model.num_mtp_layers}

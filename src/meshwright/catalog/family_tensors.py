@@ -24,6 +24,17 @@ OUTSIDE_LAYERS = {
     "head.weight": "lm_head.weight",
 }
 
+PREDICTIONS = {
+    "embedding_norm.weight": "enorm.weight",
+    "hidden_norm.weight": "hnorm.weight",
+    "projection.weight": "eh_proj.weight",
+    "norm.weight": "shared_head.norm.weight",
+}
+"""Tensors of a multi-token prediction module besides its block, within its layer."""
+
+PREDICTION_COPIES = {"embed_tokens.weight": "embedding.weight", "shared_head.head.weight": "head.weight"}
+"""Copies of the model's own tensors that files have in every prediction module, with our names."""
+
 NORMS = {
     "attention_norm.weight": "input_layernorm.weight",
     "ffn_norm.weight": "post_attention_layernorm.weight",

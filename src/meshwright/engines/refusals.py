@@ -18,7 +18,7 @@ from meshwright.planner.legality import violations
 from meshwright.specs.model import Model, Router
 from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.specs.plan import Offload, Plan, Recompute
-from meshwright.specs.run import BIAS_RATE, FaultAction, Run
+from meshwright.specs.run import BIAS_RATE, MTP_LOSS_WEIGHT, FaultAction, Run
 
 
 def by_planner_rules(
@@ -105,6 +105,25 @@ def other_precisions(
             key="precision",
             reason=f"{run.precision.name} {reason}",
             hint=hint or f"allowed: {', '.join(allowed)}",
+        )
+
+
+def predictions(model: Model) -> Iterator[Unsupported]:
+    """Multi-token prediction, for an engine that lacks it."""
+    if model.num_mtp_layers:
+        yield Unsupported(
+            key="model.num_mtp_layers",
+            reason=f"multi-token prediction of {model.name} is not lowered: must be 0",
+            hint="--set model.num_mtp_layers=0",
+        )
+
+
+def absent_predictions(run: Run) -> Iterator[Unsupported]:
+    """A weight of multi-token prediction for a model without it."""
+    if run.train.mtp_loss_weight != MTP_LOSS_WEIGHT and not run.model.num_mtp_layers:
+        yield Unsupported(
+            key="train.mtp_loss_weight",
+            reason=f"{run.model.name} has no multi-token prediction: leave it out",
         )
 
 

@@ -104,8 +104,11 @@ def _path(key: str) -> KeyPath:
     return tuple(key.split("."))
 
 
-def _model(given: str | schema.InlineModel) -> Model:
-    model = _named_or_inline_model(given)
+def _model(given: str | schema.InlineModel | schema.ModelVariant) -> Model:
+    if isinstance(given, schema.ModelVariant):
+        model = replace(_named_or_inline_model(given.base), num_mtp_layers=given.num_mtp_layers)
+    else:
+        model = _named_or_inline_model(given)
     if model.num_layers > MAX_LAYERS:
         raise InputError(
             "has more layers than can be planned", got=model.num_layers, allowed=f"<= {MAX_LAYERS:,}"
@@ -268,6 +271,7 @@ def _train(file: schema.RunFile) -> specs.Train:
         balance_loss=train.balance_loss,
         balance_bias_rate=train.balance_bias_rate,
         z_loss=train.z_loss,
+        mtp_loss_weight=train.mtp_loss_weight,
         compile=train.compile,
         checkpoint=None if train.checkpoint is None else same_fields(specs.Checkpoint, train.checkpoint),
         evaluate=None if train.evaluate is None else same_fields(specs.Evaluate, train.evaluate),

@@ -30,6 +30,7 @@ from meshwright.specs.run import (
     BIAS_RATE,
     MAX_WORKERS,
     MEAN,
+    MTP_LOSS_WEIGHT,
     NATIVE,
     LearningRateAdjustment,
     LearningRateSchedule,
@@ -80,14 +81,19 @@ def _kind(value: object) -> str:
     return "(mapping)" if isinstance(value, dict) else "(word)"
 
 
+def _model_kind(value: object) -> str:
+    return "(variant)" if isinstance(value, dict) and "base" in value else _kind(value)
+
+
 def _number_or_word(value: object) -> str:
     return "(word)" if isinstance(value, str) else "(number)"
 
 
-_Word, _Mapping, _Number = Tag("(word)"), Tag("(mapping)"), Tag("(number)")
-UNION_TAGS = {"(word)", "(mapping)", "(number)"}
+_Word, _Mapping, _Number, _Variant = Tag("(word)"), Tag("(mapping)"), Tag("(number)"), Tag("(variant)")
+UNION_TAGS = {"(word)", "(mapping)", "(number)", "(variant)"}
 """Stand in the location of an error where a value may be of two kinds; no key is called so."""
 
+MAX_MTP_LAYERS = 16
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _Lax = Field(strict=False)  # an enum from its value, a tuple from a list; what is inside stays strict
 
@@ -199,6 +205,13 @@ class InlineModel(RunFileSection):
     rope: InlineRope = InlineRope()
     windowed_rope: InlineRope | None = None
     family: Text | None = None
+
+
+class ModelVariant(RunFileSection):
+    """A named model with another number of multi-token prediction modules."""
+
+    base: Text
+    num_mtp_layers: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MAX_MTP_LAYERS)]
 
 
 class InlineLora(RunFileSection):
@@ -357,6 +370,7 @@ class TrainSection(RunFileSection):
     balance_loss: NotNegative = 0.0
     balance_bias_rate: NotNegative = BIAS_RATE
     z_loss: Ratio = 0.0
+    mtp_loss_weight: Positive = MTP_LOSS_WEIGHT
     compile: bool = False
     checkpoint: CheckpointSection | None = None
     evaluate: EvaluateSection | None = None
@@ -368,7 +382,10 @@ class RunFile(RunFileSection):
     """The whole file."""
 
     name: Text | None = None
-    model: Annotated[Annotated[Text, _Word] | Annotated[InlineModel, _Mapping], Discriminator(_kind)]
+    model: Annotated[
+        Annotated[Text, _Word] | Annotated[InlineModel, _Mapping] | Annotated[ModelVariant, _Variant],
+        Discriminator(_model_kind),
+    ]
     weights: Text | None = None
     task: Annotated[Task, _Lax] = Task.PRETRAIN
     lora: InlineLora | None = None

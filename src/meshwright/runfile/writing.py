@@ -73,5 +73,7 @@ def _set(content: Any, path: list[str], value: Any) -> None:
     for key in path[:-1]:
         if content.get(key) is None:
             content[key] = {}
+        elif key == "model" and isinstance(content[key], str):
+            content[key] = {"base": content[key]}
         content = content[key]
     content[path[-1]] = value

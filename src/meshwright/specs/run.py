@@ -142,6 +142,8 @@ class Evaluate:
     target_loss: float | None = None  # training ends when the validation loss is no larger
 
 
+MTP_LOSS_WEIGHT = 0.3
+"""DeepSeek-V3's for the first 10 T tokens; then 0.1 (section 4.2)."""
 BIAS_RATE = 0.001
 """DeepSeek-V3's, section 4.2."""
 
@@ -176,6 +178,7 @@ class Train:
     balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss, of every sequence and layer
     balance_bias_rate: float = BIAS_RATE  # change of the routing biases of sigmoid routers in a step
     z_loss: float = 0.0  # coefficient of the squared log-partition function in the gradient
+    mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of multi-token prediction
     compile: bool = False  # compile each layer with torch.compile at the first step
     checkpoint: Checkpoint | None = None
     evaluate: Evaluate | None = None

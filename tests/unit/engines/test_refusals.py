@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from meshwright import runfile
 from meshwright.engines.base import find_engine
 from meshwright.errors import InputError
 
@@ -83,3 +85,33 @@ def test_hints_work_when_they_are_followed(small_run, engine, plan):
         for one in hint.split(" or "):
             again = contract.check(small_run(engine, plan, one.removeprefix("--set ").strip("'")))
             assert hint not in [problem.hint for problem in again], one
+
+
+NAMED = "model: {name}\ndata: {{sequence_length: 4096}}\nbatch: {{global_sequences: 64, micro: 1}}\ncluster: h100-8x8\n"
+NAMED += "engine: {engine}\ntrain: {{steps: 10}}\n"
+
+
+@pytest.mark.parametrize("engine", ALL)
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3", "kimi-k2", "gpt-oss-20b", "gpt3-175b", "gemma3-27b", "qwen3-8b"]
+)
+def test_hints_for_a_refused_model_are_settings_that_help(engine, name):
+    """Each `--set` that a refusal offers is read, and the same problem does not come back."""
+    text = NAMED.format(name=name, engine=engine)
+    contract = find_engine(engine)
+    for problem in contract.check(runfile.loads(text)):
+        for setting in re.findall(r"--set '?([\w.]+=[^\s',]+)", problem.hint or ""):
+            left = contract.check(runfile.loads(text, overrides=[setting]))
+            assert (problem.key, problem.reason) not in [(one.key, one.reason) for one in left], setting
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_prediction_modules_are_refused_with_the_way_to_leave_them_out(engine):
+    problems = find_engine(engine).check(runfile.loads(NAMED.format(name="deepseek-v3", engine=engine)))
+    assert "--set model.num_mtp_layers=0" in [one.hint for one in problems if "multi-token" in one.reason]
+
+
+@pytest.mark.parametrize("engine", ALL)
+def test_a_weight_of_absent_prediction_modules_is_refused(small_run, engine):
+    found = find_engine(engine).check(small_run(engine, "train.mtp_loss_weight=0.1"))
+    assert "train.mtp_loss_weight" in [one.key for one in found]

@@ -67,7 +67,6 @@ def test_what_is_legal_for_native_its_engine_runs(model):
 @pytest.mark.parametrize("name", ["llama3.1-70b", "qwen3-8b", "mixtral-8x7b", "deepseek-v3"])
 def test_what_the_search_tries_for_native_its_engine_runs(name):
     run = from_options(model=name, cluster="h100-8x2", global_batch=64, sequence_length=4096)
-    run = replace(run, model=replace(run.model, num_mtp_layers=0))  # the engine trains none
     request = request_for(run)
     space = default_space(request)
     # Every word of every axis, a few degrees of each: the whole space has millions of rows.

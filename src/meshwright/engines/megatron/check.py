@@ -55,12 +55,13 @@ def _model(model: Model, *, trains_here: bool) -> Iterator[Unsupported]:
         (model.learned_positions > 0, "learned positions"),
         (a.bias, "biases"),
         (model.num_windowed_layers > 0, "sliding windows"),
-        (trains_here and model.num_mtp_layers > 0, "multi-token prediction modules"),
         (trains_here and is_latent, "latent attention, which needs Transformer Engine,"),
     ):
         if is_unsupported:
             yield Unsupported(key="model", reason=f"{what} of {model.name} are not lowered")
     yield from refusals.model_parts(model)
+    if trains_here:
+        yield from refusals.predictions(model)
     if a.kind is AttentionKind.GQA and a.v_dim != a.head_dim:
         yield Unsupported(key="model", reason=f"values of {model.name} have another width than keys")
     yield from _latent_rope(model.rope) if is_latent and not trains_here else _rope(model.rope)
@@ -117,6 +118,7 @@ def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
     yield from _balance(run)
     yield from refusals.z_loss(run)
     yield from refusals.absent_routing_biases(run)
+    yield from refusals.absent_predictions(run)
 
 
 def _balance(run: Run) -> Iterator[Unsupported]:

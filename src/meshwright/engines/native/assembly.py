@@ -7,7 +7,9 @@ and fill in weights. So no process ever holds more than its part.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +26,7 @@ from meshwright.engines.native.parallel.fsdp import apply_fsdp, needs_fsdp
 from meshwright.engines.native.parallel.mesh import TENSOR, MeshCoordinates
 from meshwright.engines.native.parallel.pipeline import Pipeline, layers_of_stages, stages_of_rank
 from meshwright.engines.native.parallel.tensor import shard_matrices
-from meshwright.engines.native.parallel.tied_embeddings import tie
+from meshwright.engines.native.parallel.tied_embeddings import EmbeddingCopy, embedding_copies
 from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.specs.run import Run
@@ -129,17 +131,16 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
     if run.train.balance_loss:
         configure_balance_loss(modules, scale=1 / run.tokens_per_step, group=coordinates.sequence_group())
     masters = masters_of(modules, compute=compute)
-    tied = tie(modules, masters=masters, coordinates=coordinates)
-    if tied is not None and run.lora is not None:
-        tied.copy_weight()  # once: neither end is trained
-        tied = None
-    if tied is not None:
-        masters = [m for m in masters if m.parameter is not tied.head]
+    copies = embedding_copies(modules, masters=masters, coordinates=coordinates)
+    if run.lora is not None:
+        _copy_weights(copies)  # once: neither end is trained
+        copies = []
+    masters = [m for m in masters if all(m.parameter is not one.copy for one in copies)]
     optimizer = MasterOptimizer(
         masters,
         settings=run.optimizer,
         is_single_process=coordinates.num_ranks == 1,
-        after_update=None if tied is None else tied.copy_weight,
+        after_update=partial(_copy_weights, copies) if copies else None,
         seed=run.train.seed,
     )
     optimizer.refresh()
@@ -150,7 +151,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
             num_micro_batches=plan.num_micro_batches(run.global_batch),
             sequence_length=run.sequence_length,
             compute=compute,
-            tied=tied,
+            copies=copies,
         )
     else:
         stepper = Accumulation(modules[0], plan=plan)
@@ -167,6 +168,11 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         bias_rate=0.0 if is_frozen else run.train.balance_bias_rate,
         dropout_seed=_dropout_seed(run, coordinates),
     )
+
+
+def _copy_weights(copies: Sequence[EmbeddingCopy]) -> None:
+    for copy in copies:
+        copy.copy_weight()
 
 
 def _num_adapted(run: Run) -> int:
@@ -196,7 +202,11 @@ def _stage(
     experts: ExpertMesh | None,
 ) -> Transformer:
 
-    options = TransformerOptions(balance_loss=run.train.balance_loss, z_loss=run.train.z_loss)
+    options = TransformerOptions(
+        balance_loss=run.train.balance_loss,
+        z_loss=run.train.z_loss,
+        mtp_loss_weight=run.train.mtp_loss_weight,
+    )
     # Frozen weights are held in the compute dtype. Trained ones come in fp32, from which masters are made.
     dtype = torch.float32 if run.lora is None else compute
     module = build_model(
@@ -209,7 +219,7 @@ def _stage(
     )
     if run.lora is not None:
         add_adapters(module, run.lora)
-    blocks = list(module.layers.values())
+    blocks = list(module.blocks().values())
     if run.precision.matmul == "fp8":
         fp8.convert(blocks, precision=run.precision, device=coordinates.device)
     if coordinates.plan.tensor > 1:

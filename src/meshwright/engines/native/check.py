@@ -45,6 +45,7 @@ def _settings(run: Run) -> Iterator[Unsupported]:
         run, hint="only sigmoid routers have; others take train.balance_loss"
     )
     yield from _model(run.model)
+    yield from refusals.absent_predictions(run)
     if run.lora is not None:
         yield from _lora(run.lora, run)
 
@@ -57,6 +58,12 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
             hint="allowed: query, key, value, output",
         )
     yield from _fused_adapters(lora, run.model)
+    if run.model.num_mtp_layers:
+        yield Unsupported(
+            key="model.num_mtp_layers",
+            reason="multi-token prediction is not trained with adapters: must be 0",
+            hint="--set model.num_mtp_layers=0",
+        )
     if run.train.balance_bias_rate not in (BIAS_RATE, 0.0):
         yield Unsupported(key="train.balance_bias_rate", reason="routing biases are frozen with the base")
     if run.precision.matmul == "fp8":
@@ -88,8 +95,6 @@ def _fused_adapters(lora: Lora, model: Model) -> Iterator[Unsupported]:
 
 
 def _model(model: Model) -> Iterator[Unsupported]:
-    if model.num_mtp_layers:
-        yield Unsupported(key="model", reason=f"{model.name} has multi-token prediction modules")
     if model.learned_positions:
         yield Unsupported(key="model", reason=f"{model.name} has learned positions; rotary ones are built")
     if model.norm_bias or not model.gated_ffn:
@@ -100,6 +105,7 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """Return every setting of `plan` that this engine does not support."""
     return [
         *refusals.offload(plan),
+        *_predictions(plan, run),
         *_recompute(plan, run),
         *_context(plan, run),
         *_tensor(plan, run),
@@ -120,6 +126,16 @@ def _eight_bit_states(plan: Plan, run: Run) -> Iterator[Unsupported]:
             key="optimizer.name",
             reason="adamw8bit rounds in blocks of whole tensors, which this plan shards",
             hint="optimizer {name: adamw, states: int8} runs under every plan; or parallel.sharding: none",
+        )
+
+
+def _predictions(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    """Multi-token prediction reads the tokens behind each position."""
+    if run.model.num_mtp_layers and plan.context > 1:
+        yield Unsupported(
+            key="parallel.context",
+            reason="multi-token prediction reads the next tokens, which are on other context ranks: must be 1",
+            hint="--set model.num_mtp_layers=0",
         )
 
 

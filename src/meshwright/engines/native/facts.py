@@ -12,6 +12,15 @@ from meshwright.specs.plan import DROPPED_MODULES, Recompute, Sharding
 
 RULES = (
     Rule(
+        name="context of prediction modules",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.num_mtp_layers == 0) | (np.asarray(p.context) == 1),
+        says=lambda s, p: (
+            f"multi-token prediction reads the next tokens, which are on other context ranks: context {p.context} "
+            "must be 1"
+        ),
+    ),
+    Rule(
         name="expert tensor width",
         scope=Scope.SHAPE,
         holds=lambda s, p: (p.expert_tensor == p.tensor) | (p.expert_tensor == 1),

@@ -52,6 +52,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="train.balance_loss", reason=f"{reason}: must be 0")
     yield from refusals.z_loss(run)
     yield from refusals.absent_routing_biases(run)
+    yield from refusals.absent_predictions(run)
 
 
 def _training(run: Run) -> Iterator[Unsupported]:

@@ -36,7 +36,8 @@ def collect_expert_load(modules: Sequence[Transformer]) -> Tensor | None:
     model = modules[0].model
     if model.experts is None:
         return None
-    shape, device = (model.num_layers, model.experts.num_experts), next(modules[0].parameters()).device
+    num_layers = model.num_layers + model.num_mtp_layers
+    shape, device = (num_layers, model.experts.num_experts), next(modules[0].parameters()).device
     load_LE = torch.zeros(shape, dtype=torch.long, device=device)
     for index, layer in _mixtures(modules):
         load_LE[index] = layer.router.load_E
@@ -65,7 +66,7 @@ def expert_load_ratio(load_LE: Tensor) -> Tensor:
 
 def _mixtures(modules: Iterable[Transformer]) -> Iterator[tuple[int, MixtureOfExperts]]:
     for module in modules:
-        for name, layer in module.layers.items():
+        for name, layer in module.blocks().items():
             ffn = getattr(layer, "ffn", None)
             if isinstance(ffn, MixtureOfExperts):
                 yield int(name), ffn

@@ -37,12 +37,6 @@ def check_model(model: Model) -> None:
     ):
         if wrong:
             raise InputError(f"{model.name}: the native engine has no {what}", got=got)
-    if model.num_mtp_layers:
-        raise InputError(
-            f"{model.name}: the native engine trains without multi-token prediction",
-            got=f"num_mtp_layers: {model.num_mtp_layers}",
-            hint="give the model by its shapes with num_mtp_layers: 0",
-        )
     _check_attention(model.name, model.attention)
     _check_layers(model)
 

@@ -16,17 +16,21 @@ B sequences, T tokens, D hidden, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.specs.model import AttentionKind, Model, NormPlacement
+from meshwright.specs.run import MTP_LOSS_WEIGHT
 from meshwright.training.models.attention import GroupedAttention, LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.models.families import is_dense
 from meshwright.training.models.feed_forward import FeedForward
 from meshwright.training.models.loss import CHUNK_LOGITS, capped, linear_cross_entropy
+from meshwright.training.models.multi_token import PredictionModule, prediction_loss, with_gradient_of
 from meshwright.training.models.norm import make_norm
 from meshwright.training.models.token_layout import Chunks, Suffix, TokenLayout, make_layout
 
@@ -37,6 +41,7 @@ class TransformerOptions:
 
     balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss
     z_loss: float = 0.0  # coefficient of the squared log-partition function
+    mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of the prediction modules
     chunk_logits: int = CHUNK_LOGITS  # logits in memory at once
 
 
@@ -98,11 +103,21 @@ class Head(nn.Linear):
         )
 
 
+def _predictions(model: Model, options: TransformerOptions) -> dict[str, PredictionModule]:
+    """The multi-token prediction modules by the number of their layer, behind those of the model."""
+    last = model.num_layers - 1
+    return {
+        str(last + k): PredictionModule(model, block=Block(model, last, options=options))
+        for k in range(1, model.num_mtp_layers + 1)
+    }
+
+
 class Transformer(nn.Module):
     """A decoder-only transformer, or a pipeline stage of one.
 
     `embedding` is None but in the first stage, `norm` and `head` but in the last. `layers` is keyed by the number
-    of the layer in the whole model.
+    of the layer in the whole model, and so are `predictions`, the multi-token prediction modules of the last stage.
+    Where that is not the first stage too, it has a copy of the embedding for them.
     """
 
     def __init__(
@@ -115,7 +130,16 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleDict({str(i): Block(model, i, options=options) for i in layers})
         self.norm = make_norm(model, width=model.hidden) if is_last else None
         self.head = Head(model, options=options) if is_last else None
+        self.options = options
+        self.predictions = nn.ModuleDict(_predictions(model, options) if is_last else {})
+        has_copy = bool(self.predictions) and not is_first
+        self.prediction_embedding = nn.Embedding(model.vocab, model.hidden) if has_copy else None
         self.tie()
+
+    def blocks(self) -> dict[str, Block]:
+        """All blocks of this stage by the number of their layer, with those of the prediction modules."""
+        inside = {name: module.block for name, module in self.predictions.items()}
+        return cast(dict[str, Block], dict(self.layers.items()) | inside)
 
     def tie(self) -> None:
         """Share one parameter between embedding and head, where the model ties them and both are in this stage."""
@@ -129,8 +153,12 @@ class Transformer(nn.Module):
         documents_BT: Tensor | None = None,
         labels_BT: Tensor | None = None,
         weights_BT: Tensor | None = None,
+        stream_BT: Tensor | None = None,
     ) -> Tensor:
         """Logits [B, T, V]; with labels the weighted sum of the losses of all tokens (fp32 scalar).
+
+        In training, multi-token prediction adds to the gradient of that loss, not to the loss. A last stage needs the
+        tokens for it: `stream_BT`.
 
         A stage takes the hidden states [B, T, D] of the one before as `tokens_BT`, and returns its own but at the
         end. Positions count from 0 unless given; tokens attend within their document, all one document unless
@@ -138,20 +166,44 @@ class Transformer(nn.Module):
         given. Where `chunks` says that only some tokens of each sequence are here, all arguments are of those, but
         documents of all.
         """
-        x_BTD = self.hidden_states(tokens_BT, positions_BT, documents_BT)
+        layout = self._layout_of(tokens_BT, positions_BT, documents_BT)
+        x_BTD = self._through_layers(tokens_BT, layout)
         if self.norm is None or self.head is None:
             return x_BTD
-        return self.head(self.norm(x_BTD), labels_BT, weights_BT)
+        out = self.head(self.norm(x_BTD), labels_BT, weights_BT)
+        if not self.predictions or labels_BT is None or not self.training:
+            return out
+        embedding = self.embedding if self.prediction_embedding is None else self.prediction_embedding
+        assert embedding is not None
+        predicted = prediction_loss(
+            self.predictions,
+            x_BTD,
+            tokens_BT=tokens_BT if stream_BT is None else stream_BT,
+            layout=layout,
+            documents_BT=documents_BT,
+            labels_BT=labels_BT,
+            weights_BT=weights_BT,
+            embed=partial(self._embedded, embedding=embedding),
+            head=self.head,
+        )
+        return with_gradient_of(out, self.options.mtp_loss_weight * predicted)
 
     def hidden_states(
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None
     ) -> Tensor:
         """Output of the last layer here, [B, T, D], before the norm. Arguments as in `forward`."""
-        x_BTD = tokens_BT if self.embedding is None else self._embedded(tokens_BT, self.embedding)
+        return self._through_layers(tokens_BT, self._layout_of(tokens_BT, positions_BT, documents_BT))
+
+    def _layout_of(
+        self, tokens_BT: Tensor, positions_BT: Tensor | None, documents_BT: Tensor | None
+    ) -> TokenLayout:
         if positions_BT is None:
-            order_T = self.chunks.order(tokens_BT.shape[1], device=x_BTD.device)
+            order_T = self.chunks.order(tokens_BT.shape[1], device=tokens_BT.device)
             positions_BT = order_T.expand(len(tokens_BT), -1)
-        layout = self.layout(positions_BT, documents_BT)
+        return self.layout(positions_BT, documents_BT)
+
+    def _through_layers(self, tokens_BT: Tensor, layout: TokenLayout) -> Tensor:
+        x_BTD = tokens_BT if self.embedding is None else self._embedded(tokens_BT, self.embedding)
         for layer in self.layers.values():
             x_BTD = layer(x_BTD, layout)
         return x_BTD

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.catalog.families import ModelFamily, family_that_fits, trained_families
-from meshwright.catalog.family_tensors import OUTSIDE_LAYERS
+from meshwright.catalog.family_tensors import OUTSIDE_LAYERS, PREDICTION_COPIES, PREDICTIONS
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
 
@@ -40,7 +40,10 @@ def file_names(model: Model, name: str, *, family: ModelFamily) -> tuple[str, ..
         name = "embedding.weight"
     if name in OUTSIDE_LAYERS:
         return (OUTSIDE_LAYERS[name],)
-    _, index, place = name.split(".", 2)
+    kind, index, place = name.split(".", 2)
+    if kind == "predictions" and place in PREDICTIONS:
+        return (f"model.layers.{index}.{PREDICTIONS[place]}",)
+    place = place.removeprefix("block.") if kind == "predictions" else place
     pattern = f"model.layers.{index}.{family.tensors[place]}"
     if "{expert}" not in pattern:
         return (pattern,)
@@ -55,10 +58,20 @@ _NOT_READ = (
 
 
 def without_ignored(names: Iterator[str] | set[str], *, model: Model) -> set[str]:
-    """`names` of a file without those that no model reads: old buffers, prediction modules, a tied head."""
+    """`names` of a file without those that `model` does not read: old buffers, a tied head, prediction modules.
+
+    Of prediction modules that the model has, the copies of its embedding and head.
+    """
     kept = {n for n in names if not any(pattern.search(n) for pattern in _NOT_READ)}
-    kept = {n for n in kept if _layer(n) < model.num_layers}  # DeepSeek-V3: multi-token prediction is layer L
+    end = model.num_layers + model.num_mtp_layers  # DeepSeek-V3: multi-token prediction is layer L
+    kept = {n for n in kept if _layer(n) < end} - prediction_copies(model).keys()
     return kept - {OUTSIDE_LAYERS["head.weight"]} if model.tied_embeddings else kept
+
+
+def prediction_copies(model: Model) -> dict[str, str]:
+    """Names in files of the copies that prediction modules have of the embedding and the head -> our names."""
+    layers = range(model.num_layers, model.num_layers + model.num_mtp_layers)
+    return {f"model.layers.{i}.{name}": ours for i in layers for name, ours in PREDICTION_COPIES.items()}
 
 
 def _layer(name: str) -> int:

@@ -85,7 +85,9 @@ def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> 
             f"{folder}: the config of these weights asks for what Meshwright does not compute",
             got="; ".join(config_model.unsupported),
         )
-    names = NUMERICS if model.experts is None else NUMERICS + ROUTING
+    names = (
+        ("num_mtp_layers", *NUMERICS) if model.experts is None else ("num_mtp_layers", *NUMERICS, *ROUTING)
+    )
     pairs = [(name, attrgetter(name)(model), attrgetter(name)(config_model)) for name in names]
     ours, theirs = parts_of(model), parts_of(config_model)
     parts = [name for name in ABSENT if not name.startswith(("rope.", "attention.window_pattern"))]

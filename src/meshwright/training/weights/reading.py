@@ -55,6 +55,7 @@ def tensors_of(built: Transformer) -> dict[str, Tensor]:
     parameters = {name: p for name, p in built.named_parameters() if ".lora_" not in name}
     if built.model.tied_embeddings:
         parameters.pop("head.weight", None)  # of a last stage: it follows the embedding on the first
+    parameters.pop("prediction_embedding.weight", None)  # of a last stage, likewise
     biases = {name: b for name, b in built.named_buffers() if name.endswith("router.bias_E")}
     return parameters | biases
 
@@ -92,6 +93,7 @@ def check_weights(folder: str | Path, model: Model, *, shapes: Shapes | None = N
         raise InputError(
             f"the weights are not those of {model.name} ({architecture}): {'; '.join(parts)}",
             got=str(files.folder),
+            hint=_without_predictions(missing, model),
         )
     for name, shape in shapes.items():
         if files.shape(name) != shape:
@@ -109,6 +111,14 @@ def shapes_of(model: Model) -> Shapes:
             shape = part.file_shape
         found |= dict.fromkeys(file_names(model, name, family=family), shape)
     return found
+
+
+def _without_predictions(missing: list[str], model: Model) -> str | None:
+    """A hint where all that is missing is multi-token prediction, which transformers does not save."""
+    ends = tuple(f"model.layers.{model.num_layers + k}." for k in range(model.num_mtp_layers))
+    if missing and ends and all(name.startswith(ends) for name in missing):
+        return "--set model.num_mtp_layers=0 trains the model without multi-token prediction"
+    return None
 
 
 def _list(names: list[str]) -> str:

@@ -20,7 +20,7 @@ from meshwright.training.models import Transformer
 from meshwright.training.weights.config import config_of
 from meshwright.training.weights.folder import is_writer, new_folder
 from meshwright.training.weights.fusing import FilePart, file_part, our_shapes
-from meshwright.training.weights.names import family_of, file_names
+from meshwright.training.weights.names import family_of, file_names, prediction_copies
 from meshwright.training.weights.reading import tensors_of
 from meshwright.training.weights.safetensors_format import INDEX, SINGLE, TensorEntry, write_file
 
@@ -44,7 +44,7 @@ def save_weights(
     """
     family = family_of(built.model)
     config = config_of(built.model, dtype=str(dtype).removeprefix("torch."), max_positions=max_positions)
-    entries = list(_entries(built, family, dtype=dtype))
+    entries = [*_entries(built, family, dtype=dtype), *_copies(built, dtype=dtype)]
     if not is_writer():
         for entry in entries:  # takes part in the gathers
             entry.make()
@@ -100,6 +100,15 @@ def _entries(built: Transformer, family: ModelFamily, *, dtype: torch.dtype) -> 
                 dtype=kept,
                 make=partial(_expert, tensor, index),
             )
+
+
+def _copies(built: Transformer, *, dtype: torch.dtype) -> Iterator[TensorEntry]:
+    """The copies of embedding and head that files have in prediction modules."""
+    tensors = tensors_of(built)
+    for name, ours in prediction_copies(built.model).items():
+        ours = "embedding.weight" if ours not in tensors else ours  # a tied head
+        whole = partial(_whole, tensors[ours])
+        yield TensorEntry(name=name, shape=tuple(tensors[ours].shape), dtype=dtype, make=whole)
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -45,13 +45,13 @@ def check_model(model: Model) -> Iterator[Unsupported]:
         (model.norm_bias, "norms with a bias"),
         (not model.gated_ffn, "feed-forward blocks without a gate"),
         (model.learned_positions > 0, "learned positions"),
-        (model.num_mtp_layers > 0, "multi-token prediction"),
     ):
         if is_unsupported:
             yield Unsupported(
                 key="model", reason=f"{what} of {model.name} is not lowered",
                 hint="lowered are Llama, Mistral and Mixtral without windows, Qwen3, Qwen3-MoE, DeepSeek, GPT-OSS",
             )  # fmt: skip
+    yield from refusals.predictions(model)
     yield from refusals.model_parts(model, has=model_parts.GPT_OSS if is_gpt_oss(model) else {})
     if is_gpt_oss(model):
         yield from _check_gpt_oss(model)

@@ -96,13 +96,23 @@ def transformer(run: Run, plan: Plan) -> Settings:
     }
     return {
         **shapes,
-        **({"mtp_num_layers": model.num_mtp_layers} if model.num_mtp_layers else {}),
+        **_predictions(run),
         **(_experts(run) if model.experts is not None else {}),
         **_numerics(run),
         **parallel(plan),
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1,
         **_pipeline(run, plan),
         **_recompute(model, plan),
+    }
+
+
+def _predictions(run: Run) -> Settings:
+    """Multi-token prediction; Megatron's weight is of the mean over modules too."""
+    if not run.model.num_mtp_layers:
+        return {}
+    return {
+        "mtp_num_layers": run.model.num_mtp_layers,
+        "mtp_loss_scaling_factor": run.train.mtp_loss_weight,
     }
 
 

@@ -220,15 +220,19 @@ def _checkpoint(options: MegatronOptions) -> dict[str, Any]:
 
 
 def _losses(options: MegatronOptions) -> dict[str, Any]:
-    """Return the losses and bias updates of experts."""
+    """Return the losses and bias updates of experts, and the weight of multi-token prediction."""
     kinds = [*options.values("moe-router-load-balancing-type")] or ["aux_loss"]
     weights, rate = (
         [*options.values("moe-aux-loss-coeff")],
         options.number("moe-router-bias-update-rate", 1e-3),
     )
+    given: dict[str, Any] = {}
+    if options.integer("mtp-num-layers", 0):
+        given["mtp_loss_weight"] = options.number("mtp-loss-scaling-factor", 0.1)
     if "num-experts" not in options:
-        return {}
-    given = {"balance_bias_rate": rate} if options.text("moe-router-score-function") == "sigmoid" else {}
+        return given
+    if options.text("moe-router-score-function") == "sigmoid":
+        given["balance_bias_rate"] = rate
     if len(kinds) > 1 or kinds[0] == "sinkhorn":
         options.note(f"--moe-router-load-balancing-type {' '.join(kinds)} is not carried over")
         return given

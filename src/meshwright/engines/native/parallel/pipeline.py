@@ -19,7 +19,7 @@ from meshwright.cost.pipeline.schedules import shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates
 from meshwright.engines.native.parallel.pipeline_runtime import PipelineRuntime
-from meshwright.engines.native.parallel.tied_embeddings import TiedHead
+from meshwright.engines.native.parallel.tied_embeddings import EmbeddingCopy
 from meshwright.specs.plan import Plan
 from meshwright.training.models import Transformer
 
@@ -51,7 +51,7 @@ class Pipeline:
         num_micro_batches: int,
         sequence_length: int,
         compute: torch.dtype,
-        tied: TiedHead | None = None,
+        copies: Sequence[EmbeddingCopy] = (),
     ) -> None:
         plan = coordinates.plan
         self.group = group = coordinates.axes(PIPELINE).get_group()
@@ -82,7 +82,7 @@ class Pipeline:
             for index, module in zip(stages_of_rank(plan, coordinates.pipeline_rank), modules, strict=True)
         ]
         self.coordinates, self.model, self.compute = coordinates, modules[0].model, compute
-        self.tied = tied
+        self.copies = copies
         self.modules = dict(zip(stages_of_rank(plan, coordinates.pipeline_rank), modules, strict=True))
         self.scale = 1.0
         self.passes = PipelineRuntime(
@@ -92,8 +92,8 @@ class Pipeline:
     def forward_backward(self, batch: dict[str, Tensor], *, scale: float) -> Tensor:
         """Add the gradients of all micro-batches; the loss, 0 on ranks that do not hold the last stage."""
         loss = self._run(self.passes.forward_backward, batch, scale)
-        if self.tied is not None:
-            self.tied.add_gradient()
+        for copy in self.copies:
+            copy.add_gradient()
         return loss
 
     @torch.no_grad()
@@ -123,6 +123,8 @@ class Pipeline:
         self.scale = scale
         given = dict(batch)
         tokens_BT = given.pop("tokens_BT")
+        if self.model.num_mtp_layers:
+            given["stream_BT"] = tokens_BT
         inputs = (tokens_BT,) if self.coordinates.is_first_stage else ()
         losses: list[Tensor] = []
         is_last = self.coordinates.is_last_stage

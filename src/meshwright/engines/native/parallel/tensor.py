@@ -59,8 +59,7 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
     """Shard the matrices of `model` (or a stage of one) over `mesh`, in place, all but those of routed experts."""
     residual = TOKENS if sequence_parallel else Replicate()
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for layer in model.layers.values():
-        assert isinstance(layer, Block)
+    for layer in model.blocks().values():
         parallelize_module(layer, mesh, _layer_plan(layer, residual))
         if isinstance(layer.attention, GroupedAttention) and layer.attention.sinks is not None:
             parallelize_module(layer.attention, mesh, _SinksOfHeads())
@@ -71,9 +70,13 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
         if feed_forward is not None:
             parallelize_module(feed_forward, mesh, _gathered(residual, num_inputs=1))
             parallelize_module(feed_forward, mesh, _feed_forward_plan(feed_forward, residual))
-    if model.embedding is not None:
-        style = RowwiseParallel(input_layouts=Replicate(), output_layouts=residual)
-        parallelize_module(model.embedding, mesh, style)
+    for module in model.predictions.values():
+        names = ("embedding_norm", "hidden_norm", "projection", "norm")
+        parallelize_module(module, mesh, {name: _norm(residual) for name in names})
+    for embedding in (model.embedding, model.prediction_embedding):
+        if embedding is not None:
+            style = RowwiseParallel(input_layouts=Replicate(), output_layouts=residual)
+            parallelize_module(embedding, mesh, style)
     if model.norm is not None:
         parallelize_module(model.norm, mesh, _norm(residual))
     if model.head is not None:

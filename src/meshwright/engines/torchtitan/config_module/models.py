@@ -122,10 +122,7 @@ def check_model(model: Model) -> Iterator[Unsupported]:
             hint=f"it has the families {', '.join(_FAMILIES)}",
         )
         return
-    if model.num_mtp_layers:
-        yield Unsupported(
-            key="model", reason=f"multi-token prediction modules of {model.name} are not lowered"
-        )
+    yield from refusals.predictions(model)
     if model.tied_embeddings and family.name not in ("llama3", "qwen3"):
         yield Unsupported(key="model", reason=f"{family.name} of torchtitan 0.3.0 has no tied embeddings")
     yield from _check_rope(model, family)
