@@ -383,7 +383,7 @@ class RunFile(RunFileSection):
 
     name: Text | None = None
     model: Annotated[
-        Annotated[Text, _Word] | Annotated[InlineModel, _Mapping] | Annotated[ModelVariant, _Variant],
+        Annotated[Text, _Word] | Annotated[ModelVariant, _Variant] | Annotated[InlineModel, _Mapping],
         Discriminator(_model_kind),
     ]
     weights: Text | None = None

@@ -73,7 +73,7 @@ NAMES = """
     embedding_init_method finalize_model_grads_func fsdp_double_buffer fully_parallel_load fully_parallel_save
     generation_config grad_scale_func grad_sync_func gradient_reduce_div_fusion hf_model_id hf_model_revision
     init_method keep_fp8_transpose_cache lazy_init local_rank make_vocab_size_divisible_by manual_gc_eval most_recent_k
-    mtp_enabled mtp_loss_scaling_factor nccl_ub no_sync_func num_buckets output_layer_init_method
+    mtp_enabled nccl_ub no_sync_func num_buckets output_layer_init_method
     overlap_p2p_comm_warmup_flush param_sync_func params_dtype perform_initialization persist_layer_norm
     pin_cpu_grads pin_cpu_params pipeline_dtype replication_factor scatter_embedding_sequence_parallel
     should_pad_vocab timers tp_only_amax_red use_te_rng_tracker use_gloo_process_groups variable_seq_lengths
