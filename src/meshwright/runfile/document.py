@@ -26,8 +26,8 @@ from meshwright.units import MAX_DIGITS
 
 MAX_BYTES = 64 * 1024
 MAX_VALUES = 10_000
-WORDS_OR_MAPPINGS = ("cluster", "parallel", "parallel.recompute", "data.validation")
-"""Keys that are words or mappings."""
+TEXTS_OR_MAPPINGS = ("cluster", "parallel", "parallel.recompute", "data.validation")
+"""Keys that are text or mappings."""
 MAX_DEPTH = 20
 
 _INT = re.compile(r"[-+]?\d+(_\d+)*|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+")
@@ -131,7 +131,7 @@ def _replaced(mapping: Any, path: tuple[str, ...], value: Any, label: str, depth
         mapping = {"base": mapping}
     if not isinstance(mapping, dict):
         parent = ".".join(path[:depth])
-        hint = f"--set '{parent}={{{path[depth]}: ...}}'" if parent in WORDS_OR_MAPPINGS else None
+        hint = f"--set '{parent}={{{path[depth]}: ...}}'" if parent in TEXTS_OR_MAPPINGS else None
         raise RunFileError(f"{parent} is not a mapping here", file=label, got=str(mapping), hint=hint)
     head, is_last = path[depth], depth == len(path) - 1
     if is_last:

@@ -70,7 +70,6 @@ def test_parameters_are_as_many_as_the_cost_model_counts(name):
     ("model", "message"),
     [
         (catalog.model("gpt3-175b"), "learned positions"),
-        (catalog.model("gpt-oss-20b"), "attention sinks"),
         (replace(DENSE, gated_ffn=False), "without a gate"),
         (replace(DENSE, rope=Rope(scaling=RopeScaling.OTHER)), "this RoPE scaling"),
         (replace(DENSE, attention=replace(DENSE.attention, head_dim=7)), "an even head width"),

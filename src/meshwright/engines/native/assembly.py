@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
@@ -219,7 +219,7 @@ def _stage(
     )
     if run.lora is not None:
         add_adapters(module, run.lora)
-    blocks = list(module.blocks().values())
+    blocks: list[nn.Module] = list(module.blocks().values())
     if run.precision.matmul == "fp8":
         fp8.convert(blocks, precision=run.precision, device=coordinates.device)
     if coordinates.plan.tensor > 1:
