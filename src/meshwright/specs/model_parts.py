@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from meshwright.specs.model import Activation, Model, NormPlacement
+from meshwright.specs.model import Activation, AttentionKind, Model, NormPlacement, Rope, RopeScaling
 
 ABSENT: Mapping[str, Any] = MappingProxyType(
     {
@@ -60,3 +60,38 @@ def parts_of(model: Model) -> dict[str, Any]:
         for path, value in values.items()
         if value != ABSENT[path] and not is_without_effect.get(path, False)
     }
+
+
+def contradictions(model: Model) -> Iterator[str]:
+    """Parts that the rest of the model has no place for, as sentences: to build the model would drop them."""
+    a = model.attention
+    if a.kind is AttentionKind.MLA:
+        has = {
+            "sliding windows": model.num_windowed_layers,
+            "sinks": a.sinks,
+            "score_cap": a.score_cap,
+            "score_divisor": a.score_divisor,
+            "qk_norm": a.qk_norm,
+            "windowed_rope": model.windowed_rope,
+        }
+        yield from (f"latent attention has no {name}" for name, value in has.items() if value)
+    if a.qk_norm_across_heads and not a.qk_norm:
+        yield "qk_norm_across_heads needs qk_norm"
+    if model.num_windowed_layers and not a.window:
+        yield "layers with a sliding window need attention.window"
+    head_dim = a.rope_head_dim if a.kind is AttentionKind.MLA else a.head_dim
+    for name, rope in (("rope", model.rope), ("windowed_rope", model.windowed_rope)):
+        if rope is not None:
+            yield from (f"{name}: {problem}" for problem in _problems(rope, head_dim, kind=a.kind))
+
+
+def _problems(rope: Rope, head_dim: int, *, kind: AttentionKind) -> Iterator[str]:
+    width = rope.rotary_width(head_dim)
+    if width < 2 or width % 2:
+        yield f"positions rotate pairs, here {width} dimensions of a head"
+    if kind is AttentionKind.MLA and rope.rotated_share != 1:
+        yield "rope_head_dim is the rotated share of latent attention: rotated_share must be 1"
+    factors = (rope.short_factors, rope.long_factors)
+    expected = width // 2 if rope.scaling is RopeScaling.LONGROPE else 0
+    if {len(given) for given in factors} != {expected}:
+        yield f"short_factors and long_factors must be {expected}, here {len(factors[0])} and {len(factors[1])}"

@@ -70,9 +70,17 @@ def test_parameters_are_as_many_as_the_cost_model_counts(name):
     ("model", "message"),
     [
         (catalog.model("gpt3-175b"), "learned positions"),
+        (replace(DENSE, attention=replace(DENSE.attention, qk_norm_across_heads=True)), "needs qk_norm"),
+        (replace(DENSE, attention=replace(DENSE.attention, window_pattern=(True,))), "need attention.window"),
+        (replace(LATENT, attention=replace(LATENT.attention, sinks=True, score_cap=5.0)), "no sinks; latent"),
+        (replace(LATENT, rope=Rope(rotated_share=0.5)), "rotated_share must be 1"),
+        (
+            replace(DENSE, rope=Rope(scaling=RopeScaling.LONGROPE, original_context=8, short_factors=(1.0,))),
+            "must be 4, here 1 and 0",
+        ),
         (replace(DENSE, gated_ffn=False), "without a gate"),
         (replace(DENSE, rope=Rope(scaling=RopeScaling.OTHER)), "this RoPE scaling"),
-        (replace(DENSE, attention=replace(DENSE.attention, head_dim=7)), "an even head width"),
+        (replace(DENSE, attention=replace(DENSE.attention, head_dim=7)), "rotate pairs"),
         (replace(DENSE, family="MambaForCausalLM"), "cannot build this architecture"),
     ],
 )

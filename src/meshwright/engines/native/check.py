@@ -13,6 +13,7 @@ from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model, NormPlacement
+from meshwright.specs.model_parts import contradictions
 from meshwright.specs.plan import (
     DROPPED_MODULES,
     RECOMPUTE_MODULES,
@@ -97,6 +98,8 @@ def _fused_adapters(lora: Lora, model: Model) -> Iterator[Unsupported]:
 def _model(model: Model) -> Iterator[Unsupported]:
     if model.learned_positions:
         yield Unsupported(key="model", reason=f"{model.name} has learned positions; rotary ones are built")
+    for reason in contradictions(model):
+        yield Unsupported(key="model", reason=f"{model.name}: {reason}")
     if model.norm_bias or not model.gated_ffn:
         yield Unsupported(key="model", reason=f"{model.name} has LayerNorm or an ungated feed-forward block")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.catalog import families as catalogue
 from meshwright.errors import InputError
 from meshwright.specs.model import Attention, AttentionKind, Model, RopeScaling
+from meshwright.specs.model_parts import contradictions
 
 FAMILIES = tuple(family.architecture for family in catalogue.trained_families())
 """Architectures of Hugging Face transformers with equal logits and gradients."""
@@ -37,22 +38,18 @@ def check_model(model: Model) -> None:
     ):
         if wrong:
             raise InputError(f"{model.name}: the native engine has no {what}", got=got)
+    if found := list(contradictions(model)):
+        raise InputError(f"{model.name}: {'; '.join(found)}")
     _check_attention(model.name, model.attention)
     _check_layers(model)
 
 
 def _check_attention(name: str, a: Attention) -> None:
-    rotary = a.rope_head_dim if a.kind is AttentionKind.MLA else a.head_dim
-    if rotary < 2 or rotary % 2:
-        raise InputError(f"{name}: rotary positions turn pairs", got=rotary, allowed="an even head width")
-    if a.kind is AttentionKind.MLA:
-        if a.kv_lora_rank < 1 or a.rope_head_dim >= a.head_dim:
-            raise InputError(
-                f"{name}: latent attention needs kv_lora_rank and a rotary part narrower than head_dim",
-                got=f"kv_lora_rank: {a.kv_lora_rank}, rope_head_dim: {a.rope_head_dim}, head_dim: {a.head_dim}",
-            )
-        if a.num_windowed_layers:
-            raise InputError(f"{name}: the native engine has no windows in latent attention", got=a.window)
+    if a.kind is AttentionKind.MLA and (a.kv_lora_rank < 1 or a.rope_head_dim >= a.head_dim):
+        raise InputError(
+            f"{name}: latent attention needs kv_lora_rank and a rotary part narrower than head_dim",
+            got=f"kv_lora_rank: {a.kv_lora_rank}, rope_head_dim: {a.rope_head_dim}, head_dim: {a.head_dim}",
+        )
 
 
 def _check_layers(model: Model) -> None:
