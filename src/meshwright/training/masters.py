@@ -36,6 +36,11 @@ class Master:
     """Placements of the accumulated gradient of a distributed parameter: that of a replicated one may be partial."""
 
     @property
+    def is_matrix(self) -> bool:
+        """True for what has weight decay: matrices, not vectors, nor the biases of a stack of experts."""
+        return self.parameter.ndim > 1 and not self.name.endswith("_bias")
+
+    @property
     def is_copy(self) -> bool:
         """True if the parameter must be refreshed from the master after a step."""
         return self.local.dtype != self.parameter.dtype

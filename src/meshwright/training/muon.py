@@ -33,7 +33,8 @@ COEFFICIENTS = (_muon.DEFAULT_A, _muon.DEFAULT_B, _muon.DEFAULT_C)
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
     """True of the weights that Muon updates: matrices, and stacks of them, but embedding and head."""
-    return parameter.ndim >= 2 and not name.startswith(("embedding.", "head."))
+    is_stack_of_biases = name.endswith("_bias")  # of experts
+    return parameter.ndim >= 2 and not is_stack_of_biases and not name.startswith(("embedding.", "head."))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -203,7 +203,7 @@ def _elementwise(masters: list[Master], *, settings: Settings, seed: int) -> Ite
     groups: dict[tuple[bool, tuple[str, ...]], list[Tensor]] = {}
     for m in masters:
         along = () if settings.states is StateFormat.FP32 else m.copied_along
-        groups.setdefault((m.parameter.ndim > 1, along), []).append(m.local)
+        groups.setdefault((m.is_matrix, along), []).append(m.local)
     for (is_matrix, _), tensors in groups.items():
         decay = settings.weight_decay if is_matrix else 0.0
         if settings.states is StateFormat.FP32:
