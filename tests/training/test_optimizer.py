@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -159,3 +160,21 @@ def test_a_gradient_in_parts_is_divided_as_its_parameter_is(mesh, compute, layou
     assert master.gradient.placements == (expected,)
     master.gradient.to_local().add_(1.0)
     assert master.gradient.to_local().eq(2.0).all()
+
+
+def test_biases_of_experts_are_vectors():
+    """They are stacked to two dimensions, and have neither weight decay nor an orthogonal update."""
+    from tests.tiny_models import MIXTURE
+
+    from meshwright.training.models import build_model
+    from meshwright.training.muon import is_hidden_matrix
+
+    biased = replace(MIXTURE, experts=replace(MIXTURE.experts, bias=True))
+    masters = masters_of([build_model(biased, device="cpu")], compute=torch.float32)
+    stacks = {m.name.rsplit(".", 1)[-1]: m for m in masters if ".experts." in m.name}
+    assert {name: m.is_matrix for name, m in stacks.items()} == {
+        "gate": True, "up": True, "down": True, "gate_bias": False, "up_bias": False, "down_bias": False,
+    }  # fmt: skip
+    assert {name: is_hidden_matrix(m.name, m.parameter) for name, m in stacks.items()} == {
+        name: m.is_matrix for name, m in stacks.items()
+    }
