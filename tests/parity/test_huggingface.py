@@ -75,6 +75,7 @@ CASES = {
         TINY | {"head_dim": 16, "max_window_layers": 1, "sliding_window": 6, "use_sliding_window": True},
     ),
     "qwen3-moe": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3-moe-windowed": ("qwen3_moe", QWEN3_MOE | {"sliding_window": 6, "use_sliding_window": True}),
     "qwen3-moe-as-scored": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": False}),
     "deepseek-v2-lite": ("deepseek_v2", LATENT | {"q_lora_rank": None, "topk_method": "greedy"}),
     "deepseek-v2": (

@@ -55,7 +55,8 @@ def _qwen2_attention(c: ConfigKeys) -> Attention:
     return _qwen_windows(replace(attention, output_bias=False), c)
 
 
-def _qwen_windows(attention: Attention, c: ConfigKeys) -> Attention:
+def _qwen_windows(attention: Attention, c: ConfigKeys, *, everywhere: bool = False) -> Attention:
+    """Windows behind a flag, after `max_window_layers`; in Qwen3's mixtures `everywhere`, whatever other keys say."""
     if not c.flag("use_sliding_window", False):
         c.value("sliding_window")  # ignored, as in transformers
         c.value("max_window_layers")
@@ -64,6 +65,10 @@ def _qwen_windows(attention: Attention, c: ConfigKeys) -> Attention:
         return attention
     num_layers = c.count("num_hidden_layers")
     full = c.count("max_window_layers", 28, minimum=0)  # the first layers keep full attention
+    if everywhere:
+        full = 0
+        if "full_attention" in (c.items("layer_types") or ()):
+            c.refuse("layer_types: full layers of a mixture, which transformers ignores")
     return windowed_attention(attention, c, usual=[i >= full for i in range(num_layers)], window=4096)
 
 
@@ -98,12 +103,12 @@ def read_qwen3(c: ConfigKeys) -> Model:
 
 
 def read_qwen3_moe(c: ConfigKeys) -> Model:
-    return decoder(c, _qwen3_attention(c), experts=_qwen_experts(c))
+    return decoder(c, _qwen3_attention(c, everywhere=True), experts=_qwen_experts(c))
 
 
-def _qwen3_attention(c: ConfigKeys) -> Attention:
+def _qwen3_attention(c: ConfigKeys, *, everywhere: bool = False) -> Attention:
     attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=128, kv_heads=32)
-    return _qwen_windows(replace(attention, qk_norm=True), c)
+    return _qwen_windows(replace(attention, qk_norm=True), c, everywhere=everywhere)
 
 
 def _deepseek(c: ConfigKeys, experts: Experts) -> Model:

@@ -64,7 +64,7 @@ def fits_qwen3(model: Model) -> bool:
 
 
 def fits_qwen3_moe(model: Model) -> bool:
-    plain = _is_grouped(model, qk_norm=True) and not model.num_windowed_layers
+    plain = _is_grouped(model, qk_norm=True) and _has_windows_everywhere_or_nowhere(model)
     return plain and model.experts is not None and _is_plain_mixture(model)
 
 
