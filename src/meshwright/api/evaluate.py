@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.api import arguments
 from meshwright.api.generate import DTYPES, MAX_BATCH
@@ -15,6 +15,8 @@ from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
     from meshwright.report.evaluation import Evaluation
+    from meshwright.training.evaluation.choices import Question
+    from meshwright.training.trained_model import TrainedModel
 
 
 def evaluate(
@@ -67,19 +69,14 @@ def evaluate(
         >>> mw.evaluate("runs/first", "python-stdlib", max_tokens=10_000).texts[0]["loss"]  # doctest: +SKIP
         2.31
     """
-    named = arguments.items("tasks", tasks, example='["arc_easy"]')
-    for name in named:
-        if not isinstance(name, str) or not name:
-            raise InputError("tasks", got=name, allowed="names")
-    counts = {
-        name: None if value is None else arguments.count(name, value, least=least)
-        for name, value, least in (
-            ("num_fewshot", num_fewshot, 0), ("limit", limit, 1), ("sequence_length", sequence_length, 1),
-            ("max_tokens", max_tokens, 1), ("step", step, 0),
-        )
-    }  # fmt: skip
-    size = arguments.count("batch", batch, most=MAX_BATCH)
-    format_name = None if dtype is None else arguments.choice("dtype", dtype, DTYPES)
+    named = _names(tasks)
+    counts = _counts(
+        num_fewshot=num_fewshot,
+        limit=limit,
+        sequence_length=sequence_length,
+        max_tokens=max_tokens,
+        step=step,
+    )
     paths = {
         name: None if value is None else str(arguments.path(name, value))
         for name, value in (
@@ -87,16 +84,14 @@ def evaluate(
             ("adapter", adapter),
         )
     }  # fmt: skip
+    size = arguments.count("batch", batch, most=MAX_BATCH)
+    format_name = None if dtype is None else arguments.choice("dtype", dtype, DTYPES)
     if find_spec("torch") is None:
         raise MissingDependencyError(
             "evaluation needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
         )
-    from meshwright.report.evaluation import Evaluation
-    from meshwright.training import telemetry
-    from meshwright.training.evaluation.choices import evaluate_choices, read_questions
-    from meshwright.training.evaluation.harness import run_tasks
-    from meshwright.training.evaluation.text import evaluate_text, open_texts
-    from meshwright.training.trained_model import load_trained, model_document
+    from meshwright.training.evaluation.choices import read_questions
+    from meshwright.training.trained_model import load_trained
 
     questions = None if paths["choices"] is None else read_questions(Path(paths["choices"]).expanduser())
     trained = load_trained(
@@ -106,36 +101,85 @@ def evaluate(
         tokenizer=paths["tokenizer"],
         adapter=paths["adapter"],
     )
-    is_text = source is not None or not (questions or named)
+    return _evaluate(
+        trained, questions, named, counts=counts, paths=paths, batch=size, command=tuple(command)
+    )
+
+
+def _names(tasks: object) -> list[str]:
+    named = arguments.items("tasks", tasks, example='["arc_easy"]')
+    for name in named:
+        if not isinstance(name, str) or not name:
+            raise InputError("tasks", got=name, allowed="names")
+    return named
+
+
+def _counts(**given: int | None) -> dict[str, int | None]:
+    """Checked numbers; the number of examples and the step may be 0."""
+    may_be_0 = ("num_fewshot", "step")
+    return {
+        name: None if value is None else arguments.count(name, value, least=0 if name in may_be_0 else 1)
+        for name, value in given.items()
+    }
+
+
+def _evaluate(
+    trained: TrainedModel,
+    questions: Sequence[Question] | None,
+    tasks: Sequence[str],
+    *,
+    counts: Mapping[str, int | None],
+    paths: Mapping[str, str | None],
+    batch: int,
+    command: tuple[str, ...],
+) -> Evaluation:
+    """All that was asked for, with checked arguments."""
+    from meshwright.report.evaluation import Evaluation
+    from meshwright.training import telemetry
+    from meshwright.training.evaluation.choices import evaluate_choices
+    from meshwright.training.evaluation.harness import run_tasks
+    from meshwright.training.evaluation.text import evaluate_text, open_texts
+    from meshwright.training.trained_model import model_document
+
+    is_text = paths["source"] is not None or not (questions or tasks)
     texts = open_texts(trained, paths["source"]) if is_text else []
     begin_s = time.perf_counter()
-    notes = trained.notes
-    of_texts, of_choices, of_tasks = [], None, None
-    for text in texts:
-        of_text = evaluate_text(
-            trained, text, length=counts["sequence_length"], batch=size, max_tokens=counts["max_tokens"]
+    of_texts = tuple(
+        evaluate_text(
+            trained, text, length=counts["sequence_length"], batch=batch, max_tokens=counts["max_tokens"]
         )
-        of_texts.append(of_text)
-        if not of_text["is_whole"]:
-            notes += (f"{text.name}: ended after {of_text['num_tokens']:,} tokens; there are more",)
-    if questions is not None:
-        of_choices = evaluate_choices(trained, questions, batch=size)
-        if cut := of_choices["num_cut"]:
-            notes += (f"{cut} contexts are longer than the positions and lose their beginning",)
-    if named:
+        for text in texts
+    )
+    of_choices = None if questions is None else evaluate_choices(trained, questions, batch=batch)
+    of_tasks = None
+    if tasks:
+        folder = None if paths["task_folder"] is None else Path(paths["task_folder"]).expanduser()
         of_tasks = run_tasks(
-            trained, named, folder=None if paths["task_folder"] is None else Path(paths["task_folder"]),
-            num_fewshot=counts["num_fewshot"], limit=counts["limit"], batch=size,
-        )  # fmt: skip
+            trained,
+            tasks,
+            folder=folder,
+            num_fewshot=counts["num_fewshot"],
+            limit=counts["limit"],
+            batch=batch,
+        )
     return Evaluation(
         model=model_document(trained),
-        texts=tuple(of_texts),
+        texts=of_texts,
         choices=of_choices,
         tasks=of_tasks,
         seconds=time.perf_counter() - begin_s,
         device=telemetry.device_facts(trained.device, accelerator=None),
         software=telemetry.software_facts(),
-        command=tuple(command),
+        command=command,
         git_commit=telemetry.git_commit(Path.cwd()),
-        notes=notes,
+        notes=trained.notes + tuple(_notes(of_texts, of_choices)),
     )
+
+
+def _notes(texts: Sequence[Mapping[str, Any]], choices: Mapping[str, Any] | None) -> Iterator[str]:
+    """Notes on what the numbers leave out."""
+    for text in texts:
+        if not text["is_whole"]:
+            yield f"{text['source']}: ended after {text['num_tokens']:,} tokens; there are more"
+    if choices is not None and choices["num_cut"]:
+        yield f"{choices['num_cut']} contexts are longer than the positions and lose their beginning"
