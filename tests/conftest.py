@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.warm import WarmProcess, measure_nothing, start_warm_ranks
 
 from meshwright.catalog import engines
 from meshwright.cli import main
+from meshwright.errors import InputError
 
 Command = subprocess.Popen[str] | WarmProcess
 
@@ -42,6 +44,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what 
 def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are as wide as in a pipe, whatever the terminal or pytest-xdist says."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_refusal_allows_what_it_refuses() -> Iterator[None]:
+    """Check every `InputError` of every test: what was got is not in the list of what is allowed."""
+    init = InputError.__init__
+
+    def checked(self: InputError, *args: Any, got: object = None, allowed: object = None, **kw: Any) -> None:
+        if isinstance(got, str | bool) and allowed is not None:
+            names = [name.strip(" '\"") for name in re.split(r", | or | and ", str(allowed))]
+            assert str(got) not in names, (
+                f"{args[0]}: {got!r} is refused, and among what is allowed: {allowed}"
+            )
+        init(self, *args, got=got, allowed=allowed, **kw)
+
+    InputError.__init__ = checked
+    yield
+    InputError.__init__ = init
 
 
 TINY = """

@@ -31,7 +31,9 @@ def test_one_that_fails_is_lost(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("ending", "code"), [(Ending.DONE, 0), (Ending.DIVERGED, 0), (Ending.STOPPED, STOPPED_EXIT_CODE)]
 )
-def test_a_scheduler_does_not_take_a_megatron_run_that_stopped_for_done(ending, code, tmp_path, monkeypatch):
+def test_a_scheduler_does_not_take_a_megatron_run_that_stopped_for_done(
+    ending, code, tmp_path, monkeypatch, tiny_text
+):
     torch = pytest.importorskip("torch")
     from meshwright.engines.megatron import probe, worker
 
@@ -44,4 +46,6 @@ def test_a_scheduler_does_not_take_a_megatron_run_that_stopped_for_done(ending, 
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
     for name in worker.ONE_PROCESS:
         monkeypatch.setenv(name, "0")
-    assert worker.main(tmp_path) == code
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meshwright_run.yaml").write_text(tiny_text + "engine: megatron\n")
+    assert worker.main(tmp_path / "meshwright_run.yaml") == code
