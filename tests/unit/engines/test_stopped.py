@@ -47,5 +47,5 @@ def test_a_scheduler_does_not_take_a_megatron_run_that_stopped_for_done(
     for name in worker.ONE_PROCESS:
         monkeypatch.setenv(name, "0")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "meshwright_run.yaml").write_text(tiny_text + "engine: megatron\n")
+    (tmp_path / "meshwright_run.yaml").write_text(tiny_text + "engine: megatron\nparallel: {data_shard: 1}\n")
     assert worker.main(tmp_path / "meshwright_run.yaml") == code
