@@ -44,9 +44,11 @@ class ModelTable(Table):
     attention_bias: Array  # of query, key and value projections
     output_bias: Array  # of the output projection
     head_norm_width: Array  # weights of the norms of queries and keys
+    norms_all_heads: Array  # 0 or 1: queries and keys are normalised over all heads together
     num_sinks: Array  # of a layer
     caps_scores: Array  # 0 or 1: no fused kernel computes them
     num_norms: Array  # of a layer, without those of queries and keys
+    norms_inputs: Array  # 0 or 1: inputs of attention and feed-forward are normalised
     ffn: Array
     ffn_matrices: Array  # 3 gated, 2 not
     num_experts: Array
@@ -156,9 +158,11 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         attention_bias=int(a.bias),
         output_bias=int(a.has_output_bias),
         head_norm_width=_head_norm_width(a),
+        norms_all_heads=int(a.qk_norm and a.qk_norm_across_heads),
         num_sinks=a.num_heads if a.sinks else 0,
         caps_scores=int(a.score_cap > 0),
         num_norms=4 if model.norm_placement is NormPlacement.BOTH else 2,
+        norms_inputs=int(model.norm_placement is not NormPlacement.AFTER),
         ffn=model.ffn_hidden,
         ffn_matrices=3 if model.gated_ffn else 2,
         num_experts=x.num_experts if x else 0,

@@ -57,7 +57,7 @@ def tokens(batch=2, length=20, *, vocab=61, seed=3):
 # --- what is built
 
 
-@pytest.mark.parametrize("name", [n for n in catalog.model_names() if not n.startswith(("gpt", "gemma"))])
+@pytest.mark.parametrize("name", [n for n in catalog.model_names() if not n.startswith("gpt3")])
 def test_parameters_are_as_many_as_the_cost_model_counts(name):
     model = catalog.model(name)
     built = build_model(model)

@@ -51,6 +51,32 @@ RULES = (
         ),
     ),
     Rule(
+        name="norms of outputs",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (
+            (s.model.norms_inputs > 0) | ((np.asarray(p.recompute_mask) & mask_of("norm")) == 0)
+        ),
+        says=lambda _, p: (
+            "the model normalises only outputs of attention and feed-forward, which nothing keeps"
+        ),
+    ),
+    Rule(
+        name="norms over all heads",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.norms_all_heads == 0) | (p.tensor == 1),
+        says=lambda _, p: (
+            f"queries and keys are normalised over all heads, which tensor {p.tensor} would divide"
+        ),
+    ),
+    Rule(
+        name="biased experts",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.expert_bias == 0) | (p.expert_tensor == 1),
+        says=lambda _, p: (
+            f"each of expert_tensor {p.expert_tensor} ranks would add the biases of an expert's output"
+        ),
+    ),
+    Rule(
         name="alternate GEMMs",
         scope=Scope.CHOICE,
         holds=lambda s, p: (
