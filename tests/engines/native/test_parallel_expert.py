@@ -86,6 +86,33 @@ def test_two_ranks_equal_one(equals_one_process):
     )
 
 
+@pytest.fixture
+def padded(tmp_path):
+    """`padded(run)`: the run on short answers, whose samples are a third padding."""
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "ab"[: i % 3], "completion": "c" * (1 + 5 * i % 7)}) + "\n"
+                            for i in range(400)))  # fmt: skip
+
+    def on_answers(run):
+        data = replace(run.data, source=str(path), tokenizer="bytes")
+        return replace(run, model=replace(run.model, vocab=260), data=data)
+
+    return on_answers
+
+
+@pytest.mark.distributed
+def test_padding_is_no_load_on_two_ranks(equals_one_process, padded):
+    runs = padded(as_mixtral()), padded(as_deepseek())
+    equals_one_process(
+        [
+            (runs[0], Plan(data_shard=2, expert=2, micro_batch=2, sharding=FULL)),
+            (runs[1], Plan(tensor=2, expert=2, micro_batch=4)),
+            (runs[1], Plan(context=2, expert=2, micro_batch=4)),
+            (runs[1], Plan(pipeline=2, micro_batch=4, recompute=Recompute.FULL)),
+        ]
+    )
+
+
 @pytest.mark.distributed
 def test_four_ranks_equal_one(equals_one_process):
     equals_one_process(

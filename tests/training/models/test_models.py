@@ -266,6 +266,34 @@ def test_the_attached_balance_loss_has_the_gradient_of_one_that_is_added():
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.parametrize("model", [MIXTURE, SIGMOID])
+def test_padding_counts_neither_as_load_nor_in_the_balance_loss(model):
+    def trained(num_padding):
+        built = filled(model, options=TransformerOptions(balance_loss=0.5)).train()
+        tokens_BT = torch.nn.functional.pad(tokens(), (0, num_padding))
+        documents_BT = torch.nn.functional.pad(
+            torch.arange(20).expand(2, -1) // 7, (0, num_padding), value=-1
+        )
+        labels_BT = torch.nn.functional.pad(tokens(), (0, num_padding), value=-100)
+        positions_BT = torch.nn.functional.pad(torch.arange(20).expand(2, -1) % 7, (0, num_padding))
+        built(tokens_BT, positions_BT, documents_BT, labels_BT).backward()
+        load_LE = collect_expert_load([built])
+        update_routing_bias([built], load_LE, speed=0.02)
+        biases = [buffer for name, buffer in built.named_buffers() if name.endswith("bias_E")]
+        return load_LE, biases, [parameter.grad for parameter in built.parameters()]
+
+    load_LE, biases, gradients = trained(0)
+    padded_LE, padded_biases, padded_gradients = trained(13)
+    assert torch.equal(padded_LE, load_LE)
+    torch.testing.assert_close(padded_biases, biases)
+    torch.testing.assert_close(padded_gradients, gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_a_sequence_of_padding_has_no_balance_loss():
+    scores_BTE, nowhere_BT = torch.full((1, 16, 4), 0.25), torch.zeros(1, 16, dtype=torch.bool)
+    assert balance_loss(scores_BTE, torch.zeros(1, 4), nowhere_BT).item() == 0
+
+
 def test_balanced_experts_have_a_balance_loss_of_one():
     scores_BTE = torch.full((2, 16, 4), 0.25)
     assert balance_loss(scores_BTE, torch.full((2, 4), 8)).item() / 32 == pytest.approx(1.0)

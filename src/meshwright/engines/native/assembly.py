@@ -64,11 +64,16 @@ class Assembly:
     is_single_process: bool
     bias_rate: float  # step size of routing biases
     dropout_seed: int | None  # of this process; None: no dropout
+    sequence_group: dist.ProcessGroup | None  # ranks that hold parts of the same sequences
 
     def before_step(self, step: int) -> None:
         """Seed the random numbers of `step`, so that dropout is the same in a resumed run."""
         if self.dropout_seed is not None:
             torch.manual_seed(named_seed(self.dropout_seed, f"step {step}"))
+
+    def scale_balance_loss(self, scale: float) -> None:
+        """Set the scale of the balance loss of experts, a sum over tokens: one over the tokens of a step."""
+        configure_balance_loss(self.modules, scale=scale, group=self.sequence_group)
 
     def collect_expert_load(self) -> Tensor | None:
         """Rows of each expert of the whole model since the last call [L, E], of all processes; None without experts.
@@ -128,8 +133,6 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         )
         for index in stages_of_rank(plan, coordinates.pipeline_rank)
     ]
-    if run.train.balance_loss:
-        configure_balance_loss(modules, scale=1 / run.tokens_per_step, group=coordinates.sequence_group())
     masters = masters_of(modules, compute=compute)
     copies = embedding_copies(modules, masters=masters, coordinates=coordinates)
     if run.lora is not None:
@@ -167,6 +170,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         is_single_process=coordinates.num_ranks == 1,
         bias_rate=0.0 if is_frozen else run.train.balance_bias_rate,
         dropout_seed=_dropout_seed(run, coordinates),
+        sequence_group=coordinates.sequence_group() if run.train.balance_loss else None,
     )
 
 

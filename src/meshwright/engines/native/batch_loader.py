@@ -76,7 +76,8 @@ class BatchLoader:
         )
 
     def _on_device(self, batch: Batch) -> dict[str, Tensor]:
-        is_one_document = bool((batch.documents_BT == batch.documents_BT[:, :1]).all())
+        documents_BT = batch.documents_BT
+        is_one_document = bool((documents_BT == documents_BT[:, :1]).all() and (documents_BT >= 0).all())
         batch = batch.to(self.coordinates.device)
         tensors = {
             "tokens_BT": batch.tokens_BT,
@@ -98,6 +99,23 @@ def open_batch_loader(run: Run, *, coordinates: MeshCoordinates, report: Report 
     if coordinates.num_ranks > 1 and coordinates.is_main:
         dist.barrier()
     return BatchLoader(run, coordinates=coordinates, corpus=corpus)
+
+
+def sum_counts(coordinates: MeshCoordinates, *counts: Tensor) -> list[float]:
+    """Sums over all processes, as often as processes see what is counted. Collective; the host waits."""
+    sums = torch.stack(counts)
+    if coordinates.num_ranks > 1:
+        dist.all_reduce(sums)
+    return sums.tolist()
+
+
+def count_tokens(batch: dict[str, Tensor]) -> Tensor:
+    """Tokens of this process's part without padding; of the chunks of a sequence, their mean."""
+    num = batch["tokens_BT"].numel()
+    if "documents_BT" not in batch:
+        return torch.tensor(num, dtype=torch.float64, device=batch["tokens_BT"].device)
+    is_token_BS = batch["documents_BT"] >= 0
+    return is_token_BS.sum().to(torch.float64) * num / is_token_BS.numel()
 
 
 def count_labels(batch: dict[str, Tensor]) -> Tensor:

@@ -94,7 +94,7 @@ def _checkpoint_block(layer: Block, *, with_norm: bool) -> None:
     ffn, norm = layer.ffn.forward, layer.ffn_norm.forward
     if with_norm:
         _replace(layer.ffn_norm, "forward", lambda x_BTD: x_BTD)
-        layer.ffn.forward = _checkpointed(lambda x_BTD: ffn(norm(x_BTD)), of=layer)
+        layer.ffn.forward = _checkpointed(lambda x_BTD, *others: ffn(norm(x_BTD), *others), of=layer)
     else:
         layer.ffn.forward = _checkpointed(ffn, of=layer)
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.batch_loader import BatchLoader, count_labels
+from meshwright.engines.native.batch_loader import BatchLoader, count_labels, count_tokens, sum_counts
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.errors import InfeasibleError
 from meshwright.specs.model import Attention, AttentionKind, BaseFormat, Experts, Lora, Model, Rope
@@ -381,10 +381,9 @@ class _Rehearsed:
         """One optimizer step; the mean loss of the global batch."""
         batch = self.loader.batch(index)
         is_single_process = self.coordinates.num_ranks == 1
-        count = count_labels(batch)
-        if not is_single_process:
-            dist.all_reduce(count)
-        loss = self.parts.stepper.forward_backward(batch, scale=self.coordinates.num_copies / count.item())
+        num_labels, num_tokens = sum_counts(self.coordinates, count_labels(batch), count_tokens(batch))
+        self.parts.scale_balance_loss(self.coordinates.num_copies / num_tokens)
+        loss = self.parts.stepper.forward_backward(batch, scale=self.coordinates.num_copies / num_labels)
         loss = loss / self.coordinates.plan.tensor
         if not is_single_process:
             dist.all_reduce(loss)

@@ -22,7 +22,13 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.batch_loader import BatchLoader, count_labels, open_batch_loader
+from meshwright.engines.native.batch_loader import (
+    BatchLoader,
+    count_labels,
+    count_tokens,
+    open_batch_loader,
+    sum_counts,
+)
 from meshwright.engines.native.expectation import Expectation, measure_expectation
 from meshwright.engines.native.fault_detector import Fault, FaultDetector
 from meshwright.engines.native.generation import SAMPLE_TOKENS, generate_sample
@@ -275,18 +281,16 @@ class Trainer:
         return learning_rate(self.run.optimizer, step=step, num_steps=self.num_steps)
 
     def _loss_scale(self, batch: BatchTensors) -> float:
-        """One over the labels that count in the global batch."""
-        count = self._num_labels(batch)
+        """One over the labels that count in the global batch. The balance loss is a mean over its tokens."""
+        count, num_tokens = sum_counts(self.coordinates, count_labels(batch), count_tokens(batch))
+        self.assembly.scale_balance_loss(self.coordinates.num_copies / max(1.0, num_tokens))
         if not count:  # a stream of documents of one token each: samples of answers always have a label
             self.progress.say("note: a batch has no label; it counts with a loss of 0")
         return self.coordinates.num_copies / max(1.0, count)
 
     def _num_labels(self, batch: BatchTensors) -> float:
         """Labels of the global batch, as often as processes see them."""
-        count = count_labels(batch)
-        if self.coordinates.num_ranks > 1:
-            dist.all_reduce(count)
-        return count.item()
+        return sum_counts(self.coordinates, count_labels(batch))[0]
 
     def _sum_over_processes(self, local_loss: torch.Tensor, *others: float | torch.Tensor) -> list[float]:
         """Sums over all processes: of the losses (each counted once) and of `others`."""

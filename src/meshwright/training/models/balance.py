@@ -3,8 +3,8 @@
     L = E Σ_e f_e P_e      f_e share of the sequence's rows, P_e its mean score; 1 when balanced
 
 The form is Switch's (Fedus et al. 2021, equation 4), the statistics are DeepSeek-V3's (2024, equations 17 to 20):
-of one sequence, not of a micro-batch. So it does not depend on which sequences a process happens to hold, and any plan
-gives the gradients of one process. Where a sequence is sharded over ranks the counts of all its parts are summed first.
+of one sequence (a row of the batch, without its padding), not of a micro-batch. So it does not depend on which
+sequences a process happens to hold, and any plan gives the gradients of one process. Where a sequence is sharded over ranks the counts of all its parts are summed first.
 
 The gradient of the loss is added at the scores, not at the end of the model: so it is not passed through pipeline
 stages, and reported losses do not include it.
@@ -20,13 +20,17 @@ import torch
 from torch import Tensor
 
 
-def balance_loss(scores_BTE: Tensor, counts_BE: Tensor) -> Tensor:
+def balance_loss(scores_BTE: Tensor, counts_BE: Tensor, is_token_BT: Tensor | None = None) -> Tensor:
     """T E Σ f P of one layer, added over sequences: a sum over tokens, as the loss of the tokens is.
 
-    `counts_BE` are the rows of whole sequences. Sigmoid scores are normalised first (equation 19).
+    `counts_BE` are the rows of whole sequences without padding, `is_token_BT` is False at padding. Sigmoid scores are
+    normalised first (equation 19).
     """
-    share_BE = counts_BE / counts_BE.sum(dim=-1, keepdim=True)
-    score_BE = (scores_BTE / scores_BTE.sum(dim=-1, keepdim=True)).sum(dim=1)
+    share_BE = counts_BE / counts_BE.sum(dim=-1, keepdim=True).clamp(min=1)
+    score_BTE = scores_BTE / scores_BTE.sum(dim=-1, keepdim=True)
+    if is_token_BT is not None:
+        score_BTE = score_BTE * is_token_BT.unsqueeze(-1)
+    score_BE = score_BTE.sum(dim=1)
     return scores_BTE.shape[-1] * (share_BE * score_BE).sum()
 
 

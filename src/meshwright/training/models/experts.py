@@ -35,7 +35,8 @@ class TopKRouter(nn.Module):
     """Scores in fp32 whatever the weights are: a flipped choice costs more than a slow GEMM this small.
 
     With sigmoid scores `bias_E` shifts the choice but not the weight; `expert_load.update_routing_bias` moves it.
-    `load_E` counts the rows each expert got in training since `load.collect_expert_load`.
+    `load_E` counts the rows of tokens, without padding, that each expert got in training since
+    `expert_load.collect_expert_load`.
     """
 
     bias: nn.Parameter | None  # learned, of the logits
@@ -147,7 +148,8 @@ class MixtureOfExperts(nn.Module):
     """Routed experts, plus shared ones that see every token.
 
     `balance_loss` is the coefficient of the auxiliary loss; see `balance` for how it joins the gradient, and
-    `load.set_balance` for its scale and the ranks that hold other parts of the same sequences.
+    `expert_load.configure_balance_loss` for its scale and the ranks that hold other parts of the same sequences.
+    Padding passes through experts like tokens, but counts neither as load nor in the balance loss.
     """
 
     sequence_group: distributed.ProcessGroup | None
@@ -167,18 +169,22 @@ class MixtureOfExperts(nn.Module):
         self.loss_scale = 1.0
         self.sequence_group = None
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D]."""
+    def forward(self, x_BTD: Tensor, is_token_BS: Tensor | None = None) -> Tensor:
+        """[B, T, D]. `is_token_BS`: False at padding; without it there is none. S: see `own_tokens`."""
         x_ND = x_BTD.flatten(0, 1)
         weights_NC, experts_NC, scores_NE = self.router(x_ND)
         with torch.no_grad():
             order_M = experts_NC.flatten().argsort(stable=True)
             counts_E = torch.bincount(experts_NC.flatten(), minlength=scores_NE.shape[1])
-            if self.training:
-                self.router.load_E += counts_E
-        if self.training and self.balance_loss:
-            loss = self._balance_loss(scores_NE.unflatten(0, x_BTD.shape[:2]), experts_NC)
-            weights_NC = attach_loss(weights_NC, loss * (self.balance_loss * self.loss_scale))
+        if self.training:
+            is_token_BT = None if is_token_BS is None else self.own_tokens(is_token_BS)
+            load_BE = count_rows(experts_NC.unflatten(0, x_BTD.shape[:2]), is_token_BT, num=len(counts_E))
+            self.router.load_E += load_BE.sum(dim=0)
+            if self.balance_loss:
+                if self.sequence_group is not None:
+                    distributed.all_reduce(load_BE, group=self.sequence_group)
+                loss = balance_loss(scores_NE.unflatten(0, x_BTD.shape[:2]), load_BE, is_token_BT)
+                weights_NC = attach_loss(weights_NC, loss * (self.balance_loss * self.loss_scale))
         rows_MD = _Spread.apply(x_ND, order_M, experts_NC.shape[1])
         rows_MD = self.experts(rows_MD, counts_E)
         chosen_NCD = _Unsort.apply(rows_MD, order_M).unflatten(0, experts_NC.shape)
@@ -186,13 +192,24 @@ class MixtureOfExperts(nn.Module):
         out_BTD = out_ND.view_as(x_BTD)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
 
-    def _balance_loss(self, scores_BTE: Tensor, experts_NC: Tensor) -> Tensor:
-        experts_BX = experts_NC.view(len(scores_BTE), -1)
-        counts_BE = experts_BX.new_zeros(len(scores_BTE), scores_BTE.shape[-1])
-        counts_BE.scatter_add_(1, experts_BX, torch.ones_like(experts_BX))
-        if self.sequence_group is not None:
-            distributed.all_reduce(counts_BE, group=self.sequence_group)
-        return balance_loss(scores_BTE, counts_BE)
+    def own_tokens(self, is_token_BS: Tensor) -> Tensor:
+        """The columns of this layer's input. Sequence parallelism puts its own in this place."""
+        return is_token_BS
+
+
+@torch.no_grad()
+def count_rows(experts_BTC: Tensor, is_token_BT: Tensor | None, *, num: int) -> Tensor:
+    """Rows of each of `num` experts in every sequence, [B, E], without those of padding.
+
+    >>> experts_BTC = torch.tensor([[[0], [2], [2]]])
+    >>> count_rows(experts_BTC, torch.tensor([[True, True, False]]), num=4).tolist()
+    [[1, 0, 1, 0]]
+    """
+    counted_BTC = torch.ones_like(experts_BTC)
+    if is_token_BT is not None:
+        counted_BTC *= is_token_BT.unsqueeze(-1)
+    counts_BE = experts_BTC.new_zeros(len(experts_BTC), num)
+    return counts_BE.scatter_add_(1, experts_BTC.flatten(1), counted_BTC.flatten(1))
 
 
 class _Spread(torch.autograd.Function):

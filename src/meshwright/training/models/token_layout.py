@@ -83,6 +83,7 @@ class TokenLayout:
 
     full: LayerLayout
     windowed: LayerLayout
+    is_token_BT: Tensor | None  # False at padding; None: there is none
 
 
 def make_layout(
@@ -90,7 +91,7 @@ def make_layout(
 ) -> TokenLayout:
     """Rotations and masks.
 
-    `positions_BT` set rotary angles; `documents_BS` are any integers, equal within a document.
+    `positions_BT` set rotary angles; `documents_BS` are integers, equal within a document and negative at padding.
     """
     a = model.attention
     window = a.window if model.num_windowed_layers else 0
@@ -103,6 +104,7 @@ def make_layout(
 
     order_T = chunks.order(num_tokens, device=device)
     mask_B1TS = None if documents_BS is None else attention_mask(documents_BS, window=0, order_T=order_T)
+    is_token_BT = None if documents_BS is None else documents_BS[:, order_T] >= 0
     windowed_B1TS = mask_B1TS
     if 0 < window < length:
         if documents_BS is None:
@@ -113,7 +115,7 @@ def make_layout(
     if model.windowed_rope is not None:
         cos_BT1J, sin_BT1J = rotations(model.windowed_rope)
     windowed = LayerLayout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=windowed_B1TS)
-    return TokenLayout(full=full, windowed=windowed)
+    return TokenLayout(full=full, windowed=windowed, is_token_BT=is_token_BT)
 
 
 def attention_mask(documents_BS: Tensor, *, window: int, order_T: Tensor | None = None) -> Tensor:

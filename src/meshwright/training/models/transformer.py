@@ -73,7 +73,8 @@ class Block(nn.Module):
         """[B, T, D]."""
         here = layout.windowed if self.is_windowed else layout.full
         x_BTD = x_BTD + self.attention_output_norm(self.attention(self.attention_norm(x_BTD), here))
-        return x_BTD + self.ffn_output_norm(self.ffn(self.ffn_norm(x_BTD)))
+        padding = (layout.is_token_BT,) if isinstance(self.ffn, MixtureOfExperts) else ()
+        return x_BTD + self.ffn_output_norm(self.ffn(self.ffn_norm(x_BTD), *padding))
 
 
 class Head(nn.Linear):
@@ -162,8 +163,8 @@ class Transformer(nn.Module):
 
         A stage takes the hidden states [B, T, D] of the one before as `tokens_BT`, and returns its own but at the
         end. Positions count from 0 unless given; tokens attend within their document, all one document unless
-        given. Labels are the tokens to be predicted at each place, `IGNORED_LABEL` for none; weights are 1 unless
-        given. Where `chunks` says that only some tokens of each sequence are here, all arguments are of those, but
+        given; those of padding are negative. Labels are the tokens to be predicted at each place, `IGNORED_LABEL`
+        for none; weights are 1 unless given. Where `chunks` says that only some tokens of each sequence are here, all arguments are of those, but
         documents of all.
         """
         layout = self._layout_of(tokens_BT, positions_BT, documents_BT)

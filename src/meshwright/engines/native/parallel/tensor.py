@@ -21,6 +21,7 @@ Source: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022, s
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -66,6 +67,8 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
         feed_forward = layer.ffn
         if isinstance(feed_forward, MixtureOfExperts):
             parallelize_module(feed_forward.router, mesh, _OnOwnTokens())
+            if sequence_parallel:
+                feed_forward.own_tokens = partial(_own_columns, mesh=mesh)
             feed_forward = feed_forward.shared
         if feed_forward is not None:
             parallelize_module(feed_forward, mesh, _gathered(residual, num_inputs=1))
@@ -84,6 +87,11 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
     model.tie()
     for name, parameter in model.named_parameters():  # PyTorch's styles make some frozen ones trainable
         parameter.requires_grad_(name in trained)
+
+
+def _own_columns(is_token_BS: Tensor, *, mesh: DeviceMesh) -> Tensor:
+    """This rank's part of the tokens of every sequence."""
+    return is_token_BS.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]
 
 
 def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
