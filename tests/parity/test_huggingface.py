@@ -209,6 +209,21 @@ def test_logits_and_gradients_equal_transformers(case, tmp_path):
         close(got[name], expected[name], message=name)
 
 
+def test_packed_documents_have_the_rotations_of_their_own_length(tmp_path):
+    reference = reference_model("phi4-mini-long")  # another set of divisors beyond 32 tokens
+    reference.save_pretrained(tmp_path)
+    ours = build_model(model_from_path(tmp_path), device="cpu")
+    load_weights(ours, tmp_path)
+    short, long = tokens(batch=1, length=20), tokens(batch=1, length=40)
+    packed = ours(
+        torch.cat([short, long, torch.zeros(1, 4, dtype=torch.long)], dim=1),
+        positions_BT=torch.cat([torch.arange(20), torch.arange(40), torch.zeros(4, dtype=torch.long)])[None],
+        documents_BT=torch.tensor([[0] * 20 + [1] * 40 + [-1] * 4]),
+    )
+    close(packed[:, :20], reference(short).logits)
+    close(packed[:, 20:60], reference(long).logits)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_transformers_loads_what_we_write(case, tmp_path):
     model_type, keys = CASES[case]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -80,6 +81,15 @@ def test_two_ranks_equal_one(equals_one_process):
     )
     # The first step of Adam divides tiny gradients of B by their own size.
     equals_one_process([(with_adapters(gemma), TENSOR), (with_adapters(oss), EXPERTS)], tolerance=3e-6)
+
+
+@pytest.mark.distributed
+def test_packed_documents_are_rotated_by_their_own_length_on_two_ranks(equals_one_process, tmp_path):
+    path = tmp_path / "answers.jsonl"
+    lengths = [3 + 7 * i % 23 for i in range(200)]  # on both sides of the original context of 16
+    path.write_text("".join(json.dumps({"prompt": "ab", "completion": "c" * n}) + "\n" for n in lengths))
+    phi = run_of(*PHI, f"data.source={path}", "data.tokenizer=bytes", "model.vocab=260")
+    equals_one_process([(phi, CONTEXT), (phi, STAGES), (phi, TENSOR)])
 
 
 @pytest.mark.distributed

@@ -4,7 +4,8 @@
 
 The form is Switch's (Fedus et al. 2021, equation 4), the statistics are DeepSeek-V3's (2024, equations 17 to 20):
 of one sequence (a row of the batch, without its padding), not of a micro-batch. So it does not depend on which
-sequences a process happens to hold, and any plan gives the gradients of one process. Where a sequence is sharded over ranks the counts of all its parts are summed first.
+sequences a process happens to hold, and any plan gives the gradients of one process. Where a
+sequence is sharded over ranks the counts of all its parts are summed first.
 
 The gradient of the loss is added at the scores, not at the end of the model: so it is not passed through pipeline
 stages, and reported losses do not include it.

@@ -18,9 +18,9 @@ from meshwright.specs.model import Rope, RopeScaling
 
 
 def frequencies(
-    rope: Rope, width: int, *, length: int = 0, device: torch.device | str | None = None
+    rope: Rope, width: int, *, is_long: bool = False, device: torch.device | str | None = None
 ) -> Tensor:
-    """Radians per token of each pair, fp32 [J]. `width` is R, `length` the tokens of a sequence.
+    """Radians per token of each pair, fp32 [J]. `width` is R; `is_long`: of a text beyond the original context.
 
     Source: transformers, `modeling_rope_utils`.
     """
@@ -29,7 +29,7 @@ def frequencies(
     if rope.scaling is RopeScaling.LINEAR:
         return plain_J / rope.factor
     if rope.scaling is RopeScaling.LONGROPE:
-        divisors = rope.long_factors if length > rope.original_context else rope.short_factors
+        divisors = rope.long_factors if is_long else rope.short_factors
         return plain_J / torch.tensor(divisors, dtype=torch.float32, device=device)
     if rope.scaling is RopeScaling.LLAMA3:
         return _llama3(rope, plain_J)
@@ -88,14 +88,26 @@ def score_scale(rope: Rope) -> float:
     return temperature(rope.factor, rope.mscale_all_dims) ** 2
 
 
-def rotation(rope: Rope, positions_BT: Tensor, *, width: int, length: int = 0) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every angle, fp32 [B, T, 1, J]; the 1 broadcasts over heads. Others as in `frequencies`.
+def rotation(
+    rope: Rope, positions_BT: Tensor, *, width: int, lengths_BT: Tensor | int
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every angle, fp32 [B, T, 1, J]; the 1 broadcasts over heads. `width` as in `frequencies`.
+
+    `lengths_BT`: tokens of the document of each token, or of all of them. LongRoPE chooses its divisors by it, so that
+    a document has the same rotations among others as by itself. transformers takes the largest position of the batch,
+    which is the same for a batch of one document.
 
     Computed in every forward: a table in a buffer would have to survive meta devices, casts and sharding, to save a
     few microseconds.
     """
-    frequencies_J = frequencies(rope, width, length=length, device=positions_BT.device)
-    angle_BTJ = positions_BT.float().unsqueeze(-1) * frequencies_J
+    frequencies_BTJ = frequencies(rope, width, device=positions_BT.device)
+    if rope.scaling is RopeScaling.LONGROPE:
+        is_long_BT1 = (
+            torch.as_tensor(lengths_BT, device=positions_BT.device).unsqueeze(-1) > rope.original_context
+        )
+        long_J = frequencies(rope, width, is_long=True, device=positions_BT.device)
+        frequencies_BTJ = torch.where(is_long_BT1, long_J, frequencies_BTJ)
+    angle_BTJ = positions_BT.float().unsqueeze(-1) * frequencies_BTJ
     scale = rotation_scale(rope)
     return (angle_BTJ.cos() * scale).unsqueeze(2), (angle_BTJ.sin() * scale).unsqueeze(2)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from meshwright.specs.model import AttentionKind, Model, Rope
 from meshwright.training.models.rope import rotation
@@ -91,7 +92,8 @@ def make_layout(
 ) -> TokenLayout:
     """Rotations and masks.
 
-    `positions_BT` set rotary angles; `documents_BS` are integers, equal within a document and negative at padding.
+    `positions_BT` set rotary angles; `documents_BS` are integers, equal within a document, whose tokens are next to
+    each other, and negative at padding.
     """
     a = model.attention
     window = a.window if model.num_windowed_layers else 0
@@ -100,9 +102,10 @@ def make_layout(
 
     def rotations(rope: Rope) -> tuple[Tensor, Tensor]:
         width = a.rope_head_dim if a.kind is AttentionKind.MLA else rope.rotary_width(a.head_dim)
-        return rotation(rope, positions_BT, width=width, length=length)
+        return rotation(rope, positions_BT, width=width, lengths_BT=lengths_BT)
 
     order_T = chunks.order(num_tokens, device=device)
+    lengths_BT = length if documents_BS is None else document_lengths(documents_BS)[:, order_T]
     mask_B1TS = None if documents_BS is None else attention_mask(documents_BS, window=0, order_T=order_T)
     is_token_BT = None if documents_BS is None else documents_BS[:, order_T] >= 0
     windowed_B1TS = mask_B1TS
@@ -116,6 +119,18 @@ def make_layout(
         cos_BT1J, sin_BT1J = rotations(model.windowed_rope)
     windowed = LayerLayout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=windowed_B1TS)
     return TokenLayout(full=full, windowed=windowed, is_token_BT=is_token_BT)
+
+
+def document_lengths(documents_BS: Tensor) -> Tensor:
+    """Tokens of the document of each token, [B, S].
+
+    >>> document_lengths(torch.tensor([[0, 0, 0, 1, -1, -1]])).tolist()
+    [[3, 3, 3, 1, 2, 2]]
+    """
+    changes_BS = functional.pad(documents_BS[:, 1:] != documents_BS[:, :-1], (1, 0))
+    index_BS = changes_BS.long().cumsum(dim=1)
+    counts_BS = torch.zeros_like(index_BS).scatter_add_(1, index_BS, torch.ones_like(index_BS))
+    return counts_BS.gather(1, index_BS)
 
 
 def attention_mask(documents_BS: Tensor, *, window: int, order_T: Tensor | None = None) -> Tensor:

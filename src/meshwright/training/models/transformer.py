@@ -164,8 +164,8 @@ class Transformer(nn.Module):
         A stage takes the hidden states [B, T, D] of the one before as `tokens_BT`, and returns its own but at the
         end. Positions count from 0 unless given; tokens attend within their document, all one document unless
         given; those of padding are negative. Labels are the tokens to be predicted at each place, `IGNORED_LABEL`
-        for none; weights are 1 unless given. Where `chunks` says that only some tokens of each sequence are here, all arguments are of those, but
-        documents of all.
+        for none; weights are 1 unless given. Where `chunks` says that only some tokens of each sequence are here,
+        all arguments are of those, but documents of all.
         """
         layout = self._layout_of(tokens_BT, positions_BT, documents_BT)
         x_BTD = self._through_layers(tokens_BT, layout)
