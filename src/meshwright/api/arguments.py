@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from meshwright.errors import InputError
 
@@ -35,6 +35,13 @@ def count(name: str, value: object, *, most: int = MAX_COUNT, least: int = 1) ->
     if not least <= number <= most:
         raise InputError(name, got=number, allowed=allowed)
     return number
+
+
+def checkpoint_step(value: object) -> int | Literal["best"] | None:
+    """Return the number of a step, `best`, or None."""
+    if value is None:
+        return None
+    return "best" if value == "best" else count("step", value, least=0)
 
 
 def counts(name: str, value: object, *, most: int = MAX_COUNT) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.api import arguments
 from meshwright.api.generate import DTYPES, MAX_BATCH
@@ -31,7 +31,7 @@ def evaluate(
     sequence_length: int | None = None,
     max_tokens: int | None = None,
     batch: int = 8,
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     dtype: str | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
@@ -51,7 +51,7 @@ def evaluate(
         sequence_length: window in tokens. Default: the training's, or 1,024.
         max_tokens: end after so many predicted tokens of the source.
         batch: sequences at once.
-        step: of the checkpoint. Default: the newest.
+        step: of the checkpoint; "best": that of the lowest validation loss. Default: the newest.
         dtype: fp32, bf16 or fp16. Default: as trained, or as the files are.
         tokenizer: another tokenizer, as in `generate`.
         adapter: folder of a LoRA adapter to add to the weights.
@@ -75,7 +75,6 @@ def evaluate(
         limit=limit,
         sequence_length=sequence_length,
         max_tokens=max_tokens,
-        step=step,
     )
     paths = {
         name: None if value is None else str(arguments.path(name, value))
@@ -96,7 +95,7 @@ def evaluate(
     questions = None if paths["choices"] is None else read_questions(Path(paths["choices"]).expanduser())
     trained = load_trained(
         str(arguments.path("model", model)),
-        step=counts["step"],
+        step=arguments.checkpoint_step(step),
         dtype=format_name,
         tokenizer=paths["tokenizer"],
         adapter=paths["adapter"],
@@ -115,8 +114,8 @@ def _names(tasks: object) -> list[str]:
 
 
 def _counts(**given: int | None) -> dict[str, int | None]:
-    """Checked numbers; the number of examples and the step may be 0."""
-    may_be_0 = ("num_fewshot", "step")
+    """Checked numbers; the number of examples may be 0."""
+    may_be_0 = ("num_fewshot",)
     return {
         name: None if value is None else arguments.count(name, value, least=0 if name in may_be_0 else 1)
         for name, value in given.items()

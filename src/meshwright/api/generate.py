@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.api import arguments
 from meshwright.errors import InputError, MissingDependencyError
@@ -38,7 +38,7 @@ def generate(
     seed: int | None = None,
     stop: Sequence[str] = (),
     batch: int = 8,
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     dtype: str | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
@@ -63,7 +63,7 @@ def generate(
         seed: of the random streams, one for each prompt. Default: a new one, in `settings`.
         stop: texts before which a completion ends.
         batch: prompts that are completed at once.
-        step: of the checkpoint. Default: the newest.
+        step: of the checkpoint; "best": that of the lowest validation loss. Default: the newest.
         dtype: fp32, bf16 or fp16. Default: as trained, or as the files are.
         tokenizer: another tokenizer: `bytes`, a tokenizer.json, its folder, OWNER/NAME on the hub.
         adapter: folder of a LoRA adapter to add to the weights.
@@ -98,7 +98,7 @@ def open_generator(
     max_tokens: int | None,
     seed: int | None,
     stop: Sequence[str],
-    step: int | None,
+    step: int | Literal["best"] | None,
     dtype: str | None,
     tokenizer: str | os.PathLike[str] | None,
     adapter: str | os.PathLike[str] | None,
@@ -122,7 +122,7 @@ def open_generator(
 
     trained = load_trained(
         str(arguments.path("model", model)),
-        step=None if step is None else arguments.count("step", step, least=0),
+        step=arguments.checkpoint_step(step),
         dtype=None if dtype is None else arguments.choice("dtype", dtype, DTYPES),
         tokenizer=_optional("tokenizer", tokenizer),
         adapter=_optional("adapter", adapter),

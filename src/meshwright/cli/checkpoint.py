@@ -15,6 +15,7 @@ from meshwright.specs.run import Run
 from meshwright.units import format_bytes, format_count
 
 Document = dict[str, Any]
+StepChoice = int | Literal["best"] | None
 RUN_SUFFIXES = (".yaml", ".yml")
 
 
@@ -23,7 +24,7 @@ def run(
     kind: str,
     where: Path,
     weights: Path | None,
-    step: int | None,
+    step: StepChoice,
     dtype: Literal["bf16", "fp32"] | None,
     merge: bool,
     as_json: bool,
@@ -85,10 +86,12 @@ def _print_show(document: Document) -> None:
     for saved in document["checkpoints"]:
         tokens = "" if saved["tokens"] is None else format_count(saved["tokens"])
         size = format_bytes(saved["bytes"])
-        rows.append((f"{saved['step']:,}", tokens, saved["model"], saved["plan"], size, saved["date"]))
+        best = "best" if saved["is_best"] else ""
+        rows.append((f"{saved['step']:,}", best, tokens, saved["model"], saved["plan"], size, saved["date"]))
     print_table(
         {
             "step": "right",
+            "": "left",
             "tokens": "right",
             "model": "left",
             "plan": "left",

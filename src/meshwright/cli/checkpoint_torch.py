@@ -17,7 +17,10 @@ from meshwright.training.checkpoints import (
     MANIFEST,
     NAME,
     SavedCheckpoint,
+    StepChoice,
+    best_step,
     checkpoints,
+    choose,
     read_manifest,
     without_manifest,
 )
@@ -27,12 +30,14 @@ from meshwright.training.conversion import import_weights
 Document = dict[str, Any]
 
 
-def show(folder: Path, *, run: Run | None, step: int | None) -> Document:
+def show(folder: Path, *, run: Run | None, step: StepChoice) -> Document:
     """List the checkpoints."""
-    return {"folder": folder, "checkpoints": [_about(saved, run=run) for saved in _chosen(folder, step)]}
+    chosen, best = _chosen(folder, step), best_step(folder)
+    found = [_about(saved, run=run) | {"is_best": saved.step == best} for saved in chosen]
+    return {"folder": folder, "checkpoints": found, "best_step": best}
 
 
-def verify(folder: Path, *, step: int | None) -> Document:
+def verify(folder: Path, *, step: StepChoice) -> Document:
     """Read every file of the checkpoints again."""
     checked = [
         {"path": s.path, "step": s.step, "damage": verify_files(s.path)}
@@ -53,7 +58,7 @@ def to_hf(
     *,
     run: Run | None,
     weights: Path,
-    step: int | None,
+    step: StepChoice,
     dtype: Literal["bf16", "fp32"] | None,
     merge: bool,
 ) -> Document:
@@ -75,21 +80,18 @@ def from_hf(folder: Path, *, run: Run, weights: Path) -> Document:
     return {"checkpoint": path, "step": 0, "weights": weights, "model": run.model.name}
 
 
-def _chosen(folder: Path, step: int | None, *, incomplete: bool = False) -> list[SavedCheckpoint]:
+def _chosen(folder: Path, step: StepChoice, *, incomplete: bool = False) -> list[SavedCheckpoint]:
     """All checkpoints of `folder`, oldest first, or the one of `step`; with `incomplete` those without manifest too."""
     name = NAME.fullmatch(folder.name)
     if name is not None and folder.is_dir():  # one checkpoint, not the folder of all
         return [SavedCheckpoint(path=folder, step=int(name[1]))]
+    if step is not None:
+        return [choose(folder, step)]
     found = [*checkpoints(folder), *(without_manifest(folder) if incomplete else ())]
     found.sort(key=lambda saved: saved.step)
     if not found:
         raise InputError("there is no checkpoint", got=str(folder))
-    if step is None:
-        return found
-    if step not in [saved.step for saved in found]:
-        steps = ", ".join(str(saved.step) for saved in found[-12:])
-        raise InputError("no checkpoint of this step", got=step, allowed=steps)
-    return [saved for saved in found if saved.step == step]
+    return found
 
 
 def _about(saved: SavedCheckpoint, *, run: Run | None) -> Document:

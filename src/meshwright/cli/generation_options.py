@@ -8,12 +8,10 @@ from typing import Any
 
 import click
 
-from meshwright.cli.options import Function
+from meshwright.cli.options import Function, step_option
 
 _WEIGHTS = (
-    click.option(
-        "--step", type=click.IntRange(min=0), metavar="N", help="Step of the checkpoint.  [default: the newest]"
-    ),
+    step_option,
     click.option(
         "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]),
         help="Number format.  [default: as trained, or as the files are]",

@@ -20,6 +20,24 @@ Function = Callable[..., Any]
 OBJECTIVES = {"tokens": "throughput", "time": "time", "cost": "cost", "energy": "energy"}
 """Values of `--objective`, and those of the run file's `objective`."""
 
+
+class StepType(click.ParamType):
+    """Steps of a checkpoint, or `best`."""
+
+    name = "step"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == "best" or isinstance(value, int):
+            return value
+        if value.isdecimal():
+            return int(value)
+        self.fail(f"{value!r} is neither a step nor `best`", param, ctx)
+
+
+step_option = click.option(
+    "--step", type=StepType(), metavar="N", help="Step of the checkpoint, or `best`.  [default: the newest]"
+)
+
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON document to stdout and nothing else there."
 )

@@ -13,7 +13,7 @@ from meshwright.errors import InputError
 from meshwright.specs.model import Lora
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints, conversion
-from meshwright.training.checkpoints import Content, SavedCheckpoint
+from meshwright.training.checkpoints import Content, SavedCheckpoint, StepChoice
 from meshwright.training.exported_folder import complete_folder
 from meshwright.training.weights.folder import new_folder
 
@@ -40,13 +40,15 @@ def has_own_checkpoints(engine: str) -> bool:
     return isinstance(find_engine(engine), WeightsEngine)
 
 
-def export_own(run: Run, folder: Path, *, step: int | None, dtype: Dtype | None, merge: bool) -> Exported:
+def export_own(run: Run, folder: Path, *, step: StepChoice, dtype: Dtype | None, merge: bool) -> Exported:
     """Write a checkpoint (None: the newest) of `run`, whose engine has checkpoints of its own, to `folder`.
 
     `dtype` None: fp32 for adapters, else bf16. `merge` adds adapters to their base's weights.
     Raises InputError where there is no such checkpoint, no adapters to merge, or `folder` is not empty;
     MissingDependencyError where the engine must be installed.
     """
+    if step == "best":
+        raise InputError(f"{run.engine} keeps no best checkpoint", got=step, allowed="the number of a step")
     engine = find_engine(run.engine)
     assert isinstance(engine, WeightsEngine)  # `has_own_checkpoints`
     kind = _kind(run.lora, merge=merge, where=run.source)

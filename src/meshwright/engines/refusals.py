@@ -158,7 +158,8 @@ def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
 
 def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
     """Keys that only the native engine supports: optimizers other than AdamW, several validation sources, GEMM tuning,
-    loader processes, rollbacks, and a target loss unless the engine supports it too (`has_target`).
+    loader processes, rollbacks, lines of progress, the best checkpoint, patience, and a target loss unless the engine
+    supports it too (`has_target`).
     """
     if len(run.data.validation_sources) > 1:
         yield Unsupported(key="data.validation", reason="the engine validates on one source: name one")
@@ -183,6 +184,14 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
         )
     if faults.spike is not FaultAction.IGNORE:
         yield Unsupported(key="train.faults.spike", reason="loss spikes are not detected: must be ignore")
+    if run.train.log_every is not None:
+        yield Unsupported(key="train.log_every", reason="the engine decides when it logs: leave it out")
+    if run.train.checkpoint is not None and run.train.checkpoint.keep_best:
+        yield Unsupported(
+            key="train.checkpoint.keep_best", reason="the engine keeps the newest: must be false"
+        )
+    if evaluate is not None and evaluate.patience is not None:
+        yield Unsupported(key="train.evaluate.patience", reason="training ends only after all steps")
     if not has_target and evaluate is not None and evaluate.target_loss is not None:
         yield Unsupported(key="train.evaluate.target_loss", reason="training ends only after all steps")
 

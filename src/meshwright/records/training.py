@@ -16,6 +16,9 @@ class Ending(StrEnum):
 
     DONE = "done"  # all steps taken
     REACHED = "target"  # the validation loss reached the target
+    NO_IMPROVEMENT = (
+        "no_improvement"  # of the validation loss, for as many evaluations as the patience allows
+    )
     STOPPED = "stopped"  # by a signal; states were saved if the run has a checkpoint folder
     DIVERGED = "diverged"  # a non-finite value or loss spike, with `train.faults` set to stop
 

@@ -264,6 +264,13 @@ def _train(file: schema.RunFile) -> specs.Train:
         raise BelowError("steps", f"is less than optimizer.warmup_steps ({warmup})", got=train.steps)
     if train.evaluate is not None:
         _require_source(train.evaluate.best_by, file.data.validation)
+    if train.checkpoint is not None and train.checkpoint.keep_best and train.evaluate is None:
+        hint = "set train.evaluate, whose validation loss decides"
+        raise BelowError("checkpoint.keep_best", "is set, but nothing is evaluated", hint=hint)
+    if train.evaluate is not None and train.evaluate.min_delta and train.evaluate.patience is None:
+        raise BelowError(
+            "evaluate.min_delta", "has no effect without patience", hint="set train.evaluate.patience"
+        )
     return specs.Train(
         steps=train.steps,
         tokens=train.tokens,
@@ -272,6 +279,7 @@ def _train(file: schema.RunFile) -> specs.Train:
         balance_bias_rate=train.balance_bias_rate,
         z_loss=train.z_loss,
         mtp_loss_weight=train.mtp_loss_weight,
+        log_every=train.log_every,
         compile=train.compile,
         checkpoint=None if train.checkpoint is None else same_fields(specs.Checkpoint, train.checkpoint),
         evaluate=None if train.evaluate is None else same_fields(specs.Evaluate, train.evaluate),

@@ -338,6 +338,7 @@ class CheckpointSection(RunFileSection):
     folder: Text
     every_steps: Count = 1000
     keep: Count | None = None
+    keep_best: bool = False
     asynchronous: bool = True
 
 
@@ -349,6 +350,8 @@ class EvaluateSection(RunFileSection):
     workers: Workers | None = None
     best_by: Text = MEAN
     target_loss: Positive | None = None
+    patience: Count | None = None
+    min_delta: NotNegative = 0.0
 
 
 class FaultsSection(RunFileSection):
@@ -371,6 +374,7 @@ class TrainSection(RunFileSection):
     balance_bias_rate: NotNegative = BIAS_RATE
     z_loss: Ratio = 0.0
     mtp_loss_weight: Positive = MTP_LOSS_WEIGHT
+    log_every: Count | None = None
     compile: bool = False
     checkpoint: CheckpointSection | None = None
     evaluate: EvaluateSection | None = None

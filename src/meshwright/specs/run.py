@@ -126,6 +126,7 @@ class Checkpoint:
     folder: str
     every_steps: int = 1000
     keep: int | None = None  # newest ones that stay; None: all
+    keep_best: bool = False  # that of the lowest validation loss stays, too
     asynchronous: bool = True  # written in the background, from a copy in host memory
 
 
@@ -140,6 +141,8 @@ class Evaluate:
         MEAN  # the validation source whose loss is the validation loss of the run; MEAN: all labels of all
     )
     target_loss: float | None = None  # training ends when the validation loss is no larger
+    patience: int | None = None  # evaluations without improvement after which training ends; None: never
+    min_delta: float = 0.0  # by which a loss must be lower to be an improvement
 
 
 MTP_LOSS_WEIGHT = 0.3
@@ -179,6 +182,7 @@ class Train:
     balance_bias_rate: float = BIAS_RATE  # change of the routing biases of sigmoid routers in a step
     z_loss: float = 0.0  # coefficient of the squared log-partition function in the gradient
     mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of multi-token prediction
+    log_every: int | None = None  # steps between two lines of progress; None: a line every ten seconds
     compile: bool = False  # compile each layer with torch.compile at the first step
     checkpoint: Checkpoint | None = None
     evaluate: Evaluate | None = None

@@ -32,7 +32,7 @@ _MAY_CHANGE = ("data.validation", "lora.dropout")
 _IGNORED = (
     "name", "model.name", "is_data_shard_open", "model.unsupported", "cluster", "cluster_name", "calibration",
     "gemm_tuning", "stack", "objective", "costs", "source", "text", "overrides", "plan", "plan_in_words",
-    "data.workers", "train.checkpoint", "train.evaluate", "train.trackers", "micro_batch",
+    "data.workers", "train.checkpoint", "train.evaluate", "train.trackers", "train.log_every", "micro_batch",
 )  # fmt: skip
 """Settings that change no update of the weights."""
 _RENAMED = {"global_batch": "batch.global_sequences", "sequence_length": "data.sequence_length"}

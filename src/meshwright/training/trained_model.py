@@ -24,7 +24,7 @@ from meshwright.hub import is_hub_name
 from meshwright.specs.model import Model
 from meshwright.specs.run import NATIVE, Data
 from meshwright.training import checkpoints
-from meshwright.training.checkpoints import Content, SavedCheckpoint
+from meshwright.training.checkpoints import Content, SavedCheckpoint, StepChoice
 from meshwright.training.conversion import load_merged, load_saved
 from meshwright.training.data import open_tokenizer
 from meshwright.training.data.tokenizer import Tokenizer, tokenizer_from_path
@@ -102,7 +102,7 @@ class _Found:
 def load_trained(
     given: str,
     *,
-    step: int | None = None,
+    step: StepChoice = None,
     dtype: str | None = None,
     tokenizer: str | None = None,
     adapter: str | None = None,
@@ -138,7 +138,7 @@ def load_trained(
     return loaded
 
 
-def _find(given: str, *, step: int | None) -> _Found:
+def _find(given: str, *, step: StepChoice) -> _Found:
     path = Path(given).expanduser()
     if path.suffix in RUN_SUFFIXES and path.is_file():
         run = runfile.load(path)
@@ -162,13 +162,13 @@ def _find(given: str, *, step: int | None) -> _Found:
     raise InputError("there is no model in this place", got=given, allowed=KINDS)
 
 
-def _without_step(found: _Found, given: str, step: int | None) -> _Found:
+def _without_step(found: _Found, given: str, step: StepChoice) -> _Found:
     if step is not None:
         raise InputError("only checkpoints have steps", got=f"step {step} of {given}")
     return found
 
 
-def _of_run(folder: Path, *, step: int | None) -> _Found:
+def _of_run(folder: Path, *, step: StepChoice) -> _Found:
     """The checkpoint of a run's folder; its adapter where no checkpoints were saved."""
     resolved = read_json(folder / RESOLVED)
     kept = folder / TOKENIZER if (folder / TOKENIZER).is_dir() else None
@@ -200,21 +200,17 @@ def _foreign(engine: str, given: str) -> InputError:
     )  # fmt: skip
 
 
-def _saved(folder: Path, step: int | None) -> SavedCheckpoint:
+def _saved(folder: Path, step: StepChoice) -> SavedCheckpoint:
     name = checkpoints.NAME.fullmatch(folder.name)
-    found = [SavedCheckpoint(path=folder, step=int(name[1]))] if name else checkpoints.checkpoints(folder)
-    if not found:
-        raise InputError("there is no checkpoint", got=str(folder))
-    chosen = [saved for saved in found if step in (None, saved.step)]
-    if not chosen:
-        steps = ", ".join(str(saved.step) for saved in found[-12:])
-        raise InputError("no checkpoint of this step", got=step, allowed=steps)
-    if fault := checkpoints.verify(chosen[-1].path):
+    chosen = SavedCheckpoint(path=folder, step=int(name[1])) if name else checkpoints.choose(folder, step)
+    if name and step not in (None, chosen.step):
+        raise InputError("no checkpoint of this step", got=step, allowed=chosen.step)
+    if fault := checkpoints.verify(chosen.path):
         raise InputError(
-            f"checkpoint {chosen[-1].path} is damaged: {fault}",
+            f"checkpoint {chosen.path} is damaged: {fault}",
             hint="`meshwright checkpoint verify` names the last good one; choose it with --step",
         )
-    return chosen[-1]
+    return chosen
 
 
 def _adapter_folder(given: str) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import json_option
+from meshwright.cli.options import json_option, step_option
 from meshwright.cli.verbs import verb
 
 
@@ -24,9 +24,7 @@ from meshwright.cli.verbs import verb
 @click.argument("kind", metavar="ACTION", type=click.Choice(["show", "verify", "to-hf", "from-hf"]))
 @click.argument("where", type=click.Path(path_type=Path))
 @click.argument("weights", metavar="[DIR]", required=False, type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--step", type=click.IntRange(min=0), metavar="N", help="Step of the checkpoint.  [default: the newest]"
-)
+@step_option
 @click.option(
     "--dtype", type=click.Choice(["bf16", "fp32"]),
     help="to-hf: number format of the weights.  [default: bf16; fp32 for adapters]",
@@ -42,7 +40,8 @@ def command() -> None:
     to-hf WHERE DIR       write the weights to DIR as Hugging Face safetensors
     from-hf RUN.yaml DIR  import the Hugging Face weights of DIR as step 0
 
-    WHERE is a run file, a folder of checkpoints, or one checkpoint.
+    WHERE is a run file, a folder of checkpoints, or one checkpoint. --step best is the one with the lowest validation
+    loss, which runs with train.checkpoint.keep_best have.
 
     verify names the last good checkpoint. to-hf writes the config.json and the tokenizer too, and LoRA adapters in the
     PEFT format, or with --merge merged into the base weights. from-hf also takes adapters; `meshwright train RUN.yaml

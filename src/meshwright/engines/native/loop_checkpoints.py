@@ -16,6 +16,7 @@ from meshwright.engines.native.assembly import Assembly
 from meshwright.engines.native.fault_detector import FaultDetector
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay
+from meshwright.engines.native.validation_history import ValidationHistory
 from meshwright.training import checkpoints
 from meshwright.training.clock import Clock, TrainingPhase
 from meshwright.training.data import Tokenizer
@@ -40,10 +41,12 @@ class LoopCheckpoints:
         assembly: Assembly,
         detector: FaultDetector,
         tokenizer: Tokenizer | None,
+        history: ValidationHistory,
         clock: Clock,
         progress: ProgressDisplay,
     ) -> None:
         self.prepared, self.assembly, self.detector = prepared, assembly, detector
+        self.history = history
         self.tokenizer, self.clock, self.progress = tokenizer, clock, progress
         self.weights = prepared.weights  # where training started
         settings = prepared.run.train.checkpoint
@@ -94,6 +97,7 @@ class LoopCheckpoints:
         self.weights = self.weights or checkpoints.origin_of(manifest)
         with self.progress.phase(f"reading {saved.path}"):
             self.detector.load(self._load(saved))
+        self.history.load(manifest.get("validation"))
         self._continue(manifest, step=saved.step)
         self.progress.say(f"resumed from {saved.path} after step {saved.step}")
         return saved.step
@@ -122,14 +126,20 @@ class LoopCheckpoints:
         if saved is None:
             return None
         self.detector.rewind(self._load(saved))
+        self.history.load(checkpoints.read_manifest(saved.path).get("validation"))
         tokens_per_step = self.prepared.run.tokens_per_step
         history = with_batch(self.identity.batches, step=saved.step, tokens_per_step=tokens_per_step)
         self.identity = replace(self.identity, batches=history)
         return saved.step
 
     def save(self, num_steps: int, *, now: bool) -> None:
-        """Save after `num_steps` steps if the settings ask for it there, or `now` does."""
-        if self.saver is None or not (now or num_steps % self.saver.settings.every_steps == 0):
+        """Save after `num_steps` steps if the settings ask for it there, the validation loss is the best, or `now`."""
+        if self.saver is None:
+            return
+        settings = self.saver.settings
+        is_due = now or num_steps % settings.every_steps == 0
+        best = self.history.best_step if settings.keep_best else None
+        if not is_due and best != num_steps:
             return
         run, plan = self.prepared.run, self.prepared.plan
         about = {
@@ -138,6 +148,9 @@ class LoopCheckpoints:
             "plan": plan.describe(),
             "tokens": self.tokens(num_steps),
             "guard": self.detector.state(),
+            "validation": self.history.state(),
+            checkpoints.BEST: best,
+            checkpoints.ONLY_BEST: not is_due,
             "identity": as_document(self.identity),
             **checkpoints.as_manifest(
                 checkpoints.content(run, weights=self.weights, tokenizer=self.tokenizer)
@@ -145,6 +158,16 @@ class LoopCheckpoints:
         }
         with self.clock.during(TrainingPhase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
             self.saver.save(self.assembly.state(), step=num_steps, about=about)
+
+    def best(self) -> dict[str, Any] | None:
+        """Loss and step of the best evaluation for the record, and its checkpoint where it is kept."""
+        if self.history.best_step is None:
+            return None
+        saved = None
+        if self.saver is not None and self.saver.settings.keep_best:
+            path = checkpoints.at_step(Path(self.saver.settings.folder), self.history.best_step)
+            saved = str(path) if path.is_dir() else None  # an evaluation before `keep_best` was set
+        return {"loss": self.history.best_loss, "step": self.history.best_step, "checkpoint": saved}
 
     def _load(self, saved: checkpoints.SavedCheckpoint) -> dict[str, Any]:
         """Load the states of `saved` and return the state of the fault detector in its manifest."""

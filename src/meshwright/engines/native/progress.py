@@ -2,7 +2,7 @@
 
 say(line)             a line that stays
 phase(name)           something that may take long: named when it takes longer than `SILENT_S`
-step(entry, left_s)   one step; plain lines come every `PLAIN_EVERY_S`
+step(entry, left_s)   one step; plain lines come every `PLAIN_EVERY_S`, or every `log_every` steps, also on a terminal
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ WIDE_COLUMNS = 110
 class ProgressDisplay:
     """Shows the progress of a training. Nothing is drawn when `quiet`."""
 
-    def __init__(self, *, quiet: bool, num_steps: int | None = None) -> None:
+    def __init__(self, *, quiet: bool, num_steps: int | None = None, log_every: int | None = None) -> None:
         self.quiet = quiet
-        self.num_steps = num_steps
+        self.num_steps, self.log_every = num_steps, log_every
         self.last_s = 0.0
         self.bar: Any = None
         if not quiet and sys.stderr.isatty():
@@ -43,7 +43,7 @@ class ProgressDisplay:
         text = describe(entry, num_steps=self.num_steps or 0, left_s=left_s)
         if self.bar is not None:
             self.bar.update(self.task, total=self.num_steps, completed=entry["step"], description=text)
-        elif entry["step"] in (1, self.num_steps) or self._is_time():
+        if self._is_due(entry["step"]):
             self._print(text)
 
     def say(self, text: str) -> None:
@@ -84,6 +84,12 @@ class ProgressDisplay:
             self.bar.update(self.task, description=f"{text} ...")
         else:
             self._print(f"{text} ...")
+
+    def _is_due(self, step: int) -> bool:
+        """True if this step has a line that stays. On a terminal only `log_every` asks for one."""
+        if self.log_every is not None:
+            return step in (1, self.num_steps) or step % self.log_every == 0
+        return self.bar is None and (step in (1, self.num_steps) or self._is_time())
 
     def _is_time(self) -> bool:
         """True if the next plain line is due."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from meshwright.engines.native.assembly import Assembly
 from meshwright.engines.native.batch_loader import BatchLoader
+from meshwright.engines.native.loop_checkpoints import LoopCheckpoints
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.engines.native.validation import ValidationLosses
 from meshwright.records.training import Ending
 from meshwright.specs.run import Run
 from meshwright.training import device
-from meshwright.training.checkpoints import CheckpointSaver
 from meshwright.training.metrics import Yardstick, spread_of, target_reached, throughput_of
 from meshwright.training.telemetry import gather_scalars
 
@@ -53,12 +53,12 @@ def run_statistics(
     assembly: Assembly,
     loader: BatchLoader,
     tokens: int,
-    saver: CheckpointSaver | None,
+    checkpoints: LoopCheckpoints,
     ranks: dict[str, Any],
     ending: Ending,
 ) -> dict[str, Any]:
     """`statistics` of the record."""
-    step_s = spread_of(measured.step_s)
+    step_s, saver = spread_of(measured.step_s), checkpoints.saver
     median_s = step_s.get("median")
     return {
         "steps": measured.num_steps,
@@ -67,6 +67,7 @@ def run_statistics(
         "last_loss": measured.last_loss,
         "validation_loss": measured.validation and measured.validation.loss,
         "validation_losses": measured.validation and (measured.validation.named or None),
+        "best": checkpoints.best(),
         "target": target_reached(run, steps=measured.num_steps, tokens=tokens, elapsed_s=measured.elapsed_s)
         if ending is Ending.REACHED
         else None,

@@ -11,7 +11,6 @@ for each step:   read the batch of this step (a pure function of seed and step)
 
 from __future__ import annotations
 
-import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,9 +28,9 @@ from meshwright.engines.native.batch_loader import (
     open_batch_loader,
     sum_counts,
 )
+from meshwright.engines.native.closing import sample_of, write_adapters
 from meshwright.engines.native.expectation import Expectation, measure_expectation
 from meshwright.engines.native.fault_detector import Fault, FaultDetector
-from meshwright.engines.native.generation import SAMPLE_TOKENS, generate_sample
 from meshwright.engines.native.loop_checkpoints import LoopCheckpoints
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.engines.native.prepared import PreparedRun
@@ -45,6 +44,7 @@ from meshwright.engines.native.run_statistics import (
 )
 from meshwright.engines.native.step import BatchTensors
 from meshwright.engines.native.validation import ValidationLosses, validation_losses
+from meshwright.engines.native.validation_history import ValidationHistory
 from meshwright.records.training import Ending, Record
 from meshwright.specs.run import FaultAction
 from meshwright.training import device, telemetry
@@ -56,9 +56,8 @@ from meshwright.training.optimizer import learning_rate
 from meshwright.training.run_identity import as_document
 from meshwright.training.signals import StopRequest, say_stopping, stop_on_signals
 from meshwright.training.watchdog import Watchdog
-from meshwright.training.weights import save_adapters
 
-ADAPTER = "adapter"  # folder of trained LoRA adapters, in the folder of results
+COMPLETE = (Ending.DONE, Ending.REACHED, Ending.NO_IMPROVEMENT)
 STEPS_OF_ESTIMATE = 20  # the time that is left follows from the median of so many steps
 
 
@@ -77,7 +76,9 @@ def train_rank(rank: int, num_ranks: int, prepared: PreparedRun) -> None:
     """Train as process `rank` of `num_ranks`. The main process writes the steps and the record."""
     options, run = prepared.options, prepared.run
     clock = Clock(started_s=options.started_s)
-    progress = ProgressDisplay(quiet=options.quiet or rank > 0, num_steps=run.num_steps)
+    progress = ProgressDisplay(
+        quiet=options.quiet or rank > 0, num_steps=run.num_steps, log_every=run.train.log_every
+    )
     watchdog = Watchdog(options.folder, rank=rank, timeout_s=options.timeout_s)
     try:
         with stop_on_signals(say_stopping if rank == 0 else None) as request, watchdog:
@@ -148,8 +149,9 @@ class Trainer:
         self.num_steps = self.run.num_steps
         self.measured = RunMeasurements()
         self.detector = FaultDetector(self.run.train.faults)
+        self.history = ValidationHistory()
         self.checkpoints = LoopCheckpoints(
-            prepared, num_ranks=coordinates.num_ranks, assembly=assembly, detector=self.detector,
+            prepared, history=self.history, num_ranks=coordinates.num_ranks, assembly=assembly, detector=self.detector,
             tokenizer=loader.tokenizer, clock=clock, progress=progress,
         )  # fmt: skip
         self.output = RunOutput(prepared, is_main=coordinates.is_main, progress=progress)
@@ -193,11 +195,14 @@ class Trainer:
         )
 
     def _take_steps(self) -> Ending:
-        """Take steps until the last one, the target loss, a request to stop, or a fault that stops the run."""
+        """Take steps until the last one, the target loss, the end of patience, a request to stop, or a fault that stops
+        the run."""
         self.begin_s = time.perf_counter() - self.output.elapsed_before_s
         if self.first_step == 0 and self.detector.rolls_back:
             self.checkpoints.save(0, now=True)  # so that there is always a checkpoint to go back to
         step = self.first_step
+        if self.history.is_exhausted(self.run.train.evaluate):
+            return Ending.NO_IMPROVEMENT
         while step < self.num_steps:
             outcome, step_s = self._timed_step(step)
             if outcome.fault is not None:
@@ -208,10 +213,11 @@ class Trainer:
                 continue
             validation_loss = self._complete_step(step, outcome, step_s=step_s)
             step += 1
-            is_last, is_reached = step == self.num_steps, self._is_target_reached(validation_loss)
-            self.checkpoints.save(step, now=is_last or is_reached or outcome.is_asked_to_stop)
-            if is_reached:
-                return Ending.REACHED
+            is_last = step == self.num_steps
+            ending = self._ending_by(validation_loss, step=step)
+            self.checkpoints.save(step, now=is_last or ending is not None or outcome.is_asked_to_stop)
+            if ending is not None:
+                return ending
             if outcome.is_asked_to_stop and not is_last:
                 return Ending.STOPPED
         return Ending.DONE
@@ -222,11 +228,15 @@ class Trainer:
             self.profiler.close()
         self.clock.enter(TrainingPhase.CLOSING)
         self.checkpoints.finish()
-        if ending not in (Ending.DONE, Ending.REACHED) or self.prepared.options.only_steps:
+        if ending not in COMPLETE or self.prepared.options.only_steps:
             return None
         with self.progress.phase("writing a sample"):
-            sample = self._sample()
-        self._save_adapters()
+            sample = sample_of(
+                self.run, assembly=self.assembly, loader=self.loader, coordinates=self.coordinates
+            )
+        folder = write_adapters(self.prepared, assembly=self.assembly, is_main=self.coordinates.is_main)
+        if folder is not None:
+            self.progress.say(f"wrote the adapter to {folder}")
         return sample
 
     # --- one step ---
@@ -364,11 +374,18 @@ class Trainer:
         (mean,) = self._sum_over_processes(loss)
         return mean, count / self.coordinates.num_copies
 
-    def _is_target_reached(self, validation_loss: float | None) -> bool:
-        """True if training may end: every process sums the same losses, so all of them agree."""
+    def _ending_by(self, validation_loss: float | None, *, step: int) -> Ending | None:
+        """The ending that a validation brings about. Every process sums the same losses, so all of them agree."""
         evaluate = self.run.train.evaluate
-        target = None if evaluate is None else evaluate.target_loss
-        return target is not None and validation_loss is not None and validation_loss <= target
+        if evaluate is None or validation_loss is None:
+            return None
+        self.history.note(validation_loss, num_steps=step, min_delta=evaluate.min_delta)
+        if evaluate.target_loss is not None and validation_loss <= evaluate.target_loss:
+            return Ending.REACHED
+        if step < self.num_steps and self.history.is_exhausted(evaluate):
+            self.progress.say(f"{self.history.num_worse} evaluations without improvement: the training ends")
+            return Ending.NO_IMPROVEMENT
+        return None
 
     def _log_entry(
         self, step: int, outcome: StepOutcome, *, step_s: float, validation: ValidationLosses | None
@@ -402,33 +419,6 @@ class Trainer:
 
     # --- at the end ---
 
-    def _sample(self) -> str | None:
-        """Text that the trained model generates; None without a tokenizer."""
-        if self.loader.tokenizer is None:
-            return None
-        self.assembly.eval_mode()
-        with torch.compiler.set_stance("force_eager"):  # a text grows, and compiled layers have one length
-            tokens = generate_sample(
-                self.assembly.stepper.logits,
-                coordinates=self.coordinates,
-                prompt=self.loader.prompt(),
-                num_tokens=SAMPLE_TOKENS,
-                context=self.run.sequence_length,
-                seed=self.run.train.seed,
-            )
-        return self.loader.tokenizer.decode(tokens)
-
-    def _save_adapters(self) -> None:
-        """Write trained LoRA adapters to the folder of results."""
-        run, folder = self.run, self.prepared.options.folder / ADAPTER
-        if run.lora is None:
-            return
-        if self.coordinates.is_main:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was resumed
-        base = self.prepared.weights and self.prepared.weights.name
-        save_adapters(self.assembly.trained(), folder, model=run.model, lora=run.lora, base=base)
-        self.progress.say(f"wrote the adapter to {folder}")
-
     def _record(self, ending: Ending, sample: str | None, ranks: dict[str, Any]) -> Record:
         prepared = self.prepared
         return Record(
@@ -443,7 +433,7 @@ class Trainer:
                 assembly=self.assembly,
                 loader=self.loader,
                 tokens=self.checkpoints.tokens(self.measured.num_steps),
-                saver=self.checkpoints.saver,
+                checkpoints=self.checkpoints,
                 ranks=ranks,
                 ending=ending,
             ),

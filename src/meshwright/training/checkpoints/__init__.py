@@ -24,10 +24,16 @@ from meshwright.training.checkpoints.content import (
     origin_of,
 )
 from meshwright.training.checkpoints.files import (
+    BEST,
     MANIFEST,
     NAME,
+    ONLY_BEST,
     SavedCheckpoint,
+    StepChoice,
+    at_step,
+    best_step,
     checkpoints,
+    choose,
     newest,
     newest_good,
     read_manifest,
@@ -39,13 +45,19 @@ from meshwright.training.checkpoints.saver import CheckpointSaver
 from meshwright.training.checkpoints.writing import save
 
 __all__ = [
+    "BEST",
     "MANIFEST",
     "NAME",
+    "ONLY_BEST",
     "CheckpointSaver",
     "Content",
     "SavedCheckpoint",
+    "StepChoice",
     "as_manifest",
+    "at_step",
+    "best_step",
     "checkpoints",
+    "choose",
     "content",
     "content_of",
     "load",

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from meshwright.errors import InputError
 from meshwright.training.checkpoints.peers import Peers
@@ -18,6 +18,11 @@ from meshwright.training.checkpoints.peers import Peers
 NAME = re.compile(r"step-(\d{8,})")
 PARTIAL, REMOVED = ".partial-", ".removed-"
 MANIFEST, SEAL = "manifest.json", "manifest_sha256"
+BEST, ONLY_BEST = "best_step", "is_only_best"
+"""Keys of a manifest: steps of the best checkpoint when this one was written, and True if this one was written for no
+other reason than to be the best."""
+StepChoice = int | Literal["best"] | None
+"""Steps of a checkpoint, the best one, or None: the newest."""
 READ_BYTES = 2**22
 
 Digests = dict[str, dict[str, Any]]
@@ -157,10 +162,50 @@ def remove(path: Path) -> None:
 
 
 def prune(folder: Path, *, keep: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    if keep is not None:
-        for old in checkpoints(folder)[:-keep]:
-            remove(old.path)
+    """Remove all but the newest `keep` checkpoints (None: all) and the best, which the newest manifest names.
+
+    One that was written only because it was the best then is removed with its successor.
+    """
+    found = checkpoints(folder)
+    best = read_manifest(found[-1].path).get(BEST) if found else None
+    outdone = [s for s in found[:-1] if s.step != best and read_manifest(s.path).get(ONLY_BEST)]
+    left = [saved for saved in found if saved not in outdone]
+    old = [] if keep is None else [saved for saved in left[:-keep] if saved.step != best]
+    for saved in (*outdone, *old):
+        remove(saved.path)
+
+
+def best_step(folder: Path) -> int | None:
+    """Steps of the best checkpoint of `folder`, as its newest manifest has it; None: the run keeps none."""
+    found = checkpoints(folder)
+    return read_manifest(found[-1].path).get(BEST) if found else None
+
+
+def at_step(folder: Path, step: int) -> Path:
+    """The path of the checkpoint after `step` steps."""
+    return folder / f"step-{step:08d}"
+
+
+def choose(folder: Path, step: StepChoice) -> SavedCheckpoint:
+    """The checkpoint of `folder` after `step` steps. Raises InputError where there is none."""
+    found = checkpoints(folder)
+    if not found:
+        raise InputError("there is no checkpoint", got=str(folder))
+    if step is None:
+        return found[-1]
+    wanted = best_step(folder) if step == "best" else step
+    if wanted is None:
+        hint = "train with train.checkpoint.keep_best: true"
+        raise InputError("the run keeps no best checkpoint", got=str(folder), hint=hint)
+    for saved in found:
+        if saved.step == wanted:
+            return saved
+    steps = ", ".join(str(saved.step) for saved in found[-12:])
+    if step == "best":
+        raise InputError(
+            f"the checkpoint of the best evaluation, after step {wanted}, was not kept", allowed=steps
+        )
+    raise InputError("no checkpoint of this step", got=step, allowed=steps)
 
 
 def sync_folder(folder: Path) -> None:
