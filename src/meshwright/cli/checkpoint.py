@@ -55,7 +55,7 @@ def run(
 
 
 def _require_options(
-    kind: str, *, weights: Path | None, step: int | None, dtype: str | None, merge: bool
+    kind: str, *, weights: Path | None, step: StepChoice, dtype: str | None, merge: bool
 ) -> None:
     if kind in ("to-hf", "from-hf"):
         if weights is None:
