@@ -1,4 +1,4 @@
-"""What a complete training leaves besides its checkpoints: a sample of text, and trained adapters."""
+"""Results of a complete training besides its checkpoints: a sample of text, and trained adapters."""
 
 from __future__ import annotations
 
