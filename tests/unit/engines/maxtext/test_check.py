@@ -46,7 +46,7 @@ def test_a_plain_run_is_accepted(refused):
          ["model.rope={scaling: yarn, factor: 4, original_context: 128, mscale: 1, mscale_all_dims: 0.7}"]),
         ("model: RoPE scaling llama3 must have",
          ["model.rope={scaling: llama3, factor: 32, original_context: 8192}"]),
-        ("model: multi-token prediction", ["model=deepseek-v3"]),
+        ("model.num_mtp_layers: multi-token prediction", ["model=deepseek-v3"]),
         ("model: groups of experts under softmax scores", ["model=deepseek-v2"]),
         ("model: latent attention without experts", [LATENT, "model.experts.num_shared=0"]),
         ("model: sigmoid scores that are not normalised", [LATENT, "model.experts.normalize_top_k=false"]),

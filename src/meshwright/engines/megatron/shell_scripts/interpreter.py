@@ -50,6 +50,7 @@ from meshwright.errors import InputError
 
 PREFIXES = ("command", "builtin", "exec", "nohup")
 MAX_ROUNDS = 1000  # of a loop
+MAX_COMMANDS = 100_000
 MAX_DEPTH = 50  # of functions and scripts in each other
 Status = bool | None  # of a command; None: it depends on files or programs
 
@@ -60,6 +61,7 @@ class Findings:
 
     calls: list[list[Word]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    num_commands: int = 0
 
 
 @dataclass(kw_only=True)
@@ -144,6 +146,9 @@ class Interpreter:
 
     def command(self, command: Command) -> Status:
         """Execute a command; return its status."""
+        self.found.num_commands += 1
+        if self.found.num_commands > MAX_COMMANDS:
+            raise InputError(f"{self.variables.name}: more than {MAX_COMMANDS:,} commands")
         match command:
             case SimpleCommand():
                 return self._simple(command)

@@ -18,6 +18,7 @@ class UnknownText:
 
 
 ShellValue = str | tuple[Word, ...] | UnknownText
+MAX_LENGTH = 10**6  # letters of text, words of an array
 OF_THE_MACHINE = (
     "PWD", "OLDPWD", "HOME", "USER", "HOSTNAME", "RANDOM", "SECONDS", "EPOCHSECONDS", "UID", "EUID", "PPID", "BASHPID",
     "BASH", "BASH_SOURCE", "BASH_VERSION", "LINENO", "PATH", "SHELL", "OSTYPE", "?", "$", "-",
@@ -54,6 +55,8 @@ class ShellVariables:
     def set(self, name: str, value: ShellValue) -> None:
         if name == "IFS" and value != " \t\n":
             raise InputError(f"{self.name}: another IFS is not supported")
+        if len(value.text if isinstance(value, UnknownText) else value) > MAX_LENGTH:
+            raise InputError(f"{self.name}: the value of {name} is too long", allowed=f"<= {MAX_LENGTH:,}")
         self.values[name] = value
 
     def make_local(self, name: str) -> None:

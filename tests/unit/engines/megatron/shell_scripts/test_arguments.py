@@ -101,6 +101,8 @@ def test_the_same_words_reach_the_program(name, given, tmp_path):
         ("IFS=,\n", "another IFS"),
         ("select x in a b; do A=$x; done\n", "train.sh:1: a command that is not supported"),
         ("while true; do A=3; done\n", "train.sh:1: a loop that does not end"),
+        ("A=x\nwhile true; do A=$A$A; done\n", "the value of A is too long"),
+        ("for i in {1..999}; do for j in {1..999}; do A=$i; done; done\n", "more than 100,000 commands"),
         ("f() { f; }\nf\n", "call each other without end"),
         ("A=${B@Q}\n B=1; A=${B@Q}\n", "train.sh:2: an expansion that is not supported"),
         ("A=$((1 + ))\n", "train.sh:1: arithmetic that is not supported"),
