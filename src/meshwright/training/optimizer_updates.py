@@ -23,8 +23,11 @@ from meshwright.specs.run import Optimizer as Settings
 States = dict[str, Tensor]
 """Optimizer states of one tensor, by name."""
 
-# One kernel for all tensors of a list; `torch.optim` is built on it.
+# One kernel for all tensors of a list; `torch.optim` is built on them. Its classes import the compiler
+# (`torch._dynamo`), which costs a process 1.6 s and 140 MiB.
 foreach_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+foreach_add = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+fused_adamw = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Update(Protocol):
@@ -54,40 +57,53 @@ def require(settings: Settings) -> None:
 
 
 class FusedAdamW:
-    """AdamW with states in fp32: PyTorch's own, one kernel for all tensors."""
+    """AdamW with states in fp32: PyTorch's own kernel for all tensors, as `torch.optim.AdamW(fused=True)` calls it."""
 
     def __init__(self, tensors: list[Tensor], *, settings: Settings, weight_decay: float) -> None:
-        self.tensors = tensors
-        self.adamw = torch.optim.AdamW(
-            tensors,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            weight_decay=weight_decay,
-            fused=True,
-        )
+        self.tensors, self.settings, self.weight_decay = tensors, settings, weight_decay
+        self.states: dict[Tensor, States] = {}
+        self.num_steps: dict[Tensor, Tensor] = {}  # of each tensor, fp32, where the kernel reads it
 
     def step(self, *, learning_rate: float) -> None:
         """See `Update`."""
-        self.adamw.param_groups[0]["lr"] = learning_rate
-        self.adamw.step()
+        gradients = {tensor: tensor.grad for tensor in self.tensors if tensor.grad is not None}
+        if not gradients:
+            return
+        tensors = list(gradients)
+        states = [self._states_of(tensor) for tensor in tensors]
+        num_steps = [self.num_steps[tensor] for tensor in tensors]
+        foreach_add(num_steps, 1)
+        fused_adamw(
+            tensors,
+            list(gradients.values()),
+            [own["exp_avg"] for own in states],
+            [own["exp_avg_sq"] for own in states],
+            [],
+            num_steps,
+            lr=learning_rate,
+            beta1=self.settings.betas[0],
+            beta2=self.settings.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.settings.epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _states_of(self, tensor: Tensor) -> States:
+        if tensor not in self.states:
+            self.states[tensor] = {name: torch.zeros_like(tensor) for name in ("exp_avg", "exp_avg_sq")}
+            self.num_steps[tensor] = torch.zeros((), dtype=torch.float32, device=tensor.device)
+        return self.states[tensor]
 
     def stored(self) -> Iterator[tuple[Tensor, States]]:
         """See `Update`. The live states, created here before the first step."""
         for tensor in self.tensors:
-            if not self.adamw.state[tensor]:
-                self.adamw.state[tensor] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=tensor.device),
-                    "exp_avg": torch.zeros_like(tensor),
-                    "exp_avg_sq": torch.zeros_like(tensor),
-                }
-            held = self.adamw.state[tensor]
-            yield tensor, {"exp_avg": held["exp_avg"], "exp_avg_sq": held["exp_avg_sq"]}
+            yield tensor, dict(self._states_of(tensor))
 
     def restore(self, states: Mapping[Tensor, States], *, num_steps: int) -> None:
         """See `Update`."""
         for tensor, own in self.stored():
-            self.adamw.state[tensor]["step"].fill_(num_steps)
+            self.num_steps[tensor].fill_(num_steps)
             copy_states(own, states[tensor])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -25,7 +26,8 @@ def sample_of(
     if loader.tokenizer is None:
         return None
     assembly.eval_mode()
-    with torch.compiler.set_stance("force_eager"):  # a text grows, and compiled layers have one length
+    # A text grows, and compiled layers have one length.
+    with torch.compiler.set_stance("force_eager") if run.train.compile else nullcontext():
         tokens = generate_sample(
             assembly.stepper.logits,
             coordinates=coordinates,

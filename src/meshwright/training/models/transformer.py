@@ -127,14 +127,14 @@ class Transformer(nn.Module):
         super().__init__()
         self.model = model
         self.chunks: Chunks | Suffix = Chunks()  # context parallelism and generation replace it
-        self.embedding = nn.Embedding(model.vocab, model.hidden) if is_first else None
+        self.embedding = _embedding(model) if is_first else None
         self.layers = nn.ModuleDict({str(i): Block(model, i, options=options) for i in layers})
         self.norm = make_norm(model, width=model.hidden) if is_last else None
         self.head = Head(model, options=options) if is_last else None
         self.options = options
         self.predictions = nn.ModuleDict(_predictions(model, options) if is_last else {})
         has_copy = bool(self.predictions) and not is_first
-        self.prediction_embedding = nn.Embedding(model.vocab, model.hidden) if has_copy else None
+        self.prediction_embedding = _embedding(model) if has_copy else None
         self.tie()
 
     def blocks(self) -> dict[str, Block]:
@@ -219,3 +219,8 @@ class Transformer(nn.Module):
             return x_BTD
         scale = torch.tensor(self.model.hidden**0.5, dtype=x_BTD.dtype)  # rounded, as Gemma was trained
         return x_BTD * scale.item()
+
+
+def _embedding(model: Model) -> nn.Embedding:
+    """An embedding with uninitialised weights. Initialising it on the meta device would import the compiler."""
+    return nn.Embedding.from_pretrained(torch.empty(model.vocab, model.hidden), freeze=False)

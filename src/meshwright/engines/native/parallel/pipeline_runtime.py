@@ -16,15 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage
 
 from meshwright.cost.pipeline.orders import OpKind, RankOrder
 from meshwright.cost.pipeline.schedules import PipelineShape, rank_orders
 from meshwright.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
 
 LETTERS = {
     OpKind.FORWARD: "F",
