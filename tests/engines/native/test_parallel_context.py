@@ -157,7 +157,7 @@ def test_positions_are_those_of_the_sequence():
     whole = model.layout(torch.arange(8)[None], None)
     model.chunks = Chunks(rank=0, width=2)
     part = model.layout(model.chunks.of(torch.arange(8)[None]), None)
-    assert part.cos_BT1J.equal(whole.cos_BT1J[:, [0, 1, 6, 7]])
+    assert part.full.cos_BT1J.equal(whole.full.cos_BT1J[:, [0, 1, 6, 7]])
 
 
 @pytest.mark.parametrize(

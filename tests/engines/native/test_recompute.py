@@ -96,7 +96,7 @@ def one_layer(model: str, plan: Plan):
     torch.manual_seed(0)
     x_BTD = torch.randn(2, 16, 64, requires_grad=True)
     layout = built.layout(torch.arange(16).expand(2, -1), None)
-    with Kept(x_BTD, layout.cos_BT1J, layout.sin_BT1J, *layer.parameters()) as kept:
+    with Kept(x_BTD, layout.full.cos_BT1J, layout.full.sin_BT1J, *layer.parameters()) as kept:
         out_BTD = layer(x_BTD, layout)
         size = kept.num_bytes() - out_BTD.untyped_storage().nbytes()
     out_BTD.square().sum().backward()
