@@ -27,6 +27,11 @@ Each command measures or checks first, prints what it would change, and changes 
             section=SECTION,
             help="Find the fastest GEMM kernels, library and threads for a run.",
         ),
+        "learning-rate": Verb(
+            target="meshwright.cli.commands.tune_learning_rate:command",
+            section=SECTION,
+            help="Find a learning rate for a run by a range test.",
+        ),
     },
     examples=["meshwright tune system", "meshwright tune dataloader run.yaml --apply"],
 )

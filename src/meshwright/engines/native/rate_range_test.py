@@ -1,0 +1,113 @@
+"""Steps of a run under a rising learning rate. Nothing is saved: model and optimizer end with the processes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine
+from meshwright.engines.native.assembly import Assembly, assemble
+from meshwright.engines.native.batch_loader import (
+    BatchLoader,
+    count_labels,
+    count_tokens,
+    open_batch_loader,
+    sum_counts,
+)
+from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
+from meshwright.engines.native.prepared import PreparedRun
+from meshwright.engines.native.progress import ProgressDisplay, reading
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.records.rate_range import RateRange, rate_of
+from meshwright.specs.run import Run
+from meshwright.training import device as devices
+from meshwright.training.gemm_tuning import using
+from meshwright.training.processes import run_ranks
+from meshwright.training.rendezvous import under_launcher
+
+TIMEOUT = timedelta(hours=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeTest:
+    """What every process receives."""
+
+    prepared: PreparedRun
+    num_steps: int
+    low: float
+    high: float
+    answer: Path
+
+
+def run_range_test(run: Run, *, num_steps: int, low: float, high: float) -> RateRange:
+    """Train at most `num_steps` steps of `run` while the rate rises from `low` to `high`; end where the loss diverges.
+
+    The run's own model, weights, data, batch, plan and optimizer; its schedule is replaced. Raises InputError as a
+    training does, and under a launcher.
+    """
+    if under_launcher():
+        raise InputError(
+            "the range test starts its own processes", got="a launcher", hint="start it without torchrun"
+        )
+    train = replace(run.train, steps=num_steps, tokens=None, checkpoint=None, evaluate=None, trackers=())
+    with TemporaryDirectory() as scratch:
+        options = TrainOptions(folder=Path(scratch))
+        prepared = engine.prepare(replace(run, train=train), options=options)
+        test = RangeTest(
+            prepared=prepared, num_steps=num_steps, low=low, high=high, answer=Path(scratch) / "answer.json"
+        )
+        run_ranks(
+            _test_rank,
+            test,
+            num_ranks=prepared.plan.num_devices,
+            device_type=devices.find_device().type,
+            timeout=TIMEOUT,
+        )
+        found = json.loads(test.answer.read_text(encoding="utf-8"))
+    return RateRange(rates=tuple(found["rates"]), losses=tuple(found["losses"]), end=high)
+
+
+def _test_rank(rank: int, num_ranks: int, test: RangeTest) -> None:
+    """Take the steps as process `rank`. The main process writes the losses."""
+    prepared, run = test.prepared, test.prepared.run
+    local_device = devices.find_device(local_rank=rank)
+    coordinates = mesh_coordinates(plan=prepared.plan, device=local_device, rank=rank, num_ranks=num_ranks)
+    display = ProgressDisplay(quiet=rank > 0, num_steps=test.num_steps)
+    found = RateRange(rates=(), losses=(), end=test.high)
+    try:
+        with using(prepared.gemm_choices, local_device):
+            weights = prepared.weights and prepared.weights.folder
+            assembly = assemble(run, coordinates=coordinates, weights=weights)
+            loader = open_batch_loader(run, coordinates=coordinates, report=reading(display))
+            for step in range(test.num_steps):
+                rate = rate_of(step, num_steps=test.num_steps, low=test.low, high=test.high)
+                loss = _step(assembly, loader, coordinates, step=step, rate=rate)
+                found = replace(found, rates=(*found.rates, rate), losses=(*found.losses, loss))
+                display.doing(f"step {step + 1}/{test.num_steps}  learning rate {rate:.2e}  loss {loss:.4f}")
+                if found.has_diverged:  # every process has the same losses
+                    break
+    finally:
+        display.close()
+    if coordinates.is_main:
+        write_atomically(test.answer, json.dumps({"rates": found.rates, "losses": found.losses}))
+
+
+def _step(
+    assembly: Assembly, loader: BatchLoader, coordinates: MeshCoordinates, *, step: int, rate: float
+) -> float:
+    """One update; the mean loss of the global batch before it."""
+    assembly.before_step(step)
+    batch = loader.batch(step)
+    num_labels, num_tokens = sum_counts(coordinates, count_labels(batch), count_tokens(batch))
+    assembly.scale_balance_loss(coordinates.num_copies / max(1.0, num_tokens))
+    loss = assembly.stepper.forward_backward(batch, scale=coordinates.num_copies / max(1.0, num_labels))
+    (mean,) = sum_counts(coordinates, loss.double() / coordinates.plan.tensor)
+    load_LE = assembly.collect_expert_load()
+    assembly.optimizer.step(learning_rate=rate, accepts=lambda _: True)
+    assembly.after_step(load_LE)
+    return mean

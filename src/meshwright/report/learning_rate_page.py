@@ -1,0 +1,69 @@
+"""The page of a learning-rate range test: losses over the rate, and the suggestion."""
+
+from __future__ import annotations
+
+import math
+
+from meshwright import __version__
+from meshwright.records.rate_range import RateRange
+from meshwright.report.components import ComponentFamily
+from meshwright.report.figures import FAINT, FAMILY_COLORS, INK, WIDTH, svg
+from meshwright.report.html import PageSection, document, figure, paragraph, tiles
+from meshwright.specs.run import Run
+
+HEIGHT = 300
+
+
+def learning_rate_page(found: RateRange, *, run: Run) -> str:
+    """The whole page."""
+    rate = "none" if found.suggested is None else f"{found.suggested:.1e}"
+    divergence = "none" if found.divergence is None else f"{found.divergence:.1e}"
+    steepest = "none" if found.steepest is None else f"{found.steepest:.1e}"
+    lead = paragraph(
+        f"Losses of {run.name} ({run.model.name}, {run.optimizer.name}) while the learning rate rises from step "
+        "to step. The line is the smoothed loss.",
+        css_class="lead",
+    ) + tiles(
+        [
+            (rate, "suggested peak", "the smaller of the next two"),
+            (steepest, "steepest descent", "of the smoothed loss"),
+            (divergence, "divergence", "a tenth of it counts"),
+            (f"{run.optimizer.learning_rate:.1e}", "before", "optimizer.learning_rate"),
+        ]
+    )
+    sections = [PageSection(title="Loss over learning rate", parts=[figure(rate_range_svg(found))])]
+    return document(
+        title=f"Learning rate of {run.name}",
+        lead=lead,
+        sections=sections,
+        footer=f"Meshwright {__version__}.",
+    )
+
+
+def rate_range_svg(found: RateRange) -> str:
+    """Losses as points, smoothed losses as a line, over the logarithm of the rate."""
+    import altair as alt
+
+    rows = [
+        {"rate": rate, "loss": loss, "smoothed": smoothed}
+        for rate, loss, smoothed in zip(found.rates, found.losses, found.smoothed, strict=True)
+        if math.isfinite(loss)
+    ]
+    largest = max((row["smoothed"] for row in rows), default=1.0)
+    scale = alt.Scale(
+        domain=[min((row["loss"] for row in rows), default=0.0), largest], clamp=True, nice=True
+    )
+    rate = alt.X("rate:Q", scale=alt.Scale(type="log"), title="learning rate", axis=alt.Axis(format=".0e"))
+    base = alt.Chart(alt.Data(values=rows), width=WIDTH, height=HEIGHT)
+    layers = [
+        base.mark_point(color=FAINT, size=14, filled=True).encode(
+            x=rate, y=alt.Y("loss:Q", scale=scale, title="loss")
+        ),
+        base.mark_line(color=FAMILY_COLORS[ComponentFamily.MATRIX]).encode(
+            x=rate, y=alt.Y("smoothed:Q", scale=scale)
+        ),
+    ]
+    if found.suggested is not None:
+        mark = alt.Chart(alt.Data(values=[{"rate": found.suggested}]))
+        layers.append(mark.mark_rule(color=INK, strokeDash=[4, 3]).encode(x="rate:Q"))
+    return svg(alt.layer(*layers), title="Loss over learning rate, with the suggested rate")
