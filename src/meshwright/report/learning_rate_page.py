@@ -53,7 +53,14 @@ def rate_range_svg(found: RateRange) -> str:
     scale = alt.Scale(
         domain=[min((row["loss"] for row in rows), default=0.0), largest], clamp=True, nice=True
     )
-    rate = alt.X("rate:Q", scale=alt.Scale(type="log"), title="learning rate", axis=alt.Axis(format=".0e"))
+    exponents = [math.floor(math.log10(row["rate"])) for row in rows]
+    decades = [10.0**k for k in range(min(exponents, default=0), max(exponents, default=0) + 2)]
+    rate = alt.X(
+        "rate:Q",
+        scale=alt.Scale(type="log"),
+        title="learning rate",
+        axis=alt.Axis(format=".0e", values=decades),
+    )
     base = alt.Chart(alt.Data(values=rows), width=WIDTH, height=HEIGHT)
     layers = [
         base.mark_point(color=FAINT, size=14, filled=True).encode(

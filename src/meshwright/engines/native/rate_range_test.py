@@ -35,7 +35,7 @@ TIMEOUT = timedelta(hours=2)
 
 @dataclass(frozen=True, kw_only=True)
 class RangeTest:
-    """What every process receives."""
+    """Inputs of every process."""
 
     prepared: PreparedRun
     num_steps: int
