@@ -32,6 +32,8 @@ MEMORY_COLORS = {
     "beside the allocator": "#8a919b",
 }
 WIDTH = 560
+LABEL_GAP = 8
+"""Least pixels between the labels of two ticks; a label that comes nearer is left out."""
 
 
 def family_legend(components_s: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -135,9 +137,10 @@ def _config() -> dict[str, Any]:
     axis = {
         "labelColor": INK, "titleColor": INK, "gridColor": FAINT, "domainColor": FAINT, "tickColor": FAINT,
         "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": 240,
+        "labelOverlap": "greedy", "labelSeparation": LABEL_GAP, "labelFlush": False,
     }  # fmt: skip
     return {
         "background": "transparent", "font": "sans-serif", "axis": axis, "axisY": {"grid": False},
-        "padding": {"left": 24, "right": 8, "top": 4, "bottom": 4},
+        "padding": {"left": 24, "right": 20, "top": 4, "bottom": 4},
         "view": {"stroke": None}, "text": {"fontSize": 12},
     }  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ OUTLIER_RATIO = 1.5
 """A step that takes this many times the median is drawn as a point of its own."""
 
 STEPS_WIDTH, HEIGHT, LOW_HEIGHT = 760, 240, 110
+TICK_ROOM = 36
+"""Pixels that the label of a ratio needs, with the space around it."""
 LEFT = 48
 """Pixels of the left axis, the same in all figures over steps, so that the figures of a page line up."""
 
@@ -41,9 +44,7 @@ def ratio_svg(rows: Sequence[MeasuredQuantity]) -> str:
     base = alt.Chart(alt.Data(values=data)).encode(
         y=alt.Y("name:N", sort=[row["name"] for row in data], title=None)
     )
-    ticks = [
-        t for t in (0.1, 0.2, 0.25, 0.33, 0.5, 0.67, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 10) if _within(t, scale)
-    ]
+    ticks = ratio_ticks(*scale.domain)
     x = alt.X(
         "low:Q",
         scale=scale,
@@ -82,9 +83,27 @@ def _where(row: MeasuredQuantity) -> str:
     return {True: "inside", False: "outside", None: "no interval"}[row.is_inside]
 
 
-def _within(tick: float, scale: Any) -> bool:
-    low, high = scale.domain
-    return low <= tick <= high
+def ratio_ticks(low: float, high: float) -> list[float]:
+    """Round ratios between `low` and `high`, as many as have room on a logarithmic axis; 1 is among them.
+
+    >>> ratio_ticks(0.6, 1.6)
+    [0.67, 0.8, 1.0, 1.25, 1.5]
+    >>> ratio_ticks(0.01, 100.0)
+    [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
+    """
+    near = (0.33, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0)
+    powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    apart = TICK_ROOM / WIDTH * math.log10(high / low)
+    for candidates in (
+        near,
+        sorted({1.0, *(m * p for p in powers for m in (1, 2, 5))}),
+        sorted({1.0, *powers}),
+    ):
+        ticks = [t for t in candidates if low <= t <= high]
+        covers = candidates is not near or (low >= near[0] / 1.5 and high <= near[-1] * 1.5)
+        if covers and all(math.log10(b / a) >= apart for a, b in pairwise(ticks)):
+            return ticks
+    return [t for t in powers if low <= t <= high]
 
 
 def _relative(row: MeasuredQuantity) -> dict[str, Any]:
