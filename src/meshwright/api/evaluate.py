@@ -92,6 +92,15 @@ def evaluate(
     from meshwright.training.evaluation.choices import read_questions
     from meshwright.training.trained_model import load_trained
 
+    _refuse_without_subject(
+        "a text: a source, or neither choices nor tasks", {n: counts[n] for n in ("sequence_length", "max_tokens")},
+        is_there=paths["source"] is not None or not (paths["choices"] or named),
+    )  # fmt: skip
+    _refuse_without_subject(
+        "a task",
+        {n: counts[n] for n in ("limit", "num_fewshot")} | {"task_folder": paths["task_folder"]},
+        is_there=bool(named),
+    )
     questions = None if paths["choices"] is None else read_questions(Path(paths["choices"]).expanduser())
     trained = load_trained(
         str(arguments.path("model", model)),
@@ -120,6 +129,13 @@ def _counts(**given: int | None) -> dict[str, int | None]:
         name: None if value is None else arguments.count(name, value, least=0 if name in may_be_0 else 1)
         for name, value in given.items()
     }
+
+
+def _refuse_without_subject(subject: str, given: Mapping[str, object], *, is_there: bool) -> None:
+    """Refuse arguments that only mean something with `subject`, which the caller did not name."""
+    useless = [name for name, value in given.items() if value is not None]
+    if useless and not is_there:
+        raise InputError(f"{', '.join(useless)}: has no effect without {subject}")
 
 
 def _evaluate(
@@ -180,5 +196,8 @@ def _notes(texts: Sequence[Mapping[str, Any]], choices: Mapping[str, Any] | None
     for text in texts:
         if not text["is_whole"]:
             yield f"{text['source']}: ended after {text['num_tokens']:,} tokens; there are more"
+    if choices is not None and choices["unused_keys"]:
+        listed = ", ".join(f"{key} ({number:,})" for key, number in choices["unused_keys"].items())
+        yield f"keys of questions that are not used: {listed}"
     if choices is not None and choices["num_cut"]:
         yield f"{choices['num_cut']} contexts are longer than the positions and lose their beginning"

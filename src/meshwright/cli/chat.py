@@ -70,12 +70,17 @@ class ChatSession:
         )
 
 
+def _lines(text: str) -> list[str]:
+    """Lines that are not empty. Only line ends divide them: `str.splitlines` knows many characters more."""
+    return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
+
+
 def run(*, model: str, messages: Sequence[str], system: str | None, as_json: bool, **settings: Any) -> None:
     """Load the model and talk."""
     is_terminal = not messages and sys.stdin.isatty()
     if is_terminal and as_json:
         raise InputError("--json is for messages from the command line or a pipe", got="a terminal")
-    turns = list(messages) if messages or is_terminal else [t for t in read_stdin().splitlines() if t.strip()]
+    turns = list(messages) if messages or is_terminal else _lines(read_stdin())
     if not turns and not is_terminal:
         raise InputError("there is no message", hint="give one after the model, or pipe one a line to stdin")
     with progress(f"loading {model}"):

@@ -15,6 +15,13 @@ PIPE_WIDTH = 120
 """Columns of a table that is not written to a terminal and has no COLUMNS in its environment."""
 
 
+class _Console(Console):
+    """A console that leaves a closed pipe to the caller; Rich would exit with 1, which means that the answer is no."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 def console(stream: TextIO) -> Console:
     """A Rich console on `stream`.
 
@@ -22,7 +29,7 @@ def console(stream: TextIO) -> Console:
     path or a list prints as it is.
     """
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def table(

@@ -67,7 +67,10 @@ def read_stdin() -> str:
 def _requests(prompt: str | None, path: Path | None) -> list[PromptLike]:
     if path is not None:
         read = load_with_torch("meshwright.training.generation.requests:read_requests", what="generation")
-        return read(path)
+        found = read(path)
+        for text in found.notes:
+            note(text)
+        return list(found.requests)
     if prompt is None:
         if sys.stdin.isatty():
             raise InputError(

@@ -9,6 +9,7 @@ OWNER/NAME[@REVISION]             weights of the Hugging Face hub
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from meshwright.training.exported_folder import (
     trained_positions,
 )
 from meshwright.training.models import Transformer, build_model
+from meshwright.training.run_identity import IDENTITY, RunIdentity, read_identity
 from meshwright.training.telemetry import RESOLVED, TOKENIZER
 from meshwright.training.weights import Origin, differences, find_weights, load_weights
 from meshwright.training.weights.adapters import CONFIG as ADAPTER_CONFIG
@@ -66,6 +68,7 @@ class TrainedModel:
     ends: tuple[int, ...]  # tokens that end a text
     generation: Mapping[str, Any] = field(default_factory=dict)  # generation_config.json
     data: Data | None = None  # of its training
+    holds_out: bool | None = None  # documents of its data were held out for validation; None: unknown
     sequence_length: int | None = None  # of its training
     notes: tuple[str, ...] = ()
 
@@ -176,14 +179,15 @@ def _of_run(folder: Path, *, step: StepChoice) -> _Found:
     if settings is not None and resolved.get("engine", NATIVE) != NATIVE:
         raise _foreign(resolved["engine"], str(folder))
     if settings is not None:
-        where = Path(settings["folder"]).expanduser()
+        identity = read_identity(folder / IDENTITY)
+        where = _checkpoints_of(folder, Path(settings["folder"]).expanduser(), identity)
         saved = _saved(where, step)
-        written_by = checkpoints.read_manifest(saved.path).get("run")
+        manifest = checkpoints.read_manifest(saved.path)
+        written_by, run_id = manifest.get("run"), (manifest.get("identity") or {}).get("run_id")
         if written_by not in (None, resolved.get("name")):
-            raise InputError(
-                f"the newest checkpoint in {where} is of another run", got=written_by, allowed=resolved.get("name"),
-                hint="give the checkpoint itself",
-            )  # fmt: skip
+            raise _of_another(where, got=written_by, allowed=resolved.get("name"))
+        if identity is not None and identity.run_id and run_id not in (None, "", identity.run_id):
+            raise _of_another(where, got=f"run_id {run_id}", allowed=f"run_id {identity.run_id}")
         return _Found(saved=saved, tokenizer=kept)
     if (folder / ADAPTER / ADAPTER_CONFIG).is_file():
         return _without_step(replace(_with_named_base(folder / ADAPTER), tokenizer=kept), str(folder), step)
@@ -191,6 +195,21 @@ def _of_run(folder: Path, *, step: StepChoice) -> _Found:
         "this run saved no weights", got=str(folder),
         hint="train it with train.checkpoint: {folder: ...}; the last step is then saved",
     )  # fmt: skip
+
+
+def _of_another(where: Path, *, got: object, allowed: object) -> InputError:
+    return InputError(
+        f"the newest checkpoint in {where} is of another run", got=got, allowed=allowed,
+        hint="give the checkpoint itself",
+    )  # fmt: skip
+
+
+def _checkpoints_of(folder: Path, where: Path, identity: RunIdentity | None) -> Path:
+    """The folder of checkpoints `where`; if it is gone, the one in the same place relative to the run's folder."""
+    if where.is_dir() or identity is None or not identity.results:
+        return where
+    moved = Path(os.path.normpath(folder.resolve() / os.path.relpath(where, identity.results)))
+    return moved if moved.is_dir() else where
 
 
 def _foreign(engine: str, given: str) -> InputError:
@@ -304,6 +323,7 @@ def _from_checkpoint(
         ends=tuple(dict.fromkeys(ends)),
         generation=generation,
         data=content.data,
+        holds_out=content.holds_out,
         sequence_length=content.sequence_length,
         notes=notes + tokenizer_notes,
     )

@@ -99,13 +99,35 @@ def test_an_end_before_the_source_is_noted(folder, corpus):
 
 
 def test_a_checkpoint_is_evaluated_on_what_was_held_out(tmp_path, corpus):
-    path = tiny_checkpoint(tmp_path / "saved", f"data.source={corpus}", "data.sequence_length=32")
+    evaluated = "train.evaluate={every_steps: 2}"
+    path = tiny_checkpoint(tmp_path / "saved", f"data.source={corpus}", "data.sequence_length=32", evaluated)
     done = mw.evaluate(path)
     assert done.texts[0]["source"].startswith("the validation part of")
     assert done.texts[0]["sequence_length"] == 32
-    named = ("data.validation={all: " + str(corpus) + "}", "train.evaluate={every_steps: 2}")
+    named = ("data.validation={all: " + str(corpus) + "}", evaluated)
     path = tiny_checkpoint(tmp_path / "other", f"data.source={corpus}", *named)
     assert mw.evaluate(path).texts[0]["source"] == str(corpus)
+
+
+def test_text_that_was_trained_on_is_not_called_validation_data(tmp_path, corpus):
+    path = tiny_checkpoint(tmp_path / "saved", f"data.source={corpus}")
+    with pytest.raises(mw.InputError, match="held no documents out"):
+        mw.evaluate(path)
+
+
+def test_sources_of_a_checkpoint_are_found_from_other_folders(tmp_path, corpus, monkeypatch):
+    monkeypatch.chdir(corpus.parent)
+    sources = {"glob": "*.jsonl", "options": "corpus.jsonl?text=text"}
+    path = tiny_checkpoint(
+        tmp_path / "saved",
+        "data.source=corpus.jsonl?text=text",
+        "data.validation={" + ", ".join(f"{k}: '{v}'" for k, v in sources.items()) + "}",
+        "train.evaluate={every_steps: 2}",
+    )
+    (tmp_path / "corpus.jsonl").write_text('{"text": "another corpus"}\n')
+    monkeypatch.chdir(tmp_path)
+    found = [text["source"] for text in mw.evaluate(path).texts]
+    assert found == [str(corpus.parent / value) for value in sources.values()]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +141,13 @@ def test_a_checkpoint_is_evaluated_on_what_was_held_out(tmp_path, corpus):
         ("corpus", {"batch": "x"}, "batch: got 'x'"),
         ("corpus", {"choices": "nowhere"}, "cannot read the questions"),
         ("corpus", {"tasks": "arc"}, "tasks: got 'arc'"),
+        ("corpus", {"limit": 2, "num_fewshot": 0}, "limit, num_fewshot: .* without a task"),
+        ("corpus", {"task_folder": "."}, "task_folder: .* without a task"),
+        (
+            None,
+            {"choices": "./q", "max_tokens": 2, "sequence_length": 4},
+            "sequence_length, max_tokens: .* a text",
+        ),
     ],
     ids=str,
 )
@@ -183,6 +212,7 @@ def test_likelihoods_are_those_of_single_forward_passes(folder, questions):
         '{"context": "a", "choices": ["a", "b"], "answer": 2}',
         '{"context": "a", "choices": ["a", "b"], "answer": "C"}',
         '{"context": "a", "choices": ["a", "b"], "answer": true}',
+        '{"context": "a", "choices": ["a", "b"], "answer": 0, "answer": 1}',
         "",
     ],
 )
@@ -190,6 +220,16 @@ def test_a_wrong_question_is_bad_input(folder, tmp_path, line):
     (tmp_path / "q.jsonl").write_text(line)
     with pytest.raises(mw.InputError, match=r"q.jsonl:1|no question"):
         mw.evaluate(folder, choices=tmp_path / "q.jsonl")
+
+
+def test_keys_of_questions_that_are_not_used_are_noted(folder, tmp_path):
+    line = json.dumps(
+        {"context": "a\u2028b", "choices": ["c", "d"], "answer": 0, "passage": "e"}, ensure_ascii=False
+    )
+    (tmp_path / "q.jsonl").write_text(f"{line}\n{line}\n")
+    done = mw.evaluate(folder, choices=tmp_path / "q.jsonl")
+    assert done.choices["num_questions"] == 2
+    assert done.notes == ("keys of questions that are not used: passage (2)",)
 
 
 TASK = """

@@ -11,11 +11,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 pytest.importorskip("tokenizers")
 
-from tests.tiny_folders import END, TEMPLATE, change, tiny_checkpoint, tiny_folder
+from tests.tiny_folders import END, TEMPLATE, change, tiny_checkpoint, tiny_folder, tiny_run
 
 import meshwright as mw
 from meshwright.engines.exporting import export_saved
+from meshwright.training import checkpoints
 from meshwright.training.checkpoints import SavedCheckpoint
+from meshwright.training.run_identity import IDENTITY, as_document, new_identity, write_identity
+from meshwright.training.telemetry import resolved as resolved_run
 
 PROMPTS = ["Once upon a time", "né 漢字", "x"]
 
@@ -93,6 +96,35 @@ def test_a_run_folder_means_its_newest_checkpoint(tmp_path):
     path = tiny_checkpoint(tmp_path / "saved")
     run = results_of(tmp_path, train={"checkpoint": {"folder": str(tmp_path / "saved")}})
     assert texts(run) == texts(path)
+
+
+def test_a_run_that_was_moved_with_its_checkpoints_is_found(tmp_path):
+    place = tmp_path / "before"
+    tiny_checkpoint(place / "saved")
+    run = results_of(place, train={"checkpoint": {"folder": str(place / "saved")}})
+    write_identity(run / IDENTITY, new_identity(tiny_run(), plan=None, results=run, fingerprints={}))
+    expected = texts(run)
+    moved = place.rename(tmp_path / "after")
+    assert texts(moved / "run") == expected
+
+
+def test_the_resolved_run_names_its_checkpoints_for_other_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tiny_run("train.checkpoint={folder: saved}")
+    assert run.plan is not None
+    assert resolved_run(run, plan=run.plan)["train"]["checkpoint"]["folder"] == str(tmp_path / "saved")
+
+
+def test_the_checkpoint_of_another_run_of_the_same_name_is_refused(tmp_path):
+    ours, theirs = (
+        new_identity(tiny_run(), plan=None, results=tmp_path / "run", fingerprints={}) for _ in range(2)
+    )
+    about = {"run": "tiny", "identity": as_document(theirs)}
+    checkpoints.save({"a": torch.zeros(1)}, folder=tmp_path / "saved", step=3, about=about, keep=None)
+    run = results_of(tmp_path, train={"checkpoint": {"folder": str(tmp_path / "saved")}})
+    write_identity(run / IDENTITY, ours)
+    with pytest.raises(mw.InputError, match="is of another run"):
+        mw.generate(run, "x")
 
 
 @pytest.mark.parametrize(

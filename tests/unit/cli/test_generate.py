@@ -63,9 +63,26 @@ def test_prompts_of_a_file(meshwright, folder, tmp_path):
     assert [c["prompt"] for c in found["completions"]] == ["one", "two"]
 
 
+def test_only_line_ends_divide_prompts_and_unused_keys_are_noted(meshwright, folder, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a\u2028b", "id": 1}\n{"text": "c", "id": 2}\n')
+    done = meshwright("generate", folder, "--prompts", tmp_path / "p.jsonl", "--max-tokens", 2, "--json")
+    assert [c["prompt"] for c in done.json["completions"]] == ["a\u2028b", "c"]
+    assert "that are not used: id (2)" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        (
+            "p.jsonl",
+            b'{"messages": [{"role": "user", "content": "x"}], "tools": [{}]}',
+            "p.jsonl:1: not supported",
+        ),
+        (
+            "p.jsonl",
+            b'{"prompt": "a", "prompt": "b"}',
+            "p.jsonl:1: not JSON: the key 'prompt' is there twice",
+        ),
         ("p.jsonl", b'"x"\n{"prompt": 3}\n', "p.jsonl:2: prompt: got 'int'"),
         ("p.jsonl", b"{", "p.jsonl:1: not JSON"),
         ("p.jsonl", b"[1]", "p.jsonl:1: not a prompt"),

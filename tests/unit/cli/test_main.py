@@ -1,3 +1,4 @@
+import os
 import shlex
 import subprocess
 import sys
@@ -179,6 +180,17 @@ def test_a_closed_pipe_is_quiet():
     )  # fmt: skip
     assert done.stderr == ""
     assert done.returncode in (0, main.EXIT_BROKEN_PIPE)  # 0 if the pipe took all of it before `true` left
+
+
+@pytest.mark.parametrize("args", [("--help",), ("catalog", "models")], ids=["text", "table"])
+def test_a_pipe_that_was_closed_before_has_its_exit_code(args):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "meshwright", *args], stdout=write_end, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (main.EXIT_BROKEN_PIPE, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from meshwright.errors import InputError
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.run import Data, Run
+from meshwright.training.data.source import absolute_source
 from meshwright.training.data.tokenizer import Tokenizer
 from meshwright.training.weights import Origin
 
@@ -27,6 +28,7 @@ class Content:
     weights_fingerprint: str | None
     sequence_length: int | None = None  # tokens; None in old manifests, which lack the data as well
     data: Data | None = None  # with absolute paths
+    holds_out: bool | None = None  # validation is on documents held out of the source; None in old manifests
     tokenizer_fingerprint: str | None = None  # None: unknown, or training has no tokenizer
 
 
@@ -41,17 +43,19 @@ def content(run: Run, *, weights: Origin | None, tokenizer: Tokenizer | None = N
         sequence_length=run.sequence_length,
         data=replace(
             run.data,
-            source=_absolute(run.data.source),
-            tokenizer=run.data.tokenizer and _absolute(run.data.tokenizer),
+            source=absolute_source(run.data.source),
+            tokenizer=run.data.tokenizer and absolute_source(run.data.tokenizer),
+            validation=_absolute_validation(run.data),
         ),
+        holds_out=run.train.evaluate is not None and not run.data.validation_sources,
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
     )
 
 
-def _absolute(name: str) -> str:
-    """The absolute path of an existing file or folder, so that it is found from other folders; any other name as is."""
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() else name
+def _absolute_validation(data: Data) -> str | Mapping[str, str] | None:
+    if isinstance(data.validation, Mapping):
+        return {name: absolute_source(place) for name, place in data.validation.items()}
+    return data.validation and absolute_source(data.validation)
 
 
 def origin_of(manifest: Mapping[str, Any]) -> Origin | None:

@@ -15,18 +15,24 @@ _SPACE = " \t\n\r"
 
 def json_lines(stream: TextIO, *, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """One object a line, with its place; empty lines are skipped. Raises InputError at the first other line."""
+    for where, record in json_line_values(stream, name=name):
+        if not isinstance(record, dict):
+            hint = "name the file .json if it is one array" if isinstance(record, list) else None
+            raise InputError(f"{where}: a line is one JSON object", got=type(record).__name__, hint=hint)
+        yield where, record
+
+
+def json_line_values(stream: TextIO, *, name: str) -> Iterator[tuple[str, Any]]:
+    """One JSON value a line, with its place; empty lines are skipped. Raises InputError at the first other line."""
     for number, line in enumerate(stream, start=1):
         if not line.strip():
             continue
         where = f"{name}:{number}"
         try:
-            record = _DECODER.decode(line.strip(_SPACE))
+            value = _DECODER.decode(line.strip(_SPACE))
         except (ValueError, RecursionError) as error:
             raise InputError(f"{where}: not JSON: {error}") from error
-        if not isinstance(record, dict):
-            hint = "name the file .json if it is one array" if isinstance(record, list) else None
-            raise InputError(f"{where}: a line is one JSON object", got=type(record).__name__, hint=hint)
-        yield where, record
+        yield where, value
 
 
 def json_values(stream: TextIO, *, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

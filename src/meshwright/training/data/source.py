@@ -48,6 +48,7 @@ _EXCLUDED_FOLDERS = {
     "encodings",
     "pydoc_data",
 }
+_GLOB_MARKS = "*?["
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _RECORD_OPTIONS = ("text", "format", "answers")
 _HUB_OPTIONS = ("config", "split", *_RECORD_OPTIONS)
@@ -106,6 +107,20 @@ def is_from_hub(name: str) -> bool:
     path = Path(place).expanduser()
     is_here = place == PYTHON_STDLIB or path.exists() or _indexed_prefix(path) is not None
     return not is_here and not _looks_like_path(place) and _HUB_NAME.fullmatch(place) is not None
+
+
+def absolute_source(name: str) -> str:
+    """The name with an absolute path, so that it is found from other folders; the name of no file or glob as it is."""
+    try:
+        place, _ = _split(name)
+        path = Path(place).expanduser()
+        is_glob = any(mark in place for mark in _GLOB_MARKS) and not path.is_absolute()
+        if path.exists():
+            return f"{path.resolve()}{name[len(place) :]}"
+        is_here = _indexed_prefix(path) is not None or (is_glob and any(Path().glob(str(path))))
+        return f"{path.absolute()}{name[len(place) :]}" if is_here else name
+    except (OSError, ValueError):  # an invalid name or pattern
+        return name
 
 
 def _open(name: str, cache: Path) -> DocumentSource | TokenFiles:
@@ -184,7 +199,7 @@ def _files(path: Path) -> _Found:
         return _Found(files=(path,))
     if path.is_dir():
         found = [f for f in path.rglob("*") if f.is_file() and not _is_hidden(f.relative_to(path))]
-    elif any(mark in str(path) for mark in "*?["):
+    elif any(mark in str(path) for mark in _GLOB_MARKS):
         anchor = Path(path.anchor)
         pattern = str(path.relative_to(anchor)) if path.is_absolute() else str(path)
         found = [f for f in anchor.glob(pattern) if f.is_file()]

@@ -10,14 +10,15 @@ standard error is that of a mean. A context begins with the start token, where t
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.training.data.json_stream import json_lines
 from meshwright.training.data.tokenizer import Tokenizer
 from meshwright.training.evaluation.losses import Row, losses_of
 from meshwright.training.labels import IGNORED_LABEL
@@ -34,29 +35,24 @@ class Question:
     context: str
     choices: tuple[str, ...]
     answer: int
+    unused_keys: tuple[str, ...] = ()  # of its line
 
 
 def read_questions(path: Path) -> list[Question]:
     """The questions of a JSONL file. Raises InputError with file and line for what is not one."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        with path.open(encoding="utf-8-sig") as file:
+            found = [_question(record, where=where) for where, record in json_lines(file, name=str(path))]
     except OSError as error:
         raise InputError(f"cannot read the questions: {error.strerror or error}", got=str(path)) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8") from error
-    found = [_question(line, where=f"{path}:{n}") for n, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise InputError("the file has no question", got=str(path))
     return found
 
 
-def _question(line: str, *, where: str) -> Question:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise InputError(f"{where}: a line is one JSON object", got=type(record).__name__)
+def _question(record: Mapping[str, Any], *, where: str) -> Question:
     names = [key for key in CONTEXT_KEYS if key in record]
     if len(names) != 1 or not isinstance(record[names[0]], str):
         raise InputError(
@@ -73,6 +69,7 @@ def _question(line: str, *, where: str) -> Question:
         context=record[names[0]],
         choices=tuple(choices),
         answer=_answer(record.get("answer"), choices, where=where),
+        unused_keys=tuple(key for key in record if key not in (names[0], "choices", "answer")),
     )
 
 
@@ -172,6 +169,7 @@ def evaluate_choices(
         "accuracy_normalized": sum(right_normalized) / len(right_normalized),
         "accuracy_normalized_standard_error": error_of_mean(right_normalized),
         "num_cut": sum(each.is_cut for each in found),
+        "unused_keys": dict(Counter(key for question in questions for key in question.unused_keys)),
         "questions": rows,
     }
 

@@ -68,6 +68,11 @@ def open_texts(trained: TrainedModel, source: str | None) -> list[Text]:
         )  # fmt: skip
     if sources := data.validation_sources:
         return [_open(trained, name) for name in sources.values()]
+    if trained.holds_out is False:
+        raise InputError(
+            "the training held no documents out, and has no validation data", got=trained.name,
+            hint="name a source after the model; train.evaluate holds documents out of the next training",
+        )  # fmt: skip
     return [_open(trained, data.source, is_held_out=True)]
 
 

@@ -6,7 +6,7 @@ A prompt file has a prompt a line. In JSON lines (`.jsonl`, `.ndjson`) a line is
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.specs.generation import GenerationEnding
+from meshwright.training.data.json_stream import json_line_values
 from meshwright.training.data.tokenizer import Tokenizer
 
 DEFAULT_TOKENS = 256
@@ -25,33 +26,42 @@ Request = str | Messages
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _KEYS = ("prompt", "text", "messages")
+_OF_TEMPLATES = ("system", "tools", "functions", "chat_template_kwargs", "documents")
+"""Keys that would change the text of the prompt."""
 _MARK = "MESHWRIGHT"
 
 
-def read_requests(path: Path) -> list[Request]:
+@dataclass(frozen=True, kw_only=True)
+class PromptFile:
+    """The prompts of a file, and notes on what of it is not used."""
+
+    requests: Sequence[Request]
+    notes: tuple[str, ...] = ()
+
+
+def read_requests(path: Path) -> PromptFile:
     """The prompts of a file. Raises InputError with file and line for what is not one."""
+    unused: Counter[str] = Counter()
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        with path.open(encoding="utf-8-sig") as file:
+            if path.suffix.lower() in _JSON_LINES:
+                values = json_line_values(file, name=str(path))
+                found = [_request(value, where=where, unused=unused) for where, value in values]
+            else:
+                found = [line.removesuffix("\n") for line in file if line.strip()]
     except OSError as error:
         raise InputError(f"cannot read the prompts: {error.strerror or error}", got=str(path)) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8", got=f"byte {error.object[error.start]:#04x}") from error
-    is_json = path.suffix.lower() in _JSON_LINES
-    found = [
-        _request(line, where=f"{path}:{number}") if is_json else line
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
     if not found:
         raise InputError("the file has no prompt", got=str(path))
-    return found
+    listed = ", ".join(f"{key} ({number:,})" for key, number in unused.items())
+    return PromptFile(
+        requests=found, notes=(f"keys of {path} that are not used: {listed}",) if unused else ()
+    )
 
 
-def _request(line: str, *, where: str) -> Request:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: not JSON: {error}") from error
+def _request(record: object, *, where: str, unused: Counter[str]) -> Request:
     if isinstance(record, str):
         return record
     names = [key for key in _KEYS if isinstance(record, dict) and key in record]
@@ -60,6 +70,13 @@ def _request(line: str, *, where: str) -> Request:
         raise InputError(
             f"{where}: not a prompt", got=got or "no keys", allowed=f"text, or one of {', '.join(_KEYS)}"
         )
+    assert isinstance(record, dict)
+    if changing := [key for key in _OF_TEMPLATES if record.get(key)]:
+        raise InputError(
+            f"{where}: not supported in a prompt", got=", ".join(changing), allowed=", ".join(_KEYS),
+            hint="a system message may be the first of messages",
+        )  # fmt: skip
+    unused.update(key for key in record if key != names[0])
     value = record[names[0]]
     is_list = isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
     if not (is_list if names[0] == "messages" else isinstance(value, str)):
