@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,15 @@ def show_record(record: Record, *, folder: Path, page: Path | None, as_json: boo
         note(caution)
 
 
+def _rows_of_sources(sources: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, str]]:
+    """What was read of each source of a mixture."""
+    return [
+        (f"data, {name}", f"{100 * s['share']:.1f} % of samples, {s['num_epochs']:.2f} epochs", "")
+        for name, s in sources.items()
+        if len(sources) > 1
+    ]
+
+
 def _rows(record: Record) -> list[tuple[str, str, str]]:
     s, predicted = record.statistics, record.predicted or {}
 
@@ -93,6 +103,7 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
         (f"validation loss, {name}", f"{loss:.3f}", "")
         for name, loss in (s.get("validation_losses") or {}).items()
     ]
+    rows += _rows_of_sources(s.get("data_progress") or {})
     if target := s["target"]:
         when = f"step {target['steps']:,}, {format_seconds(target['seconds'])}"
         rows.append((f"loss {target['loss']:g} reached", when, ""))

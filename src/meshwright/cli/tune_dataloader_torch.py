@@ -74,7 +74,7 @@ class LoaderTuning:
         """The JSON document. `target`: the file that was written, if any."""
         return {
             "run": self.run.name,
-            "source": self.run.data.source,
+            "source": self.run.data.source_text,
             "plan": self.plan.describe(),
             "cores": self.num_cores,
             "processes": self.processes,

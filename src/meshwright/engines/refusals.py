@@ -152,7 +152,7 @@ def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsu
 
 def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
     """Evaluation of a run on synthetic data."""
-    if run.train.evaluate is not None and run.data.source == "synthetic" and run.data.validation is None:
+    if run.train.evaluate is not None and run.data.is_synthetic and run.data.validation is None:
         yield Unsupported(key="train.evaluate", reason="random tokens have no validation data")
 
 
@@ -161,7 +161,7 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
     loader processes, rollbacks, lines of progress, the best checkpoint, patience, and a target loss unless the engine
     supports it too (`has_target`).
     """
-    if len(run.data.validation_sources) > 1:
+    if len(run.data.validation_names) > 1 and (run.data.validation or run.train.evaluate):
         yield Unsupported(key="data.validation", reason="the engine validates on one source: name one")
     if run.optimizer.name != "adamw":
         yield Unsupported(

@@ -26,7 +26,7 @@ from meshwright.units import MAX_DIGITS
 
 MAX_BYTES = 64 * 1024
 MAX_VALUES = 10_000
-TEXTS_OR_MAPPINGS = ("cluster", "parallel", "parallel.recompute", "data.validation")
+TEXTS_OR_MAPPINGS = ("cluster", "parallel", "parallel.recompute", "data.source", "data.validation")
 """Keys that are text or mappings."""
 MAX_DEPTH = 20
 

@@ -62,6 +62,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     stack = problems.attempt("stack.framework", _stack, file)
     train = problems.attempt("train", _train, file)
     micro = problems.attempt("batch", _micro, file)
+    data = problems.attempt("data", _data, file.data)
     for key, hint in foreign_keys(file.optimizer):
         message = f"is no setting of {file.optimizer.name}"
         problems.append(RunFileProblem(path=("optimizer", key), message=message, hint=hint))
@@ -70,7 +71,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         plan = problems.attempt("parallel", _plan, file.parallel, micro, model, cluster, global_batch)
     elif micro and global_batch and global_batch % micro:
         problems.attempt("batch", _refuse_batch, global_batch, micro)
-    if problems or not (model and precision and global_batch and stack and train):
+    if problems or not (model and precision and global_batch and stack and train and data):
         raise document.error(problems)
     return specs.Run(
         name=file.name or name,
@@ -93,7 +94,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         objective=file.objective,
         costs=same_fields(specs.Costs, file.costs),
         optimizer=resolve_optimizer(file.optimizer),
-        data=same_fields(specs.Data, file.data),
+        data=data,
         train=train,
         source=document.file,
         text=document.text,
@@ -263,7 +264,7 @@ def _train(file: schema.RunFile) -> specs.Train:
     if train.steps is not None and warmup > train.steps:
         raise BelowError("steps", f"is less than optimizer.warmup_steps ({warmup})", got=train.steps)
     if train.evaluate is not None:
-        _require_source(train.evaluate.best_by, file.data.validation)
+        _require_source(train.evaluate.best_by, same_fields(specs.Data, file.data))
     if train.checkpoint is not None and train.checkpoint.keep_best and train.evaluate is None:
         hint = "set train.evaluate, whose validation loss decides"
         raise BelowError("checkpoint.keep_best", "is set, but nothing is evaluated", hint=hint)
@@ -288,9 +289,20 @@ def _train(file: schema.RunFile) -> specs.Train:
     )
 
 
-def _require_source(name: str, validation: str | dict[str, str] | None) -> None:
+def _data(section: schema.DataSection) -> specs.Data:
+    data = same_fields(specs.Data, section)
+    if isinstance(section.source, str):
+        return data
+    sources = {name: same_fields(specs.WeightedSource, source) for name, source in section.source.items()}
+    for name, source in sources.items():
+        if source.path == specs.SYNTHETIC:
+            raise BelowError(f"source.{name}", "random tokens are no part of a mixture", got=source.path)
+    return replace(data, source=sources)
+
+
+def _require_source(name: str, data: specs.Data) -> None:
     """Refuse a name of `train.evaluate.best_by` that no validation source has."""
-    names = [specs.MEAN, *(validation if isinstance(validation, dict) else [specs.VALIDATION])]
+    names = [specs.MEAN, *data.validation_names]
     if name not in names:
         raise BelowError("evaluate.best_by", "is no validation source", got=name, allowed=", ".join(names))
 

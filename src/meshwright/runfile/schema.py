@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic.fields import FieldInfo
@@ -32,6 +32,7 @@ from meshwright.specs.run import (
     MEAN,
     MTP_LOSS_WEIGHT,
     NATIVE,
+    SYNTHETIC,
     LearningRateAdjustment,
     LearningRateSchedule,
     Objective,
@@ -75,6 +76,10 @@ def _source_name(name: str) -> str:
     if _SOURCE_NAME.fullmatch(name) is None or name == MEAN:
         raise ValueError(f"a source's name has letters, digits, _ and -, and is not {MEAN}")
     return name
+
+
+def _source(value: object) -> object:
+    return {"path": value} if isinstance(value, str) else value
 
 
 def _kind(value: object) -> str:
@@ -229,10 +234,25 @@ class InlineLora(RunFileSection):
     base_format: Annotated[BaseFormat, _Lax] = BaseFormat.FULL
 
 
+class SourceSection(RunFileSection):
+    """A training source of a mixture."""
+
+    path: Text
+    weight: Positive = 1.0
+
+
 class DataSection(RunFileSection):
     """Source of the tokens, and the length of a sequence."""
 
-    source: Text = "synthetic"
+    source: Annotated[
+        Annotated[Text, _Word]
+        | Annotated[
+            dict[SourceName, Annotated[SourceSection, BeforeValidator(_source)]],
+            Field(min_length=1, max_length=64),
+            _Mapping,
+        ],
+        Discriminator(_kind),
+    ] = SYNTHETIC
     tokenizer: Text | None = None
     validation: (
         Annotated[
@@ -426,12 +446,14 @@ def known_keys(path: tuple[str | int, ...]) -> list[str]:
 def _fields(section: type[RunFileSection], above: str) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
         yield above + name, field
-        for below in _sections(field.annotation):
-            yield from _fields(below, f"{above}{name}.")
+        for below, path in _sections(field.annotation, f"{above}{name}."):
+            yield from _fields(below, path)
 
 
-def _sections(annotation: Any) -> Iterator[type[RunFileSection]]:
+def _sections(annotation: Any, above: str) -> Iterator[tuple[type[RunFileSection], str]]:
+    """The sections of a key, and where they are; those of a mapping are below a `NAME` of the user's."""
     if isinstance(annotation, type) and issubclass(annotation, RunFileSection):
-        yield annotation
+        yield annotation, above
+    is_mapping = get_origin(annotation) is dict
     for part in get_args(annotation):
-        yield from _sections(part)
+        yield from _sections(part, f"{above}NAME." if is_mapping else above)

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from meshwright.specs.hardware import Cluster, Stack
@@ -102,14 +102,59 @@ MEAN = "mean"
 """The loss over the labels of all validation sources."""
 
 
+SYNTHETIC = "synthetic"
+"""Random tokens as a source."""
+
+TRAINING = "training"
+"""Name of the only training source of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedSource:
+    """A training source of a mixture."""
+
+    path: str  # a data set's name or path
+    weight: float = 1.0  # its share of the samples is this over the sum of weights
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Data sets and tokenizer."""
 
-    source: str = "synthetic"  # a data set's name or path; synthetic: random tokens
+    source: str | Mapping[str, WeightedSource] = SYNTHETIC  # a data set's name or path, or several by name
     tokenizer: str | None = None  # None: the model's own
     validation: str | Mapping[str, str] | None = None  # a source for `train.evaluate`, or several by name
     workers: int | None = None  # threads of a process that read ahead; None: found in the first steps
+
+    @property
+    def is_synthetic(self) -> bool:
+        """True if training reads random tokens."""
+        return self.source == SYNTHETIC
+
+    @property
+    def sources(self) -> Mapping[str, WeightedSource]:
+        """Training sources by name, sorted."""
+        if isinstance(self.source, str):
+            return {TRAINING: WeightedSource(path=self.source)}
+        return dict(sorted(self.source.items()))
+
+    @property
+    def source_text(self) -> str:
+        """The training sources in one line.
+
+        >>> Data(source={"web": WeightedSource(path="a.jsonl", weight=3), "code": WeightedSource(path="b")}).source_text
+        'code=b*1, web=a.jsonl*3'
+        """
+        if isinstance(self.source, str):
+            return self.source
+        return ", ".join(f"{name}={source.path}*{source.weight:g}" for name, source in self.sources.items())
+
+    @property
+    def validation_names(self) -> tuple[str, ...]:
+        """Names of the validation losses: without validation sources one for each training source it is held out of."""
+        if self.validation is not None:
+            return tuple(self.validation_sources)
+        return (VALIDATION,) if isinstance(self.source, str) else tuple(self.sources)
 
     @property
     def validation_sources(self) -> Mapping[str, str]:
@@ -117,6 +162,14 @@ class Data:
         if self.validation is None:
             return {}
         return {VALIDATION: self.validation} if isinstance(self.validation, str) else self.validation
+
+
+def with_absolute_paths(data: Data, absolute: Callable[[str], str]) -> Data:
+    """`data` with the places of its training sources as `absolute` writes them."""
+    if isinstance(data.source, str):
+        return replace(data, source=absolute(data.source))
+    sources = {name: replace(source, path=absolute(source.path)) for name, source in data.sources.items()}
+    return replace(data, source=sources)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import default_cache
 from meshwright.training.checkpoints import Content
 from meshwright.training.data import open_tokenizer
-from meshwright.training.data.source import SYNTHETIC, open_source
+from meshwright.training.data.corpus import text_of
+from meshwright.training.data.source import open_source
 from meshwright.training.data.tokenizer import Tokenizer, tokenizer_from_path
 from meshwright.training.data.tokenizer_files import TOKENIZER_FILES, copy_files, write_tokenizer
 from meshwright.training.weights import find_description, fingerprint
@@ -79,14 +80,16 @@ def find_tokenizer(content: Content) -> tuple[Tokenizer | None, tuple[str, ...]]
     data = content.data
     if data is None:
         return None, ("an old checkpoint does not name its tokenizer and its sequence length",)
-    if data.source == SYNTHETIC or data.tokenizer is None:
+    if data.is_synthetic or data.tokenizer is None:
         return None, ("the run has no tokenizer",) if content.weights is None else ()
     instead = (
         "none is written" if content.weights is None else "that of the weights is written, if there is one"
     )
     cache = default_cache()
     try:
-        source = open_source(data.source, cache=cache) if data.tokenizer.startswith("bpe:") else None
+        is_trained = data.tokenizer.startswith("bpe:")
+        places = [source.path for source in data.sources.values()] if is_trained else []
+        source = text_of(open_source(place, cache=cache) for place in places)
         tokenizer = open_tokenizer(data.tokenizer, source=source, cache=cache)
     except MeshwrightError as error:
         return None, (f"the tokenizer {data.tokenizer} is not found; {instead}: {error}",)

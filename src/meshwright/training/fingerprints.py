@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from meshwright.specs.run import Run
-from meshwright.training.data.source import SYNTHETIC, TokenFiles, is_from_hub, open_source
+from meshwright.specs.run import SYNTHETIC, Run
+from meshwright.training.data.source import TokenFiles, is_from_hub, open_source
 from meshwright.training.data.tokenizer import ByteTokenizer, tokenizer_from_path
 
 SAMPLE_BYTES = 2**16
@@ -24,11 +24,20 @@ def fingerprints(run: Run) -> dict[str, str | None]:
 
 
 def data_fingerprint(run: Run) -> str | None:
-    """Fingerprint of `data.source`; None for a data set of the Hugging Face hub, whose name is compared.
+    """Fingerprint of `data.source`; None with a data set of the Hugging Face hub, whose name is compared.
 
+    That of a mixture has the names and weights of its sources in it: both decide the order of the samples.
     Raises InputError where the data is absent.
     """
-    name = run.data.source
+    if isinstance(run.data.source, str):
+        return _of_source(run.data.source)
+    of_sources = [(name, source.weight, _of_source(source.path)) for name, source in run.data.sources.items()]
+    if any(digest is None for _, _, digest in of_sources):
+        return None
+    return hashlib.sha256(repr(of_sources).encode()).hexdigest()
+
+
+def _of_source(name: str) -> str | None:
     if name == SYNTHETIC or is_from_hub(name):
         return None
     source = open_source(name)

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, with_absolute_paths
 
 IDENTITY = "identity.json"
 BRANCH = "branched_from.json"  # in a folder of weights: the checkpoint they are from
@@ -108,11 +108,11 @@ def settings_of(run: Run, *, plan: Plan | None) -> dict[str, Any]:
     for old, new in _RENAMED.items():
         section, _, key = new.partition(".")
         values[section] = {**(values.get(section) or {}), key: values.pop(old)}
-    values["data"]["source"] = _absolute(run.data.source)
+    values["data"]["source"] = with_absolute_paths(run.data, _absolute).source_text
     values["data"]["tokenizer"] = run.data.tokenizer and _absolute(run.data.tokenizer)
     # Whether documents are held out decides what is trained on, and in which order.
     holds_out = run.train.evaluate is not None and not run.data.validation_sources
-    values["data"]["holds_out_validation"] = holds_out and run.data.source != "synthetic"
+    values["data"]["holds_out_validation"] = holds_out and not run.data.is_synthetic
     values["weights"] = run.weights and _absolute(run.weights)
     if plan is not None:
         values["parallel"] = plan.describe()

@@ -274,6 +274,7 @@ def test_every_batch_of_answers_has_a_label_and_the_rest_is_counted(run: Run, tm
     assert all((s.labels_T >= 0).sum() == 4 for s in samples)
     positions = 20 * corpus.train.sequence_length
     assert corpus.usage == {
+        "sources": {},
         "training": {
             "num_documents": 80,
             "num_cut": 60,
@@ -298,7 +299,7 @@ def test_the_label_ratio_of_a_stream_is_that_of_its_samples(run: Run, text: Path
     )
     assert corpus.validation is not None
     held_out = corpus.validation_usages["validation"]
-    for samples, usage in ((corpus.train, corpus.train_usage), (corpus.validation, held_out)):
+    for samples, usage in ((corpus.train, corpus.train_usages["training"]), (corpus.validation, held_out)):
         labels = sum(int((samples.sample(n).labels_T >= 0).sum()) for n in range(samples.num_samples))
         assert usage is not None
         assert usage.label_ratio == labels / (samples.num_samples * samples.sequence_length) < 1

@@ -28,7 +28,9 @@ OPEN = {
     "profile.communication",
 }
 OPEN |= {
+    "statistics.data_usage.sources",
     "statistics.data_usage.validation",
+    "statistics.data_progress",
     "statistics.data_workers.training",
     "statistics.data_workers.validation",
 }

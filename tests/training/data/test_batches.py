@@ -55,7 +55,7 @@ def test_every_epoch_sees_every_sample_once_in_another_order(samples: Samples) -
     epochs = [[n for step in range(5 * e, 5 * e + 5) for n in batches.sample_numbers(step)] for e in range(3)]
     assert all(sorted(epoch) == list(range(25)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-    assert batches.epoch_of(5) == 1.0
+    assert batches.progress(5)["training"].num_epochs == 1.0
 
 
 def test_resuming_at_any_step_equals_never_having_stopped(samples: Samples) -> None:

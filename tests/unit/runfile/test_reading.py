@@ -383,3 +383,34 @@ def test_validation_sources_have_names() -> None:
 )
 def test_validation_sources_that_cannot_be(overrides: list[str], words: str) -> None:
     assert words in error_of(*overrides)
+
+
+def test_training_sources_have_names_and_weights() -> None:
+    given = "data.source={web: {path: a.jsonl, weight: 3}, code: src}"
+    run = runfile.loads(LLAMA, overrides=[given, "train.evaluate={best_by: code}"])
+    assert run.data.source_text == "code=src*1, web=a.jsonl*3"
+    assert run.data.validation_names == ("code", "web")
+    assert (
+        runfile.loads(LLAMA, overrides=[given, "data.source.web.weight=2.5"]).data.sources["web"].weight
+        == 2.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.source={}"], "data.source"),
+        (["data.source={mean: a}"], "is not mean"),
+        (["data.source={a: {weight: 2}}"], "data.source.a.path"),
+        (["data.source={a: {path: x, weight: 0}}"], "data.source.a.weight"),
+        (["data.source={a: {path: x, weight: -1}}"], "data.source.a.weight"),
+        (["data.source={a: {path: x, weight: .inf}}"], "data.source.a.weight"),
+        (["data.source={a: {path: x, wieght: 1}}"], "wieght"),
+        (["data.source={a: 7}"], "data.source.a"),
+        (["data.source=[a]"], "data.source"),
+        (["data.source={a: synthetic}"], "random tokens are no part of a mixture"),
+        (["data.source={a: x, b: y}", "train.evaluate={best_by: c}"], "got 'c', allowed: mean, a, b"),
+    ],
+)
+def test_training_sources_that_cannot_be(overrides: list[str], words: str) -> None:
+    assert words in error_of(*overrides)

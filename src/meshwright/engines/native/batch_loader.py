@@ -12,6 +12,7 @@ from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.specs.run import Run
 from meshwright.training.data import Batch, Batches, Corpus, ReadAhead, Tokenizer, WorkerChoice, open_data
+from meshwright.training.data.mixture import SourceProgress
 from meshwright.training.data.tokenization import Report
 
 PROMPT_TOKENS = 8
@@ -36,6 +37,7 @@ class BatchLoader:
             name: replace(self.batches, samples=samples, is_shuffled=False, is_once=True)
             for name, samples in corpus.validations.items()
         }
+        self.num_read = 0  # global batches, from the first of the run on
         evaluate = run.train.evaluate
         self._training = ReadAhead(self.batches.at, num_workers=run.data.workers)
         self.num_validation_batches: dict[str, int] = {}
@@ -53,11 +55,16 @@ class BatchLoader:
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """This process's part of the batch of `step`; consecutive steps are prefetched."""
+        self.num_read = step + 1
         return self._on_device(self._training.at(step))
 
     def validation_batch(self, name: str, index: int) -> dict[str, Tensor]:
         """This process's part of batch `index` of a validation source: the same samples in every evaluation."""
         return self._on_device(self._validation[name].at(index))
+
+    def progress(self) -> dict[str, SourceProgress]:
+        """What was read of each training source, up to the last batch; in a resumed run from its first step on."""
+        return self.batches.progress(self.num_read)
 
     def workers(self) -> dict[str, WorkerChoice | None]:
         """Number of reader threads with its measurement; None where too few batches were read to choose."""

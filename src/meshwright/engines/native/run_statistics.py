@@ -86,6 +86,7 @@ def run_statistics(
         "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
         "data_workers": {what: choice and asdict(choice) for what, choice in loader.workers().items()},
         "data_usage": loader.usage,
+        "data_progress": {name: asdict(source) for name, source in loader.progress().items()},
         "num_checkpoints": 0 if saver is None else saver.num_saved,
         "checkpoint_stall_s": None if saver is None else sum(saver.stalls.seconds),
     }

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from meshwright.errors import InputError
 from meshwright.specs.model import Lora, Model
-from meshwright.specs.run import Data, Run
+from meshwright.specs.run import Data, Run, with_absolute_paths
 from meshwright.training.data.source import absolute_source
 from meshwright.training.data.tokenizer import Tokenizer
 from meshwright.training.weights import Origin
@@ -42,8 +42,7 @@ def content(run: Run, *, weights: Origin | None, tokenizer: Tokenizer | None = N
         weights_fingerprint=weights and weights.fingerprint,
         sequence_length=run.sequence_length,
         data=replace(
-            run.data,
-            source=absolute_source(run.data.source),
+            with_absolute_paths(run.data, absolute_source),
             tokenizer=run.data.tokenizer and absolute_source(run.data.tokenizer),
             validation=_absolute_validation(run.data),
         ),

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from meshwright.errors import InputError
+from meshwright.specs.run import TRAINING
+from meshwright.training.data.mixture import Mixture, SourceProgress
 from meshwright.training.data.packing import Sample, Samples, padding_sample
 from meshwright.training.data.shuffle import Permutation
 from meshwright.training.data.workers import prefetch
@@ -99,14 +101,20 @@ class Batches:
         """Global batches of one epoch, the last one with padding where it is not whole."""
         return -(-self.samples.num_samples // self.global_batch)
 
-    def epoch_of(self, step: int) -> float:
-        """Number of epochs before `step`, with fractions."""
-        return (self.offset + step * self.global_batch) / self.samples.num_samples
+    def progress(self, step: int) -> dict[str, SourceProgress]:
+        """What the steps before `step` read of each source, epochs with fractions."""
+        place = self.offset + step * self.global_batch
+        if isinstance(self.samples, Mixture):
+            return self.samples.progress(place)
+        epochs = place / self.samples.num_samples
+        return {TRAINING: SourceProgress(share=1.0, num_samples=place, num_epochs=epochs)}
 
     def sample_numbers(self, step: int) -> list[int]:
         """Numbers of this rank's samples in `step`; `NO_SAMPLE` is a row of padding."""
         num_rows = self.global_batch // self.data_width
         first = self.offset + step * self.global_batch + self.data_rank * num_rows
+        if isinstance(self.samples, Mixture):
+            return self.samples.numbers(range(first, first + num_rows), seed=self.seed)
         epochs, places = np.divmod(
             np.arange(first, first + num_rows, dtype=np.int64), self.samples.num_samples
         )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import default_cache
-from meshwright.specs.run import NATIVE, VALIDATION, Run
+from meshwright.specs.run import NATIVE, SYNTHETIC, TRAINING, VALIDATION, Data, Run
 from meshwright.training.data.bpe import bpe_tokenizer
+from meshwright.training.data.mixture import Mixture
 from meshwright.training.data.packing import (
     Samples,
     StreamSamples,
@@ -20,7 +21,7 @@ from meshwright.training.data.packing import (
     stream_samples,
     whole_samples,
 )
-from meshwright.training.data.source import SYNTHETIC, DocumentSource, TokenFiles, is_from_hub, open_source
+from meshwright.training.data.source import DocumentSource, TokenFiles, in_turns, is_from_hub, open_source
 from meshwright.training.data.split import Extents, everything, hold_out
 from meshwright.training.data.store import TokenStore, open_store
 from meshwright.training.data.token_range import require_vocab
@@ -44,7 +45,7 @@ class Corpus:
     ]  # by name; always the same, in the same order. Empty: no validation loss
     tokenizer: Tokenizer | None  # None: the data is tokens already, or random ones
     num_tokens: int | None  # of the training part; None: endless
-    train_usage: DataUsage | None = None  # None: random tokens
+    train_usages: Mapping[str, DataUsage] = field(default_factory=dict)  # by source; empty: random tokens
     validation_usages: Mapping[str, DataUsage] = field(default_factory=dict)
     reading_notes: tuple[str, ...] = ()  # formats of records, and what of the sources is not used
 
@@ -56,18 +57,19 @@ class Corpus:
     @property
     def usage(self) -> dict[str, Any]:
         """`statistics.data_usage` of a record."""
-        return usages_as_json(self.train_usage, self.validation_usages)
+        return usages_as_json(self.train_usages, self.validation_usages)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Formats of records, what is cut or has no label, and padding; nothing about a stream of text."""
-        usages = {} if self.train_usage is None else {TRAINING_DATA: self.train_usage}
+        usages = {_training_data(name): usage for name, usage in self.train_usages.items()}
         usages |= {_validation_data(name): usage for name, usage in self.validation_usages.items()}
         lines = (usage.describe(name) for name, usage in usages.items())
         return (*self.reading_notes, *(line for line in lines if line is not None))
 
 
-TRAINING_DATA = "training data"
+def _training_data(name: str) -> str:
+    return "training data" if name == TRAINING else f"training data {name}"
 
 
 def _validation_data(name: str) -> str:
@@ -82,53 +84,92 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
     """
     cache = default_cache() if cache is None else cache
     length, is_evaluated = run.sequence_length, run.train.evaluate is not None
-    if run.data.source == SYNTHETIC:
+    if run.data.is_synthetic:
         _refuse_validation_of_random_tokens(run)
         train = SyntheticSamples(vocab=run.model.vocab, sequence_length=length, seed=run.train.seed)
         held = SyntheticSamples(vocab=run.model.vocab, sequence_length=length, seed=~run.train.seed)
         validations = {VALIDATION: held} if is_evaluated else {}
         return Corpus(train=train, validations=validations, tokenizer=None, num_tokens=None)
 
-    source = open_source(run.data.source, cache=cache)
-    tokenizer = _tokenizer(run, source, cache)
-    store = _tokens(source, tokenizer, cache, report)
-    require_vocab(store, vocab=run.model.vocab, cache=cache)
-    notes = _reading_notes(TRAINING_DATA, source, store)
-    extents, held_out = everything(store), {}
-    if is_evaluated:
-        for name, place in run.data.validation_sources.items():
-            other = open_source(place, cache=cache)
-            other_store = _tokens(other, tokenizer, cache, report)
-            notes += _reading_notes(_validation_data(name), other, other_store)
-            require_vocab(other_store, vocab=run.model.vocab, cache=cache)
-            held_out[name] = _samples(other_store, everything(other_store), length, pads_short=True)
-        if not held_out:
+    sources = {name: open_source(source.path, cache=cache) for name, source in run.data.sources.items()}
+    tokenizer = _tokenizer(run, sources, cache)
+    parts: dict[str, StreamSamples | WholeSamples] = {}
+    held_out: dict[str, StreamSamples | WholeSamples] = {}
+    places = dict(run.data.validation_sources) if is_evaluated else {}
+    notes: tuple[str, ...] = ()
+    num_tokens = 0
+    for name, source in sources.items():
+        store, of_store = _open_store(run, source, tokenizer, cache, report, name=_training_data(name))
+        notes += of_store
+        extents = everything(store)
+        if is_evaluated and not run.data.validation_sources:
             split = hold_out(store, whole_documents=store.is_masked)
-            extents = split.train
-            held_out[VALIDATION] = _samples(store, split.validation, length, pads_short=True)
-    train = _samples(store, extents, length)
-    require_samples(train, name=run.data.source, needed=run.global_batch)
+            extents, held = split.train, name if len(sources) > 1 else VALIDATION
+            held_out[held] = _samples(store, split.validation, length, pads_short=True)
+            places[held] = f"the validation part of {source.name}"
+        parts[name] = _samples(store, extents, length)
+        num_tokens += extents.num_tokens
+        # Of a mixture a source is repeated as its weight asks; alone it fills whole batches.
+        require_samples(parts[name], name=source.name, needed=1 if len(sources) > 1 else run.global_batch)
+    for name, place in run.data.validation_sources.items() if is_evaluated else ():
+        other = open_source(place, cache=cache)
+        store, of_store = _open_store(run, other, tokenizer, cache, report, name=_validation_data(name))
+        notes += of_store
+        held_out[name] = _samples(store, everything(store), length, pads_short=True)
     for name, samples in held_out.items():
-        place = run.data.validation_sources.get(name, f"the validation part of {run.data.source}")
         # Other engines repeat samples to fill a batch, which would count some of them twice.
-        require_samples(samples, name=place, needed=1 if run.engine == NATIVE else run.global_batch)
+        require_samples(samples, name=places[name], needed=1 if run.engine == NATIVE else run.global_batch)
+    train = _mixed(run.data, parts)
+    if isinstance(train, Mixture):
+        notes += tuple(_planned_epochs(run, train))
     return Corpus(
         train=train,
         validations=held_out,
         tokenizer=tokenizer,
-        num_tokens=extents.num_tokens,
-        train_usage=train.usage,
+        num_tokens=num_tokens,
+        train_usages={name: part.usage for name, part in parts.items()},
         validation_usages={name: samples.usage for name, samples in held_out.items()},
         reading_notes=notes,
     )
 
 
+def _mixed(data: Data, parts: Mapping[str, StreamSamples | WholeSamples]) -> Samples:
+    if isinstance(data.source, str):
+        return parts[TRAINING]
+    return Mixture(sources=parts, weights={name: source.weight for name, source in data.sources.items()})
+
+
+def _planned_epochs(run: Run, mixture: Mixture) -> Iterator[str]:
+    """Lines about the share of each source, and how often the run reads it."""
+    for name, source in mixture.progress((run.num_steps or 0) * run.global_batch).items():
+        num_samples = mixture.sources[name].num_samples
+        epochs = (
+            "" if run.num_steps is None else f", {source.num_epochs:.2f} epochs in {run.num_steps:,} steps"
+        )
+        yield f"{_training_data(name)}: {100 * source.share:.1f} % of the samples, {num_samples:,} an epoch{epochs}"
+
+
+def _open_store(
+    run: Run,
+    source: DocumentSource | TokenFiles,
+    tokenizer: Tokenizer | None,
+    cache: Path,
+    report: Report | None,
+    *,
+    name: str,
+) -> tuple[TokenStore, tuple[str, ...]]:
+    """The tokens of a source, all in the model's vocabulary, and notes about its records."""
+    store = _tokens(source, tokenizer, cache, report)
+    require_vocab(store, vocab=run.model.vocab, cache=cache)
+    return store, _reading_notes(name, source, store)
+
+
 def require_sources(run: Run) -> None:
     """Raise InputError if data of `run` that is on this machine is absent. Reads no text and downloads nothing."""
-    if run.data.source == SYNTHETIC:
+    if run.data.is_synthetic:
         _refuse_validation_of_random_tokens(run)
     held_out = run.data.validation_sources.values() if run.train.evaluate else ()
-    for name in (run.data.source, *held_out):
+    for name in (*(source.path for source in run.data.sources.values()), *held_out):
         if name != SYNTHETIC and not is_from_hub(name):
             open_source(name)
 
@@ -163,16 +204,24 @@ def open_tokenizer(name: str, *, source: DocumentSource | TokenFiles | None, cac
     return tokenizer_from_hub(name)
 
 
-def _tokenizer(run: Run, source: DocumentSource | TokenFiles, cache: Path) -> Tokenizer | None:
-    if isinstance(source, TokenFiles) and run.data.tokenizer is None:
+def text_of(sources: Iterable[DocumentSource | TokenFiles]) -> DocumentSource | TokenFiles | None:
+    """The text that `bpe:SIZE` is trained on: all sources of documents in turns; token files where that is all."""
+    every = list(sources)
+    documents = [source for source in every if isinstance(source, DocumentSource)]
+    return in_turns(documents) if documents else next(iter(every), None)
+
+
+def _tokenizer(run: Run, sources: Mapping[str, DocumentSource | TokenFiles], cache: Path) -> Tokenizer | None:
+    text = next((s.name for s in sources.values() if isinstance(s, DocumentSource)), None)
+    if run.data.tokenizer is None and text is None:
         return None
     if run.data.tokenizer is None:
         raise InputError(
-            f"data.tokenizer is missing: {run.data.source} is text",
+            f"data.tokenizer is missing: {text} is text",
             allowed="bytes, bpe:SIZE, a tokenizer.json or its folder, OWNER/NAME[@REVISION] on the Hugging Face hub",
             hint=f"tokenizer: bpe:{run.model.vocab} trains one of the model's size on this text",
         )
-    tokenizer = open_tokenizer(run.data.tokenizer, source=source, cache=cache)
+    tokenizer = open_tokenizer(run.data.tokenizer, source=text_of(sources.values()), cache=cache)
     if tokenizer.vocab > run.model.vocab:
         raise InputError(
             f"the tokenizer {tokenizer.name} has more tokens than the model's vocabulary",

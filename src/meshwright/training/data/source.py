@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,6 @@ from meshwright.training.data.records import (
 )
 
 PYTHON_STDLIB = "python-stdlib"
-SYNTHETIC = "synthetic"
 
 _EXCLUDED_FOLDERS = {
     "site-packages",
@@ -99,6 +98,29 @@ def open_source(name: str, *, cache: Path | None = None) -> DocumentSource | Tok
     except (OSError, ValueError) as error:  # no permission, or an invalid name or pattern
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"cannot open the data: {reason}", got=name[:200]) from error
+
+
+def in_turns(sources: Sequence[DocumentSource]) -> DocumentSource:
+    """One corpus of several: a document of each in turn, until the last one ends."""
+    if len(sources) == 1:
+        return sources[0]
+
+    def read(chat: Chat, counts: RecordCounts) -> Iterator[TextDocument]:
+        left = [source.read(chat, counts) for source in sources]
+        while left:
+            for documents in list(left):
+                document = next(documents, None)
+                if document is None:
+                    left.remove(documents)
+                else:
+                    yield document
+
+    def identify() -> str:
+        return hashlib.sha256("\n".join(source.fingerprint for source in sources).encode()).hexdigest()
+
+    return DocumentSource(
+        name=", ".join(source.name for source in sources), num_bytes=None, read=read, identify=identify
+    )
 
 
 def is_from_hub(name: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import InputError
+from meshwright.specs.run import TRAINING
 from meshwright.training.data.split import Extents
 from meshwright.training.data.store import TokenStore
 
@@ -170,9 +171,11 @@ def require_labels(usage: DataUsage, *, name: str, sequence_length: int) -> None
     )  # fmt: skip
 
 
-def usages_as_json(training: DataUsage | None, validation: Mapping[str, DataUsage]) -> dict[str, Any]:
-    """`statistics.data_usage` of a record; null: random tokens."""
+def usages_as_json(training: Mapping[str, DataUsage], validation: Mapping[str, DataUsage]) -> dict[str, Any]:
+    """`statistics.data_usage` of a record; null: random tokens, or a mixture, whose sources are named."""
+    by_name = {name: asdict(usage) for name, usage in training.items()}
     return {
-        "training": training and asdict(training),
+        "training": by_name.get(TRAINING),
+        "sources": {} if TRAINING in by_name else by_name,
         "validation": {name: asdict(usage) for name, usage in validation.items()},
     }

@@ -20,7 +20,8 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.files import default_cache
-from meshwright.training.data.source import SYNTHETIC, TokenFiles, open_source
+from meshwright.specs.run import SYNTHETIC
+from meshwright.training.data.source import TokenFiles, open_source
 from meshwright.training.data.split import Extents, everything, hold_out
 from meshwright.training.data.store import TokenStore, open_store
 from meshwright.training.data.token_range import require_vocab
@@ -61,7 +62,7 @@ def open_texts(trained: TrainedModel, source: str | None) -> list[Text]:
     if source is not None:
         return [_open(trained, source)]
     data = trained.data
-    if data is None or data.source == SYNTHETIC:
+    if data is None or data.is_synthetic:
         raise InputError(
             "there is nothing to evaluate on", got=trained.name,
             hint="name a source after the model: a file, a folder, python-stdlib, a data set",
@@ -73,7 +74,7 @@ def open_texts(trained: TrainedModel, source: str | None) -> list[Text]:
             "the training held no documents out, and has no validation data", got=trained.name,
             hint="name a source after the model; train.evaluate holds documents out of the next training",
         )  # fmt: skip
-    return [_open(trained, data.source, is_held_out=True)]
+    return [_open(trained, source.path, is_held_out=True) for source in data.sources.values()]
 
 
 def _open(trained: TrainedModel, source: str, *, is_held_out: bool = False) -> Text:

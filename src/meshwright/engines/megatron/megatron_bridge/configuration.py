@@ -190,12 +190,13 @@ def _data(run: Run) -> Settings:
         "eod_mask_loss": False,
         "dataloader_type": "single",
     }
-    if run.data.source == "synthetic":
+    if run.data.is_synthetic:
         return settings
-    return settings | {"data_path": token_files(run) or "???", "split": DEFAULT_SPLIT}
+    files = token_files(run) if isinstance(run.data.source, str) else None  # a blend is the user's to write
+    return settings | {"data_path": files or "???", "split": DEFAULT_SPLIT}
 
 
 def _tokenizer(run: Run) -> Settings:
-    if run.data.source == "synthetic" or token_files(run):
+    if run.data.is_synthetic or token_files(run):
         return {"tokenizer_type": "NullTokenizer", "vocab_size": run.model.vocab}
     return {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "???"}

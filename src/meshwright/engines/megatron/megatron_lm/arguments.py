@@ -106,13 +106,20 @@ def _shape(run: Run) -> list[str]:
 
 
 def _data(run: Run) -> list[str]:
-    if run.data.source == "synthetic":
+    if run.data.is_synthetic:
         return ["--mock-data", "--tokenizer-type NullTokenizer"]
     tokens = token_files(run)
     return [f"--data-path {tokens}", "--tokenizer-type NullTokenizer"] if tokens else []
 
 
 def token_files(run: Run) -> str | None:
-    """Return the path of Megatron's token files without the ending; None: the user must choose the data."""
-    source = run.data.source
-    return source[:-4] if source.endswith((".bin", ".idx")) else None
+    """Return Megatron's token files without the ending; None: the user must choose the data.
+
+    A mixture is a blend: weights and files in turns.
+    """
+    places = [source.path for source in run.data.sources.values()]
+    if not all(place.endswith((".bin", ".idx")) for place in places):
+        return None
+    if isinstance(run.data.source, str):
+        return places[0][:-4]
+    return " ".join(f"{source.weight:g} {source.path[:-4]}" for source in run.data.sources.values())

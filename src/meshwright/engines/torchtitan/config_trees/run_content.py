@@ -7,6 +7,7 @@ named in a note. Notes also name settings that contradict each other.
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def _own_run(settings: TrainerSettings) -> Run | None:
 def _data(settings: TrainerSettings, own: Run | None, notes: list[str]) -> dict[str, Any]:
     length = settings.take("training.seq_len")
     if own is not None:
-        said = {"source": own.data.source, "tokenizer": own.data.tokenizer, "validation": own.data.validation}
+        source = own.data.source if isinstance(own.data.source, str) else asdict(own.data)["source"]
+        said = {"source": source, "tokenizer": own.data.tokenizer, "validation": own.data.validation}
         return {key: value for key, value in said.items() if value} | {"sequence_length": length}
     if (kind := settings.values["dataloader.is"]) != TEXT:
         notes.append(f"dataloader: {kind} is not carried over: its data set is imported as text")
