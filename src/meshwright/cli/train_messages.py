@@ -80,7 +80,7 @@ def show_record(record: Record, *, folder: Path, page: Path | None, as_json: boo
 
 
 def _rows_of_sources(sources: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, str]]:
-    """What was read of each source of a mixture."""
+    """Shares and epochs of the sources of a mixture."""
     return [
         (f"data, {name}", f"{100 * s['share']:.1f} % of samples, {s['num_epochs']:.2f} epochs", "")
         for name, s in sources.items()

@@ -63,7 +63,7 @@ class BatchLoader:
         return self._on_device(self._validation[name].at(index))
 
     def progress(self) -> dict[str, SourceProgress]:
-        """What was read of each training source, up to the last batch; in a resumed run from its first step on."""
+        """Samples and epochs of each training source up to the last batch, from the first step of the run on."""
         return self.batches.progress(self.num_read)
 
     def workers(self) -> dict[str, WorkerChoice | None]:

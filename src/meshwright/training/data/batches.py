@@ -102,7 +102,7 @@ class Batches:
         return -(-self.samples.num_samples // self.global_batch)
 
     def progress(self, step: int) -> dict[str, SourceProgress]:
-        """What the steps before `step` read of each source, epochs with fractions."""
+        """Samples and epochs of each source before `step`."""
         place = self.offset + step * self.global_batch
         if isinstance(self.samples, Mixture):
             return self.samples.progress(place)

@@ -30,7 +30,7 @@ from meshwright.training.data.shuffle import Permutation
 
 @dataclass(frozen=True, kw_only=True)
 class SourceProgress:
-    """What was read of a source."""
+    """Samples and epochs that were read of a source."""
 
     share: float  # of the samples, by weight
     num_samples: int
@@ -76,7 +76,7 @@ class Mixture:
         return found
 
     def progress(self, place: int) -> dict[str, SourceProgress]:
-        """What the places before `place` read of each source."""
+        """Samples and epochs of each source before `place`."""
         found: dict[str, SourceProgress] = {}
         for source, count in self._counts(place, 0, len(self.names)):
             name = self.names[source]
