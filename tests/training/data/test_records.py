@@ -305,3 +305,18 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     assert not list((tmp_path / "cache" / "tokens").glob("[0-9a-f]*"))
     os.utime(file, ns=(0, 0))
     assert read(file)[0] == ["ab"]
+
+
+def test_zstandard_files_are_the_same_text_and_a_cut_one_is_refused(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    frames = [zstandard.compress(f'{{"text": "{word * 9999}"}}\n'.encode()) for word in ("ab", "cd")]
+    (tmp_path / "x.jsonl.zst").write_bytes(
+        b"".join(frames)
+    )  # as pzstd writes them: frames one after the other
+    assert read(tmp_path / "x.jsonl.zst")[0] == ["ab" * 9999, "cd" * 9999]
+    (tmp_path / "x.jsonl.zst").write_bytes(frames[0][:-5])
+    with pytest.raises(InputError, match="cannot read"):
+        read(tmp_path / "x.jsonl.zst")
+    (tmp_path / "x.jsonl.zst").write_bytes(b"not zstandard")
+    with pytest.raises(InputError, match="cannot read"):
+        read(tmp_path / "x.jsonl.zst")

@@ -200,8 +200,46 @@ def _open_zstandard(file: Path, mode: str) -> Any:
     try:
         zstandard = import_module("zstandard")
     except ImportError as error:
-        raise MissingDependencyError("files in .zst need zstandard", hint="pip install zstandard") from error
-    return zstandard.open(file, mode)
+        raise MissingDependencyError(
+            "files in .zst need zstandard", hint="pip install zstandard==0.25.0, or meshwright[data]"
+        ) from error
+    return io.BufferedReader(_ZstandardReader(file.open(mode), zstandard.ZstdDecompressor().decompressobj))
+
+
+class _ZstandardReader(io.RawIOBase):
+    """All frames of a file. The library's own reader takes a cut file for a whole one."""
+
+    def __init__(self, file: Any, new_frame: Callable[[], Any]) -> None:
+        self.file, self.new_frame = file, new_frame
+        self.frame: Any = None  # the open one
+        self.ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            given = self.file.read(_CHUNK_BYTES) if self.frame is None else self.frame.unused_data
+            if self.frame is not None and not self.frame.eof:
+                given = self.file.read(_CHUNK_BYTES)
+                if not given:
+                    raise EOFError("the file ends within a zstandard frame")
+            elif self.frame is not None:
+                self.frame, given = None, given or self.file.read(_CHUNK_BYTES)
+            if not given:
+                return 0
+            self.frame = self.frame or self.new_frame()
+            self.ready = self.frame.decompress(given)
+        count = min(len(buffer), len(self.ready))
+        buffer[:count], self.ready = self.ready[:count], self.ready[count:]
+        return count
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+_CHUNK_BYTES = 1 << 16
 
 
 def _zstandard_errors() -> tuple[type[Exception], ...]:
