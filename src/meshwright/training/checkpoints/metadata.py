@@ -30,6 +30,12 @@ ALLOWED = frozenset(
             )
         ),
         (f"{_DCP}.filesystem", "_StorageInfo"),
+        # Plans of the ranks, which asynchronous saves of Megatron keep.
+        *(
+            (f"{_DCP}.planner", name)
+            for name in ("BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")
+        ),
+        (f"{_DCP}.filesystem", "_StoragePrefix"),
         (f"{_MEGATRON}.torch", "MCoreMetadata"),
         (f"{_MEGATRON}.checkpointable", "MCoreMetadata"),
         ("torch", "Size"),
