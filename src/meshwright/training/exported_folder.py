@@ -9,6 +9,7 @@ tokenizer files           of those weights; of the run's tokenizer where it is a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,16 +132,32 @@ def trained_positions(base: dict[str, Any], content: Content) -> int:
     """At least the trained sequence length, the RoPE-scaled context, and what the base has; 0: all are unknown."""
     rope = content.shapes.rope
     scaled_context = int(rope.original_context * rope.factor)
-    return max(base.get("max_position_embeddings") or 0, scaled_context, content.sequence_length or 0)
+    return max(positions_of(base) or 0, scaled_context, content.sequence_length or 0)
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """The positions of a config.json; None where it has none. Raises InputError for what is no number of them."""
+    positions = config.get("max_position_embeddings")
+    if positions is None or (
+        isinstance(positions, int) and not isinstance(positions, bool) and positions > 0
+    ):
+        return positions
+    raise InputError(
+        f"{CONFIG}: max_position_embeddings", got=repr(positions), allowed="a whole number from 1"
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty without the file, or where it is something else."""
+    """A JSON object; empty without the file. Raises InputError where it is something else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    return document if isinstance(document, dict) else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path} is no JSON object", got=type(document).__name__)
+    return document
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ from meshwright.training.exported_folder import (
     find_base,
     find_tokenizer,
     is_tokenizer_of,
+    positions_of,
     read_json,
     trained_positions,
 )
@@ -71,6 +72,7 @@ class TrainedModel:
     holds_out: bool | None = None  # documents of its data were held out for validation; None: unknown
     sequence_length: int | None = None  # of its training
     notes: tuple[str, ...] = ()
+    tokenizer_fault: str | None = None  # the note on a tokenizer that cannot be read
 
     @property
     def model(self) -> Model:
@@ -128,7 +130,8 @@ def load_trained(
     )
     if tokenizer is not None:
         other = open_tokenizer(tokenizer, source=None, cache=default_cache())
-        loaded = replace(loaded, tokenizer=other, ends=(other.end,))
+        notes = tuple(note for note in loaded.notes if note != loaded.tokenizer_fault)
+        loaded = replace(loaded, tokenizer=other, ends=(other.end,), notes=notes)
     known = loaded.tokenizer
     if known is not None and known.vocab > loaded.model.vocab:
         raise InputError(
@@ -275,7 +278,6 @@ def _from_folder(given: str, found: _Found, *, dtype: str | None) -> TrainedMode
     except InputError as error:
         notes = (error.message,)
     ends = _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
-    positions = config.get("max_position_embeddings")
     return TrainedModel(
         module=module,
         name=given,
@@ -283,10 +285,11 @@ def _from_folder(given: str, found: _Found, *, dtype: str | None) -> TrainedMode
         step=None,
         dtype=name,
         tokenizer=tokenizer,
-        positions=positions if isinstance(positions, int) else None,
+        positions=positions_of(config),
         ends=ends or (() if tokenizer is None else (tokenizer.end,)),
         generation=generation,
         notes=notes,
+        tokenizer_fault=notes[0] if notes else None,
     )
 
 
@@ -349,8 +352,10 @@ def _stored_format(config: Mapping[str, Any]) -> str:
 
 def _ids(value: Any) -> tuple[int, ...]:
     """Token ids of a config: a number, a list, or nothing."""
-    values = value if isinstance(value, list) else [value]
-    return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool))
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if wrong := [v for v in values if not isinstance(v, int) or isinstance(v, bool) or v < 0]:
+        raise InputError("eos_token_id", got=repr(wrong[0]), allowed="a token id, or a list of them")
+    return tuple(values)
 
 
 def model_document(trained: TrainedModel) -> dict[str, Any]:

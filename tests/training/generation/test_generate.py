@@ -151,6 +151,30 @@ def test_a_run_without_checkpoints_means_its_adapter(tmp_path, folder):
     assert texts(run) == texts(path) == texts(folder, adapter=run)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("generation_config.json", "{", "cannot read .*generation_config.json"),
+        ("generation_config.json", "[]", "generation_config.json is no JSON object"),
+        ("generation_config.json", '{"eos_token_id": [1, "x"]}', "eos_token_id: got .*x"),
+        ("config.json", {"max_position_embeddings": "many"}, "max_position_embeddings: got .*many"),
+        ("config.json", {"max_position_embeddings": True}, "max_position_embeddings: got .*True"),
+    ],
+    ids=["cut", "list", "end", "text", "truth"],
+)
+def test_a_damaged_description_is_refused(tmp_path, file, text, message):
+    copied = tiny_folder(tmp_path / "tiny")
+    change(copied / file, **text) if isinstance(text, dict) else (copied / file).write_text(text)
+    with pytest.raises(mw.InputError, match=message):
+        mw.generate(copied, "x", max_tokens=1)
+
+
+def test_another_tokenizer_needs_none_in_the_folder(tmp_path):
+    bare = tiny_folder(tmp_path / "tiny")
+    (bare / "tokenizer.json").unlink()
+    assert mw.generate(bare, "x", max_tokens=1, tokenizer="bytes").notes == ()
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     path = tiny_checkpoint(tmp_path / "saved")
     file = next(path.glob("*.distcp"))
