@@ -189,18 +189,15 @@ class MaxTextTrainLoop:
         return now_s
 
     def _evaluate(self, step: int) -> float:
-        """Return the mean loss of the validation batches; a batch has one call per micro-batch."""
-        config, losses = self.config, []
-        calls = config.gradient_accumulation_steps
+        """Return the mean loss over all labels of the validation batches; rows after the last sample have none."""
+        config = self.config
         with jax.set_mesh(self.mesh), logical_axis_rules(config.logical_axis_rules_for_eval):
-            for number in range(config.eval_steps // calls):
-                parts = [self.validation.batch(number * calls + i) for i in range(calls)]
-                sums = [self.evaluation_step(self.state, part)["scalar"] for part in parts]
-                loss, count = (
-                    sum(float(s[f"evaluation/total_{name}"]) for s in sums) for name in ("loss", "weights")
-                )
-                losses.append(loss / count)
-        loss = sum(losses) / len(losses)
+            parts = map(self.validation.batch, range(config.eval_steps))
+            sums = [self.evaluation_step(self.state, part)["scalar"] for part in parts]
+        loss, count = (
+            sum(float(s[f"evaluation/total_{name}"]) for s in sums) for name in ("loss", "weights")
+        )
+        loss /= count
         self._write({"step": step, "evaluation/loss": loss})
         return loss
 

@@ -114,7 +114,7 @@ def _write(run: Run, partial: Path, prefix: Path, request: BatchRequest) -> None
     _write_arrays(partial / TRAINING, batches, num_batches=request.num_batches - 1)
     if evaluate is not None:
         assert corpus.validation is not None
-        validation = replace(batches, samples=corpus.validation, is_shuffled=False)
+        validation = replace(batches, samples=corpus.validation, is_shuffled=False, is_once=True)
         _write_arrays(partial / VALIDATION, validation, num_batches=evaluate.num_batches)
 
 

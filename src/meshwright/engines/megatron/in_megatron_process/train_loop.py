@@ -158,9 +158,13 @@ class MegatronTrainLoop:
         assert self.validation is not None
         for module in self.parts.chunks:
             module.eval()
-        read = self.validation.iterate(stop=evaluate.num_batches)
-        losses = [self.passes.loss(batch, forward_only=True) for batch in read]
-        self.log.validation({"step": taken, "validation_loss": sum(losses) / len(losses)})
+        total = num_labels = 0.0
+        for batch in self.validation.iterate(stop=min(evaluate.num_batches, self.validation.num_to_the_end)):
+            count = torch.tensor(batch.num_trained_tokens, device=self.device, dtype=torch.float64)
+            dist.all_reduce(count, group=parallel_state.get_data_parallel_group())
+            total += self.passes.loss(batch, forward_only=True) * count.item()
+            num_labels += count.item()
+        self.log.validation({"step": taken, "validation_loss": total / num_labels})
 
     def _resume(self) -> int:
         """Return the number of completed steps. Without `--resume`, a folder with checkpoints is refused earlier."""
@@ -194,7 +198,7 @@ def open_batches(run: Run) -> tuple[Batches, Batches | None, Tokenizer | None]:
         return batches, None, corpus.tokenizer
     if corpus.validation is None:
         raise InputError(f"{run.source}: there is no data to validate on")
-    validation = replace(batches, samples=corpus.validation, is_shuffled=False)
+    validation = replace(batches, samples=corpus.validation, is_shuffled=False, is_once=True)
     return batches, validation, corpus.tokenizer
 
 
