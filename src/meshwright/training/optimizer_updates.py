@@ -24,7 +24,7 @@ States = dict[str, Tensor]
 """Optimizer states of one tensor, by name."""
 
 # One kernel for all tensors of a list; `torch.optim` is built on them. Its classes import the compiler
-# (`torch._dynamo`), which costs a process 1.6 s and 140 MiB.
+# (`torch._dynamo`), which costs a process 0.6 s and 95 MiB.
 foreach_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 foreach_add = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 fused_adamw = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]

@@ -70,7 +70,7 @@ class CoreAttention(nn.Module):
             v_BGSV = v_BGSV.repeat_interleave(repeats, dim=1)
         num_queries, num_keys = q_BTHK.shape[1], k_BSGK.shape[1]
         if mask_B1TS is None and 1 < num_queries < num_keys:
-            from torch.nn.attention.bias import causal_lower_right  # imports the compiler: 1.6 s, 140 MiB
+            from torch.nn.attention.bias import causal_lower_right  # imports the compiler: 0.6 s, 95 MiB
 
             mask_B1TS = causal_lower_right(num_queries, num_keys)
         out_BHTV = functional.scaled_dot_product_attention(

@@ -52,7 +52,7 @@ class Pipeline:
         compute: torch.dtype,
         copies: Sequence[EmbeddingCopy] = (),
     ) -> None:
-        from torch.distributed.pipelining import PipelineStage  # imports the compiler: 1.6 s, 140 MiB
+        from torch.distributed.pipelining import PipelineStage  # imports the compiler: 0.6 s, 95 MiB
 
         plan = coordinates.plan
         self.group = group = coordinates.axes(PIPELINE).get_group()
