@@ -113,9 +113,14 @@ def require_base(origin: Origin | None, *, fingerprint: str | None, name: str | 
     None stands for random weights.
     """
     if (origin and origin.fingerprint) != fingerprint:
+        if origin is not None and origin.name == name:
+            raise InputError(
+                f"the adapters belong to other weights: files in {name} were changed since",
+                hint="restore them, or give a run file whose `weights` names an unchanged copy",
+            )
         raise InputError(
             "the adapters belong to other weights", got=origin.name if origin else "random ones", allowed=name,
-            hint="the files were changed; give the run file whose `weights` names the right ones",
+            hint="give the run file whose `weights` names the right ones",
         )  # fmt: skip
 
 
