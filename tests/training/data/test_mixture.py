@@ -1,4 +1,4 @@
-"""Mixtures of sources: proportions, epochs, and an order that only the seed and the place decide."""
+"""Mixtures of sources: proportions, epochs, and an order that only `train.seed` and the place decide."""
 
 from __future__ import annotations
 
