@@ -61,7 +61,7 @@ def _engine(value: object) -> object:
 
 
 def _optimizer(value: object) -> object:
-    if value not in OPTIMIZERS:
+    if not isinstance(value, str) or value not in OPTIMIZERS:
         raise PydanticKnownError("enum", {"expected": ", ".join(map(repr, OPTIMIZERS))})
     return value
 
