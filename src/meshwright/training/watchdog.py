@@ -24,6 +24,8 @@ from typing import IO
 
 STACKS = "stacks"
 LOOK_EVERY_S = 1.0
+GRACE_S = 2 * LOOK_EVERY_S
+"""Time between writing the stacks and the end: the launcher kills the others at the first end, and they write too."""
 
 
 class Watchdog:
@@ -89,6 +91,7 @@ class Watchdog:
             file=sys.stderr,
             flush=True,
         )
+        time.sleep(GRACE_S)
         os._exit(1)
 
 
