@@ -120,7 +120,7 @@ def test_resumed_on_two_devices_and_continued_by_the_native_engine(dense):
     ]
     code, stderr = dense.run("train", "run.yaml", "--out=resumed", f"--set={saves}")
     assert code == 2
-    assert "already holds checkpoints" in stderr
+    assert "the results of a training are in this folder" in stderr
 
     code, stderr = dense.run(
         "checkpoint", "to-hf", "resumed/meshwright_run.yaml", "twelve", "--step=12", "--dtype=fp32"

@@ -121,7 +121,7 @@ def test_two_processes_are_resumed_by_one_with_the_same_batches(toys, train, ste
     shutil.rmtree(toys / "saved" / "step-4")
     again = train("dense", "resumed", ALONE, "train.steps=4", saves)
     assert again.returncode == 2
-    assert "already holds checkpoints" in again.stderr
+    assert "the results of a training are in this folder" in again.stderr
     done = train("dense", "resumed", ALONE, "train.steps=4", saves, arguments=("--resume",))
     assert done.returncode == 0, done.stderr
     assert_equal(steps("resumed"), native("dense")[:4])
