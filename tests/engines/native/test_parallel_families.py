@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright import runfile
+from tests.tiny_runs import tiny_run
+
 from meshwright.engines.native.check import check, check_plan
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
@@ -17,15 +18,7 @@ from meshwright.specs.run import Task
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
-TEXT = """
-model: {name: tiny, hidden: 32, num_layers: 4, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}
-data: {source: synthetic, sequence_length: 32}
-batch: {global_sequences: 4}
-precision: fp32
-cluster: here
-optimizer: {learning_rate: 1.0e-2}
-train: {steps: 3}
-"""
+LONGER = ("data.sequence_length=32", "batch.global_sequences=4")
 GEMMA = (
     "model.attention={num_heads: 4, num_kv_heads: 2, head_dim: 16, window: 7, window_pattern: [true, true, false], "
     "score_divisor: 24, score_cap: 0.05}",
@@ -53,7 +46,7 @@ EXPERTS = replace(SHARDS, expert=2)
 
 
 def run_of(*overrides):
-    return runfile.loads(TEXT, overrides=overrides)
+    return tiny_run(*LONGER, *overrides)
 
 
 def with_adapters(run):
