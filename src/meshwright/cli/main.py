@@ -121,6 +121,11 @@ VERBS: dict[str, Verb] = {
         section="Check predictions",
         help="Predict published measured runs and report the errors.",
     ),
+    "inference": Verb(
+        target="meshwright.cli.commands.inference:command",
+        section="Project serving",
+        help="Project serving and offline inference: memory, rates, layouts, price.",
+    ),
     "doctor": Verb(
         target="meshwright.cli.commands.doctor:command",
         section="Check a node",

@@ -6,6 +6,7 @@
     loads(text) -> Run
     from_mapping({"model": ...}) -> Run
     from_options(model=..., cluster=..., global_batch=..., sequence_length=...) -> Run
+    named_model(name), named_cluster(name)   what `--model` and `--cluster` name
     pin_plan(run, plan, out)            the same file with the plan written into it
     changed_text(run, values, ...)      its text with other values changed; write_text(text, out)
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright.runfile.reading import from_mapping, from_options, load, loads
+    from meshwright.runfile.resolve import named_cluster, named_model
     from meshwright.runfile.writing import changed_text, pin_plan, pinned_text, write_text
 
 __all__ = [
@@ -28,14 +30,18 @@ __all__ = [
     "from_options",
     "load",
     "loads",
+    "named_cluster",
+    "named_model",
     "pin_plan",
     "pinned_text",
     "write_text",
 ]
 
-_HOME = dict.fromkeys(("from_mapping", "from_options", "load", "loads"), "reading") | dict.fromkeys(
-    ("changed_text", "pin_plan", "pinned_text", "write_text"), "writing"
-)
+_HOME = {
+    **dict.fromkeys(("from_mapping", "from_options", "load", "loads"), "reading"),
+    **dict.fromkeys(("named_cluster", "named_model"), "resolve"),
+    **dict.fromkeys(("changed_text", "pin_plan", "pinned_text", "write_text"), "writing"),
+}
 
 
 def __getattr__(name: str) -> Any:

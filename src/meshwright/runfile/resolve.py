@@ -140,6 +140,22 @@ def _named_or_inline_model(given: str | schema.InlineModel) -> Model:
     return catalog.model(given)
 
 
+def named_model(given: str) -> Model:
+    """The model of a catalogue name, a Hugging Face config.json or its folder, or OWNER/NAME on the hub.
+
+    Raises InputError where there is none, or where it is larger than can be planned.
+    """
+    return _model(given)
+
+
+def named_cluster(given: str) -> Cluster:
+    """The cluster of a name such as h100-8x4. Raises InputError for an unknown or an impossible one."""
+    found = _cluster(given, None)
+    if found is None:
+        raise InputError("is measured by `meshwright calibrate`, and not a cluster by name", got=given)
+    return found
+
+
 def _lora(file: schema.RunFile) -> Lora | None:
     if file.task is specs.Task.LORA:
         return same_fields(Lora, file.lora or schema.InlineLora())

@@ -1,0 +1,24 @@
+"""`meshwright inference`: a group of commands; each projects serving or offline inference."""
+
+from __future__ import annotations
+
+from meshwright.cli.verbs import Verb, verb_group
+
+SECTION = "What to project"
+
+command = verb_group(
+    "inference",
+    about="""Project serving and offline inference: memory, rates, layouts, price.
+
+Nothing is run, and no tensor framework is needed. `capacity` is arithmetic; the others state an interval.""",
+    verbs={
+        "capacity": Verb(
+            target="meshwright.cli.commands.inference_capacity:command",
+            section=SECTION,
+            help="Compute the sessions and tokens that fit into memory.",
+        ),
+    },
+    examples=[
+        "meshwright inference capacity --model llama3.1-405b --cluster mi355x-1x1 --precision fp4",
+    ],
+)

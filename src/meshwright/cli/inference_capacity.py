@@ -1,0 +1,67 @@
+"""`meshwright inference capacity`: sessions and tokens that fit into memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from meshwright.cli.inference_options import given_degrees
+from meshwright.cli.output import emit_json, note, print_line, print_table
+from meshwright.report.serving_capacity import ServingCapacity, serving_capacity
+from meshwright.units import gib
+
+SHOWN = 8
+
+
+def run(
+    *,
+    model: str,
+    cluster: str,
+    precision: str,
+    kv_precision: str | None,
+    context: int,
+    memory_ratio: float | None,
+    as_json: bool,
+    **degrees: Any,
+) -> None:
+    """Compute and print. Exits with 1 if nothing fits."""
+    found = serving_capacity(
+        model=model, cluster=cluster, precision=precision, kv_precision=kv_precision, context=context,
+        degrees=given_degrees(degrees), memory_ratio=memory_ratio,
+    )  # fmt: skip
+    if as_json:
+        emit_json(found.to_dict())
+    else:
+        _print(found)
+    if not found.fits:
+        raise click.exceptions.Exit(1)
+
+
+def _print(found: ServingCapacity) -> None:
+    document, device = found.to_dict(), found.best.device
+    print_line(found.summary(), style="bold")
+    print_line()
+    print_table(
+        {"of a device": "left", "GiB": "right"},
+        [
+            ("memory", f"{gib(device.total):.1f}"),
+            ("usable", f"{gib(device.usable):.1f}"),
+            (f"weights, {document['precision']}", f"{gib(device.weights):.1f}"),
+            ("activations of a step", f"{gib(device.activations):.1f}"),
+            ("workspaces, context, communicators", f"{gib(device.workspace + device.communicators):.1f}"),
+            (f"left for the {document['kv_precision']} cache", f"{gib(device.cache):.1f}"),
+        ],
+    )
+    print_line()
+    if len(found.layouts) > 1:
+        print_table(
+            {"layout": "left", "sessions": "right", "tokens": "right", "copies of the cache": "right"},
+            (
+                (c.layout.describe(), f"{c.max_sessions:,}", f"{c.max_tokens:,}", f"{c.cache_copies:g}")
+                for c in found.layouts[:SHOWN]
+            ),
+        )
+        print_line()
+    for line in found.notes:
+        note(line)
