@@ -16,6 +16,7 @@ the protocol: `isinstance(find_engine(name), ImportingEngine)`.
     ImportingEngine         import_run: reads the engine's own configurations into run files
     WeightsEngine           export_weights: its checkpoints, in a format and folders of its own, as Hugging Face weights
     SavedWeightsEngine      export_saved_weights: the same for its checkpoints in Meshwright's folders
+    ObservedEngine          launch_observed: reports when data is opened, and every evaluation, to an observer
     ExternalProgramsEngine  check_export, lower_export: files for programs that support more than training here
 """
 
@@ -35,6 +36,7 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
 if TYPE_CHECKING:
+    from meshwright.engines.observer import TrainingObserver
     from meshwright.planner.estimate import PlanEstimate
     from meshwright.training.checkpoints import Content, SavedCheckpoint
 
@@ -231,6 +233,18 @@ class SavedWeightsEngine(Protocol):
         """Write the weights of `saved`, a model of the shapes in `content`, as safetensors with a config.json.
 
         Raises InputError where `folder` is not empty or a tensor is missing.
+        """
+        ...
+
+
+@runtime_checkable
+class ObservedEngine(Protocol):
+    """An engine that reports the events of a training, and opens no data before it says so."""
+
+    def launch_observed(self, start: Any, *, observer: TrainingObserver, warm_up_steps: int) -> None:
+        """Launch as `launch`, with a copy of `observer` in every process.
+
+        `warm_up_steps` steps on random tokens come before the data is opened, and are undone.
         """
         ...
 

@@ -158,8 +158,8 @@ def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
 
 def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
     """Keys that only the native engine supports: optimizers other than AdamW, several validation sources, GEMM tuning,
-    loader processes, rollbacks, lines of progress, the best checkpoint, patience, and a target loss unless the engine
-    supports it too (`has_target`).
+    loader processes, joined documents, evaluation of a number of sequences or without the first ones, rollbacks, lines
+    of progress, the best checkpoint, patience, and a target loss unless the engine supports it too (`has_target`).
     """
     if len(run.data.validation_names) > 1 and (run.data.validation or run.train.evaluate):
         yield Unsupported(key="data.validation", reason="the engine validates on one source: name one")
@@ -178,6 +178,16 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
     ):
         if workers is not None:
             yield Unsupported(key=key, reason="the engine prefetches data in its own way: leave it out")
+    if run.data.joined_documents:
+        yield Unsupported(key="data.joined_documents", reason="samples end documents: must be false")
+    if evaluate is not None and evaluate.num_sequences is not None:
+        yield Unsupported(
+            key="train.evaluate.num_sequences",
+            reason="global batches are evaluated",
+            hint="give num_batches in its place",
+        )
+    if evaluate is not None and evaluate.skip_first:
+        yield Unsupported(key="train.evaluate.skip_first", reason="no evaluation is left out: must be 0")
     if faults.not_finite is not FaultAction.STOP:
         yield Unsupported(
             key="train.faults.not_finite", reason="a non-finite loss ends the training: must be stop"

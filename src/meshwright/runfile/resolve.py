@@ -284,6 +284,8 @@ def _train(file: schema.RunFile) -> specs.Train:
     if train.checkpoint is not None and train.checkpoint.keep_best and train.evaluate is None:
         hint = "set train.evaluate, whose validation loss decides"
         raise BelowError("checkpoint.keep_best", "is set, but nothing is evaluated", hint=hint)
+    if train.evaluate is not None and {"num_batches", "num_sequences"} <= train.evaluate.model_fields_set:
+        raise BelowError("evaluate.num_sequences", "and num_batches are both given", hint="give one of them")
     if train.evaluate is not None and train.evaluate.min_delta and train.evaluate.patience is None:
         raise BelowError(
             "evaluate.min_delta", "has no effect without patience", hint="set train.evaluate.patience"

@@ -263,6 +263,7 @@ class DataSection(RunFileSection):
         | None
     ) = None
     workers: Workers | None = None
+    joined_documents: bool = False
     sequence_length: Count
 
 
@@ -367,6 +368,8 @@ class EvaluateSection(RunFileSection):
 
     every_steps: Count = 1000
     num_batches: Count = 16
+    num_sequences: Count | None = None
+    skip_first: CountOrZero = 0
     workers: Workers | None = None
     best_by: Text = MEAN
     target_loss: Positive | None = None

@@ -125,6 +125,7 @@ class Data:
     tokenizer: str | None = None  # None: the model's own
     validation: str | Mapping[str, str] | None = None  # a source for `train.evaluate`, or several by name
     workers: int | None = None  # threads of a process that read ahead; None: found in the first steps
+    joined_documents: bool = False  # attention, positions and labels run on where a document ends
 
     @property
     def is_synthetic(self) -> bool:
@@ -189,6 +190,8 @@ class Evaluate:
 
     every_steps: int = 1000
     num_batches: int = 16  # global batches per evaluation
+    num_sequences: int | None = None  # exactly so many of each source, in place of `num_batches`
+    skip_first: int = 0  # evaluations of the schedule that are left out at the beginning
     workers: int | None = None  # as `Data.workers`, for the batches of an evaluation
     best_by: str = (
         MEAN  # the validation source whose loss is the validation loss of the run; MEAN: all labels of all
@@ -196,6 +199,23 @@ class Evaluate:
     target_loss: float | None = None  # training ends when the validation loss is no larger
     patience: int | None = None  # evaluations without improvement after which training ends; None: never
     min_delta: float = 0.0  # by which a loss must be lower to be an improvement
+
+    def is_due(self, num_steps: int, *, is_last: bool) -> bool:
+        """True if an evaluation follows `num_steps` steps. One always follows the last step.
+
+        >>> [n for n in range(1, 9) if Evaluate(every_steps=2, skip_first=1).is_due(n, is_last=n == 7)]
+        [4, 6, 7, 8]
+        """
+        number, rest = divmod(num_steps, self.every_steps)
+        return is_last or (rest == 0 and number > self.skip_first)
+
+    def batches_of(self, global_batch: int) -> int:
+        """Most global batches of an evaluation of one source.
+
+        >>> Evaluate(num_sequences=1024).batches_of(96)
+        11
+        """
+        return self.num_batches if self.num_sequences is None else -(-self.num_sequences // global_batch)
 
 
 MTP_LOSS_WEIGHT = 0.3

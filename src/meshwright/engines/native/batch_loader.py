@@ -13,6 +13,7 @@ from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.specs.run import Run
 from meshwright.training.data import Batch, Batches, Corpus, ReadAhead, Tokenizer, WorkerChoice, open_data
 from meshwright.training.data.mixture import SourceProgress
+from meshwright.training.data.packing import first_samples
 from meshwright.training.data.tokenization import Report
 
 PROMPT_TOKENS = 8
@@ -33,18 +34,19 @@ class BatchLoader:
             data_width=coordinates.plan.data,
             vocab=run.model.vocab,
         )
+        evaluate = run.train.evaluate
+        most = None if evaluate is None else evaluate.num_sequences
         self.validations = {
-            name: replace(self.batches, samples=samples, is_shuffled=False, is_once=True)
+            name: replace(self.batches, samples=first_samples(samples, most), is_shuffled=False, is_once=True)
             for name, samples in corpus.validations.items()
         }
         self.num_read = 0  # global batches, from the first of the run on
-        evaluate = run.train.evaluate
         self._training = ReadAhead(self.batches.at, num_workers=run.data.workers)
         self.num_validation_batches: dict[str, int] = {}
         self._validation: dict[str, ReadAhead[Batch]] = {}
         for name, batches in self.validations.items():
             assert evaluate is not None
-            num_batches = min(evaluate.num_batches, batches.num_to_the_end)
+            num_batches = min(evaluate.batches_of(run.global_batch), batches.num_to_the_end)
             self.num_validation_batches[name] = num_batches
             self._validation[name] = ReadAhead(batches.at, num_workers=evaluate.workers, stop=num_batches)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ from meshwright.specs.run import Run
 
 if TYPE_CHECKING:
     from meshwright.engines.native.prepared import PreparedRun
+    from meshwright.engines.observer import TrainingObserver
 
-__all__ = ["check", "expected", "launch", "lower", "prepare", "read"]
+__all__ = ["check", "expected", "launch", "launch_observed", "lower", "prepare", "read"]
 
 RUN_FILE = "run.yaml"
 
@@ -54,6 +56,11 @@ def launch(start: PreparedRun) -> None:
     from meshwright.engines.native import engine
 
     engine.launch(start)
+
+
+def launch_observed(start: PreparedRun, *, observer: TrainingObserver, warm_up_steps: int) -> None:
+    """See `base.ObservedEngine`."""
+    launch(replace(start, observer=observer, warm_up_steps=warm_up_steps))
 
 
 def read(folder: Path) -> Record:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwright.engines.base import TrainOptions
+from meshwright.engines.observer import TrainingObserver
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.gemm_tuning import GemmChoices
@@ -25,6 +26,8 @@ class PreparedRun:
     notes: tuple[str, ...] = ()
     weights: Origin | None = None  # where training starts; None: random weights
     gemm_choices: GemmChoices | None = None  # threads and kernels of GEMMs; None: PyTorch's own
+    observer: TrainingObserver = field(default_factory=TrainingObserver)
+    warm_up_steps: int = 0  # on random tokens, before the data is opened; undone afterwards
     is_restart: bool = False  # after a process was lost: continue from the newest checkpoint, if there is one
 
     @property

@@ -10,15 +10,10 @@ from tempfile import TemporaryDirectory
 
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
-from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.batch_loader import (
-    BatchLoader,
-    count_labels,
-    count_tokens,
-    open_batch_loader,
-    sum_counts,
-)
-from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
+from meshwright.engines.native.assembly import assemble
+from meshwright.engines.native.bare_step import take_bare_step
+from meshwright.engines.native.batch_loader import open_batch_loader
+from meshwright.engines.native.parallel.mesh import mesh_coordinates
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay, reading
 from meshwright.errors import InputError
@@ -86,7 +81,9 @@ def _test_rank(rank: int, num_ranks: int, test: RangeTest) -> None:
             loader = open_batch_loader(run, coordinates=coordinates, report=reading(display))
             for step in range(test.num_steps):
                 rate = rate_of(step, num_steps=test.num_steps, low=test.low, high=test.high)
-                loss = _step(assembly, loader, coordinates, step=step, rate=rate)
+                loss = take_bare_step(
+                    assembly, loader.batch(step), coordinates=coordinates, step=step, learning_rate=rate
+                )
                 found = replace(found, rates=(*found.rates, rate), losses=(*found.losses, loss))
                 display.doing(f"step {step + 1}/{test.num_steps}  learning rate {rate:.2e}  loss {loss:.4f}")
                 if found.has_diverged:  # every process has the same losses
@@ -95,19 +92,3 @@ def _test_rank(rank: int, num_ranks: int, test: RangeTest) -> None:
         display.close()
     if coordinates.is_main:
         write_atomically(test.answer, json.dumps({"rates": found.rates, "losses": found.losses}))
-
-
-def _step(
-    assembly: Assembly, loader: BatchLoader, coordinates: MeshCoordinates, *, step: int, rate: float
-) -> float:
-    """One update; the mean loss of the global batch before it."""
-    assembly.before_step(step)
-    batch = loader.batch(step)
-    num_labels, num_tokens = sum_counts(coordinates, count_labels(batch), count_tokens(batch))
-    assembly.scale_balance_loss(coordinates.num_copies / max(1.0, num_tokens))
-    loss = assembly.stepper.forward_backward(batch, scale=coordinates.num_copies / max(1.0, num_labels))
-    (mean,) = sum_counts(coordinates, loss.double() / coordinates.plan.tensor)
-    load_LE = assembly.collect_expert_load()
-    assembly.optimizer.step(learning_rate=rate, accepts=lambda _: True)
-    assembly.after_step(load_LE)
-    return mean

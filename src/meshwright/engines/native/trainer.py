@@ -45,6 +45,7 @@ from meshwright.engines.native.run_statistics import (
 from meshwright.engines.native.step import BatchTensors
 from meshwright.engines.native.validation import ValidationLosses, validation_losses
 from meshwright.engines.native.validation_history import ValidationHistory
+from meshwright.engines.native.warm_up import warm_up
 from meshwright.records.training import Ending, Record
 from meshwright.specs.run import FaultAction
 from meshwright.training import device, telemetry
@@ -75,6 +76,7 @@ class StepOutcome:
 def train_rank(rank: int, num_ranks: int, prepared: PreparedRun) -> None:
     """Train as process `rank` of `num_ranks`. The main process writes the steps and the record."""
     options, run = prepared.options, prepared.run
+    prepared.observer.initializing(rank=rank)
     clock = Clock(started_s=options.started_s)
     progress = ProgressDisplay(
         quiet=options.quiet or rank > 0, num_steps=run.num_steps, log_every=run.train.log_every
@@ -115,6 +117,10 @@ def _open_trainer(
         progress.say(line)
     with progress.phase("building the model"):
         assembly = assemble(run, coordinates=coordinates, weights=weights and weights.folder)
+    with progress.phase("taking warm-up steps"):
+        warm_up(run, assembly=assembly, coordinates=coordinates, num_steps=prepared.warm_up_steps)
+    with coordinates.in_step():
+        prepared.observer.opening_data()
     with progress.phase("opening the data"):
         loader = open_batch_loader(run, coordinates=coordinates, report=reading(progress))
     for line in loader.notes:
@@ -144,7 +150,7 @@ class Trainer:
         self.prepared, self.coordinates, self.expectation = prepared, coordinates, expectation
         self.assembly, self.loader, self.request = assembly, loader, request
         self.clock, self.progress, self.watchdog = clock, progress, watchdog
-        self.run = prepared.run
+        self.run, self.observer = prepared.run, prepared.observer
         assert self.run.num_steps is not None  # `check` refuses a run without
         self.num_steps = self.run.num_steps
         self.measured = RunMeasurements()
@@ -165,6 +171,7 @@ class Trainer:
         self._set_up()
         try:
             ending = self._take_steps()
+            self.observer.ended(num_samples=self._num_samples(self.measured.num_steps), ending=ending)
             sample = self._finish(ending)
         except Exception:
             self.checkpoints.abandon()
@@ -203,6 +210,7 @@ class Trainer:
         step = self.first_step
         if self.history.is_exhausted(self.run.train.evaluate):
             return Ending.NO_IMPROVEMENT
+        self.observer.training(num_samples=self._num_samples(step))
         while step < self.num_steps:
             outcome, step_s = self._timed_step(step)
             if outcome.fault is not None:
@@ -215,6 +223,8 @@ class Trainer:
             step += 1
             is_last = step == self.num_steps
             ending = self._ending_by(validation_loss, step=step)
+            if validation_loss is not None and ending is None and not is_last:
+                self.observer.training(num_samples=self._num_samples(step))
             self.checkpoints.save(step, now=is_last or ending is not None or outcome.is_asked_to_stop)
             if ending is not None:
                 return ending
@@ -329,6 +339,10 @@ class Trainer:
             return None
         return step if back_to is None else back_to
 
+    def _num_samples(self, num_steps: int) -> int:
+        """Sequences of the first `num_steps` steps of the run."""
+        return self.checkpoints.tokens(num_steps) // self.run.sequence_length
+
     # --- after a step ---
 
     def _complete_step(self, step: int, outcome: StepOutcome, *, step_s: float) -> float | None:
@@ -350,9 +364,9 @@ class Trainer:
     def _validate(self, num_steps: int) -> ValidationLosses | None:
         """The validation losses after `num_steps` steps; None where no validation is due."""
         evaluate = self.run.train.evaluate
-        is_last = num_steps == self.num_steps
-        if evaluate is None or not (is_last or num_steps % evaluate.every_steps == 0):
+        if evaluate is None or not evaluate.is_due(num_steps, is_last=num_steps == self.num_steps):
             return None
+        self.observer.evaluating(num_samples=self._num_samples(num_steps))
         self.assembly.eval_mode()
         with self.clock.during(TrainingPhase.VALIDATION), self.progress.phase("validating"):
             losses = validation_losses(
@@ -364,6 +378,7 @@ class Trainer:
         self.watchdog.stop_timer()
         self.assembly.train_mode()
         self.measured.validation = losses
+        self.observer.evaluated(num_samples=self._num_samples(num_steps), loss=losses.loss)
         self.progress.say(f"step {num_steps}  validation loss {losses.describe()}")
         return losses
 

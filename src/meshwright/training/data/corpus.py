@@ -105,9 +105,9 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
         if is_evaluated and not run.data.validation_sources:
             split = hold_out(store, whole_documents=store.is_masked)
             extents, held = split.train, name if len(sources) > 1 else VALIDATION
-            held_out[held] = _samples(store, split.validation, length, pads_short=True)
+            held_out[held] = _samples(store, split.validation, run, pads_short=True)
             places[held] = f"the validation part of {source.name}"
-        parts[name] = _samples(store, extents, length)
+        parts[name] = _samples(store, extents, run)
         num_tokens += extents.num_tokens
         # Of a mixture a source is repeated as its weight asks; alone it fills whole batches.
         require_samples(parts[name], name=source.name, needed=1 if len(sources) > 1 else run.global_batch)
@@ -115,7 +115,7 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
         other = open_source(place, cache=cache)
         store, of_store = _open_store(run, other, tokenizer, cache, report, name=_validation_data(name))
         notes += of_store
-        held_out[name] = _samples(store, everything(store), length, pads_short=True)
+        held_out[name] = _samples(store, everything(store), run, pads_short=True)
     for name, samples in held_out.items():
         # Other engines repeat samples to fill a batch, which would count some of them twice.
         require_samples(samples, name=places[name], needed=1 if run.engine == NATIVE else run.global_batch)
@@ -246,9 +246,15 @@ def _reading_notes(name: str, source: DocumentSource | TokenFiles, store: TokenS
 
 
 def _samples(
-    store: TokenStore, extents: Extents, length: int, *, pads_short: bool = False
+    store: TokenStore, extents: Extents, run: Run, *, pads_short: bool = False
 ) -> StreamSamples | WholeSamples:
     """Answers keep their prompts: a corpus with a mask is packed by whole documents."""
     if store.is_masked:
-        return whole_samples(store, extents, sequence_length=length)
-    return stream_samples(store, extents, sequence_length=length, pads_short=pads_short)
+        return whole_samples(store, extents, sequence_length=run.sequence_length)
+    return stream_samples(
+        store,
+        extents,
+        sequence_length=run.sequence_length,
+        pads_short=pads_short,
+        joins_documents=run.data.joined_documents,
+    )

@@ -71,6 +71,7 @@ class StreamSamples:
     num_samples: int
     num_tokens: int
     usage: DataUsage
+    joins_documents: bool = False
 
     def sample(self, number: int) -> Sample:
         """Tokens number*T to number*T + T of the extents laid end to end."""
@@ -85,7 +86,10 @@ class StreamSamples:
             b = min(int(last), a + stop - at)
             tokens.append(self.store.tokens(a, b))
             trained.append(self.store.trained(a, b))
-            begins.append(np.concatenate([[0], self.store.starts_between(a, b) - a]) + at - start)
+            starts_N = self.store.starts_between(a, b) - a
+            begins.append(
+                np.concatenate([[0], starts_N[:0] if self.joins_documents else starts_N]) + at - start
+            )
             at, extent = at + b - a, extent + 1
         return assemble(
             np.concatenate(tokens),
@@ -96,11 +100,17 @@ class StreamSamples:
 
 
 def stream_samples(
-    store: TokenStore, extents: Extents, *, sequence_length: int, pads_short: bool = False
+    store: TokenStore,
+    extents: Extents,
+    *,
+    sequence_length: int,
+    pads_short: bool = False,
+    joins_documents: bool = False,
 ) -> StreamSamples:
     """Cut these extents. The tokens after the last whole sample are not used.
 
     `pads_short`: extents shorter than a sample are one sample with padding, if they have two tokens.
+    `joins_documents`: attention, positions and labels run on where a document ends.
     """
     ranges_E2 = extents.ranges_E2
     num_samples = max(0, (extents.num_tokens - 1) // sequence_length)
@@ -113,7 +123,14 @@ def stream_samples(
         starts_E=np.cumsum(np.concatenate([[0], ranges_E2[:, 1] - ranges_E2[:, 0]]))[:-1],
         num_samples=num_samples,
         num_tokens=extents.num_tokens,
-        usage=usage_of_stream(store, extents, sequence_length=sequence_length, num_samples=num_samples),
+        usage=usage_of_stream(
+            store,
+            extents,
+            sequence_length=sequence_length,
+            num_samples=num_samples,
+            joins_documents=joins_documents,
+        ),
+        joins_documents=joins_documents,
     )
 
 
@@ -192,6 +209,30 @@ class SyntheticSamples:
         return assemble(
             tokens_N, np.ones(len(tokens_N), bool), np.zeros(1, np.int64), length=self.sequence_length
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstSamples:
+    """The first `num_samples` of a corpus."""
+
+    samples: Samples
+    num_samples: int
+
+    @property
+    def sequence_length(self) -> int:
+        """T."""
+        return self.samples.sequence_length
+
+    def sample(self, number: int) -> Sample:
+        """Sample `number` of the corpus."""
+        return self.samples.sample(number)
+
+
+def first_samples(samples: Samples, most: int | None) -> Samples:
+    """The first `most` samples; all of them where there are fewer, or `most` is None."""
+    if most is None or most >= samples.num_samples:
+        return samples
+    return FirstSamples(samples=samples, num_samples=most)
 
 
 def padding_sample(length: int) -> Sample:

@@ -131,9 +131,14 @@ def usage_of_documents(
 
 
 def usage_of_stream(
-    store: TokenStore, extents: Extents, *, sequence_length: int, num_samples: int
+    store: TokenStore,
+    extents: Extents,
+    *,
+    sequence_length: int,
+    num_samples: int,
+    joins_documents: bool = False,
 ) -> DataUsage:
-    """Counts of a stream, in which every token but the first of each document is a label."""
+    """Counts of a stream, in which every token is a label but the first of each document, unless they are joined."""
     num_positions = num_samples * sequence_length
     left, num_begins = num_positions + 1, 0
     for first, last in extents.ranges_E2.tolist():
@@ -143,7 +148,8 @@ def usage_of_stream(
         num_begins += 1 + len(store.starts_between(first, stop))
         left -= stop - first
     num_padding = max(0, num_positions - extents.num_tokens)  # of data that is shorter than a sample
-    num_labels = min(num_positions, max(0, extents.num_tokens - 1)) - max(0, num_begins - 1)
+    unlabelled = 0 if joins_documents else max(0, num_begins - 1)
+    num_labels = min(num_positions, max(0, extents.num_tokens - 1)) - unlabelled
     return DataUsage(
         num_documents=num_begins,
         num_cut=0,

@@ -11,6 +11,8 @@ context together, and the mesh has one axis for both; `data_rank` and `context_r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,6 +59,15 @@ class MeshCoordinates:
     def num_copies(self) -> int:
         """Processes that see the same tokens."""
         return self.num_ranks // (self.plan.data * self.plan.context)
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Run the context once all processes have come to it, and go on once it is behind all of them."""
+        if self.num_ranks > 1:
+            dist.barrier()
+        yield
+        if self.num_ranks > 1:
+            dist.barrier()
 
     @cached_property
     def context_mesh(self) -> DeviceMesh | None:
