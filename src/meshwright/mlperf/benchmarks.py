@@ -58,7 +58,7 @@ class EvaluationRule:
     """Cadence of evaluations. `interval` and `skip` are formulas over global_batch_size."""
 
     interval: str  # sequences
-    skip: str = "0"  # first evaluations that are left out
+    skip: str = "0"  # first evaluations that the rules skip
     samples: int  # sequences of one evaluation
     first_is_open: bool = False  # no rule says at which multiple of the interval the first one stands
 
@@ -112,7 +112,7 @@ class Benchmark:
         return self._count(self.evaluation.interval, global_batch_size, least=1)
 
     def skipped(self, global_batch_size: int) -> int:
-        """Evaluations that are left out at the start."""
+        """Evaluations that the rules skip at the start."""
         return self._count(self.evaluation.skip, global_batch_size, least=0)
 
     def first_evaluation(self, global_batch_size: int) -> int:
@@ -220,8 +220,8 @@ def _benchmark(path: Path, row: dict[str, Any], round: str) -> Benchmark:
         evaluation=evaluation,
         hyperparameters=rules,
         sequence_length=row.get("model", {}).get("sequence_length"),
-        rcp=_beside(path, row.get("rcp"), official=bool(row["official"])),
-        ruleset_file=_beside(path, row.get("ruleset_file"), official=False),
+        rcp=_file_named_by(path, row.get("rcp"), official=bool(row["official"])),
+        ruleset_file=_file_named_by(path, row.get("ruleset_file"), official=False),
         allowed_early_samples=int(row.get("convergence", {}).get("allowed_early_samples", 0)),
         model=row.get("model", {}),
         data=row.get("data", {}),
@@ -240,7 +240,7 @@ def _hyperparameter(key: str, values: dict[str, Any]) -> RuleOfHyperparameter:
     return RuleOfHyperparameter(key=key, formulas=formulas, allowed=tuple(row.pop("allowed", ())), **row)
 
 
-def _beside(path: Path, name: str | None, *, official: bool) -> Path | None:
+def _file_named_by(path: Path, name: str | None, *, official: bool) -> Path | None:
     """A file that a benchmark file names: MLPerf's stand in data/rcps, others beside it."""
     if name is None:
         return None
