@@ -104,7 +104,7 @@ VERBS: dict[str, Verb] = {
     "bench": Verb(
         target="meshwright.cli.commands.bench:command",
         section="Measure and tune",
-        help="Measure a device or training throughput, and keep the records.",
+        help="Measure a device, training throughput or online serving; keep the records.",
     ),
     "tune": Verb(
         target="meshwright.cli.commands.tune:command",

@@ -8,7 +8,7 @@ SECTION = "What to measure"
 
 command = verb_group(
     "bench",
-    about="""Measure a device or training throughput, and keep the records.
+    about="""Measure a device, training throughput or online serving; keep the records.
 
 Records say what was measured, on which device and with which software. `meshwright calibrate` turns those of a device
 into a calibration for the planner.""",
@@ -23,9 +23,15 @@ into a calibration for the planner.""",
             section=SECTION,
             help="Measure training throughput over a sweep of configurations.",
         ),
+        "serve": Verb(
+            target="meshwright.cli.commands.bench_serve:command",
+            section=SECTION,
+            help="Measure online serving of an OpenAI-compatible server.",
+        ),
     },
     examples=[
         "meshwright bench device --budget 60s",
         "meshwright bench train run.yaml --sweep batch.micro=1,2",
+        "meshwright bench serve http://localhost:8000 --concurrency 1,2,4",
     ],
 )

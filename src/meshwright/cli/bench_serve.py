@@ -1,0 +1,157 @@
+"""`meshwright bench serve`: loads on a server, their rates and latencies, and the best one under a bound."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright import __version__
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
+from meshwright.cli.verbs import load
+from meshwright.errors import InfeasibleError, MissingDependencyError
+from meshwright.records.serving import Load, ServingPoint, ServingRecorder
+
+if TYPE_CHECKING:
+    from meshwright.bench.serving.bench import ServingBenchOutcome, ServingBenchRequest
+
+DEFAULT_BOUND_MS = 30.0
+BENCH = "meshwright.bench.serving.bench"
+
+
+def run(**options: Any) -> None:
+    """Check what is asked for, measure, record and report."""
+    if find_spec("aiohttp") is None:
+        raise MissingDependencyError(
+            "measuring a server needs aiohttp, which is not installed", hint="pip install 'meshwright[serve]'"
+        )
+    request = load("meshwright.cli.bench_serve_request:request")(options)
+    measure(request, options)
+
+
+def measure(
+    request: ServingBenchRequest, options: dict[str, Any], *, server: dict[str, Any] | None = None
+) -> None:
+    """Measure what `request` asks for, and show it."""
+    folder = options["folder"] or _free_folder()
+    recorder = ServingRecorder(folder, sidecar=_sidecar(request, server))
+    watch = LoadWatch(as_json=options["as_json"])
+    try:
+        outcome = load(f"{BENCH}:run_serving")(request, recorder=recorder, begin=watch.begin, done=watch.end)
+    except KeyboardInterrupt:
+        note(f"{len(recorder.points)} loads are in {recorder.path}, the last one as far as it came")
+        raise
+    finally:
+        recorder.save(ended=_now())
+    recorder.save(ceilings_chunks_per_s=outcome.ceilings, word_scale=_plain(outcome.scale))
+    _report(request, outcome, recorder, options)
+
+
+def _report(
+    request: ServingBenchRequest,
+    outcome: ServingBenchOutcome,
+    recorder: ServingRecorder,
+    options: dict[str, Any],
+) -> None:
+    bound_s = (options["itl_ms"] or DEFAULT_BOUND_MS) / 1e3
+    found = outcome.summaries
+    if options["html_path"] is not None:
+        page = "meshwright.report.serving_page:serving_page"
+        write_html(page, found, sidecar=recorder.sidecar, bound_s=bound_s, path=options["html_path"])
+    document = load("meshwright.report.serving:serving_document")(found, bound_s=bound_s)
+    if options["as_json"]:
+        emit_json(
+            {
+                "records": recorder.path,
+                "endpoint": recorder.sidecar["endpoint"],
+                "page": options["html_path"],
+                "search": _search_document(request, outcome),
+                **document,
+            }
+        )
+    else:
+        print_text_tables(load("meshwright.report.serving:tables")(found, bound_s=bound_s))
+        print_line()
+        if request.search is not None:
+            print_line(_search_sentence(outcome))
+        print_line(
+            f"Records: {recorder.path}" + (f"; page: {options['html_path']}" if options["html_path"] else "")
+        )
+    for caution in load("meshwright.report.serving:cautions")(found):
+        note(caution)
+    if not any(summary.usable for summary in found):
+        raise InfeasibleError(
+            f"no load could be measured: {found[0].refusal if found else 'none was tried'}",
+            hint=f"each request and its error is in {recorder.folder}/requests.jsonl",
+        )
+    if request.search is not None and outcome.found is None:
+        raise InfeasibleError("even one request in flight is not under the bounds")
+
+
+def _search_document(request: ServingBenchRequest, outcome: ServingBenchOutcome) -> dict[str, Any] | None:
+    if request.search is None:
+        return None
+    return {**_plain(request.search), "most_in_flight": request.most_in_flight, "concurrency": outcome.found}
+
+
+def _search_sentence(outcome: ServingBenchOutcome) -> str:
+    if outcome.found is None:
+        return "No concurrency is under the bounds."
+    return f"The highest concurrency under the bounds is {outcome.found}."
+
+
+def _sidecar(request: ServingBenchRequest, server: dict[str, Any] | None) -> dict[str, Any]:
+    endpoint, source = request.endpoint, request.source
+    return {
+        "endpoint": {
+            "url": endpoint.url, "model": endpoint.model, "interface": endpoint.interface,
+            "ignore_eos": endpoint.ignore_eos, "extra": dict(endpoint.extra),
+            "timeout_s": endpoint.timeout_s, "idle_timeout_s": endpoint.idle_timeout_s,
+        },
+        "server": server,
+        "client": {"name": "meshwright", "version": __version__, "aiohttp": _version("aiohttp")},
+        "software": {"python": ".".join(map(str, sys.version_info[:3]))},
+        "input_tokens": source.inputs.name, "output_tokens": source.outputs.name, "seed": request.seed,
+        "num_prompts_in_file": len(source.rows), "has_tokenizer": source.tokenizer is not None,
+        "num_requests": request.num_requests, "num_warmup": request.num_warmup, "ramp_s": request.ramp_s,
+        "duration_s": request.duration_s, "repeats": request.repeats, "bounds": _plain(request.bounds),
+        "command": ["meshwright", *sys.argv[1:]],
+        "started": _now(),
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return None if value is None else load("dataclasses:asdict")(value)
+
+
+def _version(package: str) -> str:
+    return load("importlib.metadata:version")(package)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _free_folder() -> Path:
+    names = ("bench-serve" if n == 1 else f"bench-serve-{n}" for n in count(1))
+    return next(Path(name) for name in names if not (Path(name) / "serving.csv").exists())
+
+
+class LoadWatch:
+    """Show on stderr what each load measured."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.is_live = sys.stderr.isatty() and not as_json
+
+    def begin(self, asked: Load, repeat: int) -> None:
+        """A load begins."""
+        if self.is_live:
+            print(f"\r{asked.name}, repeat {repeat} ...\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def end(self, point: ServingPoint) -> None:
+        """A load was measured."""
+        start = "\r\x1b[K" if self.is_live else ""
+        print(f"{start}{load('meshwright.report.serving:point_line')(point)}", file=sys.stderr, flush=True)

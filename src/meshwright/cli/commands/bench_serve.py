@@ -1,0 +1,157 @@
+"""`meshwright bench serve`: options and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from meshwright.cli.options import html_option, json_option, numbers
+from meshwright.cli.verbs import verb
+
+MOST_IN_FLIGHT = 10_000
+
+
+@verb(
+    "serve",
+    body="meshwright.cli.bench_serve:run",
+    examples=[
+        "meshwright bench serve http://localhost:8000 --concurrency 1,2,4,8,16,32,64 --html serving.html",
+        "meshwright bench serve --url http://localhost:8000 --model llama --concurrency 8 --requests 200 "
+        "--input-tokens 1024 --output-tokens 128 --json",
+        "meshwright bench serve localhost:8000 --rate 2,4,8 --arrivals gamma --shape 0.5 --requests 500",
+        "meshwright bench serve localhost:8000 --prompts prompts.jsonl --repeats 6 --ttft-bound 500 --itl-bound 30",
+        "meshwright bench serve localhost:8000 --search --itl-bound 30 --max-concurrency 256",
+    ],
+)
+@click.argument("address", metavar="[URL]", required=False)
+@click.option("--url", metavar="URL", help="Address of an OpenAI-compatible server, with or without /v1.")
+@click.option("--model", metavar="NAME", help="Model to ask for.  [default: the server's only one]")
+@click.option(
+    "--endpoint", "interface", type=click.Choice(["completions", "chat"]), default="completions", show_default=True,
+    help="Interface: /v1/completions or /v1/chat/completions.",
+)  # fmt: skip
+@click.option(
+    "--concurrency", metavar="N,N,...",
+    callback=numbers(low=1, high=MOST_IN_FLIGHT, example="1,2,4"),
+    help="Closed loop: requests in flight, one load each.  [default: 1,2,4,8,16,32,64]",
+)  # fmt: skip
+@click.option("--rate", "rates", metavar="R,R,...", help="Open loop: requests per second, one load each.")
+@click.option(
+    "--arrivals", type=click.Choice(["poisson", "gamma", "constant", "trace"]),
+    help="Arrivals of an open loop; trace: at the times in --prompts.  [default: poisson]",
+)  # fmt: skip
+@click.option(
+    "--shape", type=click.FloatRange(min=0.01, max=1000), metavar="K",
+    help="Shape of gamma arrivals: 1 is Poisson, below 1 burstier.  [default: 0.5]",
+)  # fmt: skip
+@click.option(
+    "--max-concurrency", "most_in_flight", type=click.IntRange(1, MOST_IN_FLIGHT), metavar="N",
+    help="Most requests in flight of an open loop (default: no limit) or of --search (default: 64).",
+)  # fmt: skip
+@click.option(
+    "--requests", "num_requests", type=click.IntRange(1, 10**6), metavar="N",
+    help="Requests of each load.  [default: 10 for each in flight, at least 32; the lines of a trace]",
+)  # fmt: skip
+@click.option(
+    "--duration", "duration_s", type=click.FloatRange(min=0.1), metavar="SECONDS",
+    help="Send no further request after this time.",
+)  # fmt: skip
+@click.option(
+    "--warmup", "num_warmup", type=click.IntRange(0, 10**6), metavar="N",
+    help="Requests before each load that do not count.  [default: as many as are in flight]",
+)  # fmt: skip
+@click.option(
+    "--ramp", "ramp_s", type=click.FloatRange(min=0), default=0.0, show_default=True, metavar="SECONDS",
+    help="Time over which a closed loop reaches its concurrency.",
+)  # fmt: skip
+@click.option(
+    "--repeats", type=click.IntRange(1, 1000), default=1, show_default=True, metavar="N",
+    help="Measurements of each load; loads take turns. Six or more have a 95 % interval.",
+)  # fmt: skip
+@click.option(
+    "--input-tokens", "inputs", default="128", show_default=True, metavar="LENGTH",
+    help="128, 64-256, normal:MEAN,SD or lognormal:MEDIAN,SIGMA.",
+)  # fmt: skip
+@click.option(
+    "--output-tokens", "outputs", default="128", show_default=True, metavar="LENGTH", help="The same."
+)
+@click.option(
+    "--prompts", "prompts_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.jsonl",
+    help="Prompts or lengths, with times for a trace; one JSON mapping a line.",
+)  # fmt: skip
+@click.option(
+    "--tokenizer", "tokenizer_path", type=click.Path(path_type=Path), metavar="PATH",
+    help="tokenizer.json of the model, or its folder: exact input lengths, and counts where the server gives none.",
+)  # fmt: skip
+@click.option(
+    "--stop-at-end-token", is_flag=True, help="Let answers end early instead of sending ignore_eos."
+)
+@click.option(
+    "--extra",
+    "extras",
+    multiple=True,
+    metavar="KEY=JSON",
+    help="Further key of each request's body. May be repeated.",
+)
+@click.option("--key-variable", metavar="NAME", help="Environment variable that holds the server's API key.")
+@click.option(
+    "--ttft-bound",
+    "ttft_ms",
+    type=click.FloatRange(min=0.001),
+    metavar="MS",
+    help="Bound of goodput: first token.",
+)
+@click.option(
+    "--itl-bound", "itl_ms", type=click.FloatRange(min=0.001), metavar="MS",
+    help="Bound of goodput and of the best load: inter-token latency.  [default of the best load: 30]",
+)  # fmt: skip
+@click.option(
+    "--e2e-bound",
+    "e2e_ms",
+    type=click.FloatRange(min=0.001),
+    metavar="MS",
+    help="Bound of goodput: whole answer.",
+)
+@click.option(
+    "--itl-definition", type=click.Choice(["tpot", "chunk-gap"]), default="tpot", show_default=True,
+    help="Inter-token latency of the best load: per request, or over all gaps between chunks.",
+)  # fmt: skip
+@click.option(
+    "--search",
+    is_flag=True,
+    help="Search the highest concurrency whose medians are under --itl-bound and --ttft-bound.",
+)
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True, metavar="SECONDS",
+    help="Time after which one request is given up.",
+)  # fmt: skip
+@click.option(
+    "--idle-timeout", "idle_timeout_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True,
+    metavar="SECONDS", help="Time without any byte after which it is.",
+)  # fmt: skip
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Seed of prompts, lengths and arrivals.",
+)
+@click.option("--no-self-test", is_flag=True, help="Do not measure the client's own ceiling.")
+@click.option(
+    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Folder of the records.  [default: bench-serve, or the first free bench-serve-N]",
+)  # fmt: skip
+@html_option
+@json_option
+def command() -> None:
+    """Measure online serving of an OpenAI-compatible server.
+
+    Streams answers under each load and reports tokens per second and latencies. Input, output and total tokens are
+    kept apart, and so are two definitions of inter-token latency: time per output token of a request, and gaps
+    between chunks. Failed requests are counted by kind, and their tokens do not count.
+
+    Each load and request is recorded when it ends, and Ctrl-C keeps what was measured. Before and after, the client
+    measures its own ceiling, and results above half of it are refused. Exits with 1 when no load could be measured.
+    """

@@ -1,0 +1,358 @@
+"""Records of serving: `serving.csv` with one line per load and repeat, `requests.jsonl` with one line per request.
+
+    serving.csv     rates and latencies of a load, in one repeat
+    requests.jsonl  every request with the arrival time of each of its chunks: all rates can be computed again
+    serving.json    sidecar: endpoint, server, client and its ceiling, definitions
+
+Two definitions of inter-token latency are kept apart, because they differ by factors on the same requests:
+
+    chunk_gap  seconds between two chunks of an answer, pooled over all requests (vLLM, SGLang: "ITL")
+    tpot       (end - first token) / (output tokens - 1) of each request (AIPerf, genai-perf: "inter token latency")
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.records.files import csv_line, read_lines, read_sidecar, sidecar_text, whole_lines
+
+SCHEMA = "meshwright bench serving 1"
+CSV_NAME, REQUESTS_NAME, SIDECAR_NAME = "serving.csv", "requests.jsonl", "serving.json"
+MADE_BY = "meshwright bench serve"
+
+
+class RequestStatus(StrEnum):
+    """End of one request."""
+
+    OK = "ok"
+    NOT_CONNECTED = "not_connected"  # no connection could be opened
+    HTTP_ERROR = "http_error"  # a status other than 200
+    SERVER_ERROR = "server_error"  # an error inside the stream
+    MALFORMED = "malformed"  # an event that is not what the interface says
+    DROPPED = "dropped"  # the connection ended before the answer did
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"  # in flight when the measurement was interrupted
+
+
+class TokenSource(StrEnum):
+    """Origin of the token counts."""
+
+    USAGE = "usage"  # the server's own count
+    TOKENIZER = "tokenizer"  # counted here
+    CHUNKS = "chunks"  # one token per chunk assumed, and the input as asked
+    MIXED = "mixed"  # of several requests with different origins
+
+
+class Arrivals(StrEnum):
+    """Times at which requests are sent."""
+
+    CLOSED = "closed"  # a request begins when another ends
+    CONSTANT = "constant"
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    TRACE = "trace"  # at the times of a file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Load on a server: requests in flight (closed loop), or requests per second (open loop)."""
+
+    arrivals: Arrivals = Arrivals.CLOSED
+    concurrency: int | None = None  # the most requests in flight; None: no limit
+    offered_per_s: float | None = None
+    shape: float | None = None  # of gamma arrivals; 1 is Poisson, below 1 burstier
+
+    @property
+    def name(self) -> str:
+        """Text of the load in tables.
+
+        >>> Load(concurrency=4).name, Load(arrivals=Arrivals.POISSON, offered_per_s=2.5).name
+        ('4 in flight', '2.5/s poisson')
+        """
+        if self.arrivals is Arrivals.CLOSED:
+            return f"{self.concurrency} in flight"
+        rate = "" if self.offered_per_s is None else f"{self.offered_per_s:g}/s "
+        return f"{rate}{self.arrivals}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Distribution of a time, in seconds. The median has a 95 % interval from order statistics."""
+
+    n: int
+    mean: float
+    median: float
+    median_low: float
+    median_high: float
+    p90: float
+    p95: float
+    p99: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRecord:
+    """One request. Times are seconds since the first request of its load was due."""
+
+    index: int
+    sent_s: float
+    due_s: float  # when it should have been sent
+    end_s: float
+    status: RequestStatus
+    reason: str = ""
+    chunk_s: tuple[float, ...] = ()  # arrival of each chunk that carries tokens
+    answer_s: float | None = None  # arrival of the first chunk that is not reasoning
+    input_tokens: int = 0
+    output_tokens: int = 0
+    token_source: TokenSource = TokenSource.USAGE
+    asked_input_tokens: int = 0
+    asked_output_tokens: int = 0
+    num_reconnects: int = 0  # kept-alive connections that the server had closed
+    num_malformed: int = 0  # events that could not be read
+    finish_reason: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from sending to the first token."""
+        return self.chunk_s[0] - self.sent_s if self.chunk_s else None
+
+    @property
+    def e2e_s(self) -> float:
+        """Seconds from sending to the last token; to the end if there is none."""
+        return (self.chunk_s[-1] if self.chunk_s else self.end_s) - self.sent_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per output token after the first; None below two tokens or two chunks."""
+        if self.output_tokens < 2 or len(self.chunk_s) < 2:
+            return None
+        return (self.chunk_s[-1] - self.chunk_s[0]) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingPoint:
+    """Measurement of one load in one repeat: one line of `serving.csv`. Rates count successful requests only."""
+
+    load: Load
+    repeat: int  # the first is 1
+    started: str  # ISO 8601, UTC
+    interrupted: bool = False
+    refusal: str = ""  # reason why the rates must not be used
+    wall_s: float
+    num_requests: int
+    num_ok: int
+    errors: Mapping[str, int] = field(default_factory=dict)  # requests that failed, by status
+    num_reconnects: int = 0
+    num_malformed_events: int = 0
+    num_short: int = 0  # successful, with fewer output tokens than asked for
+    token_source: TokenSource = TokenSource.USAGE
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    lost_output_tokens: int = 0  # delivered by requests that failed afterwards
+    requests_per_s: float = 0.0
+    input_tokens_per_s: float = 0.0
+    output_tokens_per_s: float = 0.0
+    total_tokens_per_s: float = 0.0
+    steady_s: float | None = None  # time in which at least 90 % of the peak was in flight
+    steady_output_tokens_per_s: float | None = None
+    steady_total_tokens_per_s: float | None = None
+    mean_in_flight: float = 0.0  # from the client's own counter
+    peak_in_flight: int = 0
+    littles_law_ratio: float | None = None  # mean in flight over rate times mean latency
+    tokens_per_chunk: float | None = None
+    ttft_s: Latency | None = None
+    chunk_gap_s: Latency | None = None
+    tpot_s: Latency | None = None
+    e2e_s: Latency | None = None
+    send_delay_s: Latency | None = None  # sent later than due: lag of the client, or of its limit in flight
+    good_requests_per_s: float | None = None  # within all bounds
+    good_ratio: float | None = None  # of all requests
+    chunks_per_s: float = 0.0  # load of the client
+    client_ceiling_chunks_per_s: float | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.refusal and self.num_ok > 0
+
+
+LATENCIES = ("ttft_s", "chunk_gap_s", "tpot_s", "e2e_s", "send_delay_s")
+_LATENCY_FIELDS = tuple(f.name for f in fields(Latency))
+_LOAD_FIELDS = tuple(f.name for f in fields(Load))
+_KINDS = {f.name: str(f.type) for f in (*fields(Load), *fields(ServingPoint), *fields(Latency))}
+
+
+def _columns() -> tuple[str, ...]:
+    found: list[str] = []
+    for f in fields(ServingPoint):
+        if f.name == "load":
+            found += _LOAD_FIELDS
+        elif f.name == "errors":
+            found += [f"num_{status}" for status in RequestStatus if status is not RequestStatus.OK]
+        elif f.name in LATENCIES:
+            found += [f"{f.name}_{part}" for part in _LATENCY_FIELDS]
+        else:
+            found.append(f.name)
+    return tuple(found)
+
+
+COLUMNS = _columns()
+
+
+def cells_of(point: ServingPoint) -> list[str]:
+    """Cells of one line of `serving.csv`, in the order of `COLUMNS`."""
+    flat: dict[str, Any] = {name: getattr(point.load, name) for name in _LOAD_FIELDS}
+    for f in fields(ServingPoint):
+        value = getattr(point, f.name)
+        if f.name == "errors":
+            flat |= {f"num_{s}": value.get(s, 0) for s in RequestStatus if s is not RequestStatus.OK}
+        elif f.name in LATENCIES:
+            flat |= {f"{f.name}_{part}": value and getattr(value, part) for part in _LATENCY_FIELDS}
+        elif f.name != "load":
+            flat[f.name] = value
+    return [_cell(flat[name]) for name in COLUMNS]
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def point_of(cells: Mapping[str, str], *, where: str) -> ServingPoint:
+    """Read the cells of one line. Raises InputError for a value of another kind."""
+
+    def value(name: str, column: str | None = None) -> Any:
+        column = column or name
+        text = cells[column]
+        kind = _KINDS.get(name, "int")
+        try:
+            if text == "" and "None" in kind:
+                return None
+            if kind.startswith("bool"):
+                return {"yes": True, "no": False}[text]
+            if kind.startswith(("int", "float")):
+                number = float(text)
+                if not math.isfinite(number):
+                    raise ValueError(text)
+                return int(text) if kind.startswith("int") else number
+            return {"Arrivals": Arrivals, "TokenSource": TokenSource}.get(kind, str)(text)
+        except (ValueError, KeyError):
+            raise InputError(f"{where}: {column} cannot be read", got=text, allowed=kind) from None
+
+    found: dict[str, Any] = {"load": Load(**{name: value(name) for name in _LOAD_FIELDS})}
+    for f in fields(ServingPoint):
+        if f.name == "errors":
+            counts = {s: value(f"num_{s}") for s in RequestStatus if s is not RequestStatus.OK}
+            found["errors"] = {status: count for status, count in counts.items() if count}
+        elif f.name in LATENCIES:
+            absent = not cells[f"{f.name}_n"]
+            parts = {} if absent else {p: value(p, f"{f.name}_{p}") for p in _LATENCY_FIELDS}
+            found[f.name] = None if absent else Latency(**parts)
+        elif f.name != "load":
+            found[f.name] = value(f.name)
+    return ServingPoint(**found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingRecords:
+    """Content of one folder of `bench serve`."""
+
+    folder: Path
+    sidecar: Mapping[str, Any]
+    points: tuple[ServingPoint, ...]
+
+
+class ServingRecorder:
+    """Writer of the three files in `folder`. Raises InputError if it holds records already."""
+
+    def __init__(self, folder: Path, *, sidecar: Mapping[str, Any]) -> None:
+        self.folder, self.path = folder, folder / CSV_NAME
+        self.points: list[ServingPoint] = []
+        self.sidecar: dict[str, Any] = {"schema": SCHEMA, "device": None, "ended": None, **sidecar}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                raise InputError("there are records already", got=str(self.path), hint="name another --out")
+            write_atomically(self.path, csv_line(COLUMNS))
+            (folder / REQUESTS_NAME).write_text("", encoding="utf-8")
+            self.save()
+        except OSError as error:
+            raise InputError(
+                f"records cannot be written: {error.strerror}", got=str(folder), allowed="a writable folder"
+            ) from None
+
+    def append_requests(self, load: Load, repeat: int, requests: Sequence[RequestRecord]) -> None:
+        """Add requests; they are in the file when this returns."""
+        with (self.folder / REQUESTS_NAME).open("a", encoding="utf-8") as stream:
+            stream.writelines(_request_line(load, repeat, request) for request in requests)
+
+    def append(self, point: ServingPoint) -> None:
+        """Add one line; it is in the file when this returns."""
+        with self.path.open("a", encoding="utf-8", newline="") as stream:
+            stream.write(csv_line(cells_of(point)))
+        self.points.append(point)
+
+    def rewrite(self, points: Sequence[ServingPoint]) -> None:
+        """Replace all lines, such as when the client's ceiling is known."""
+        self.points = list(points)
+        write_atomically(self.path, "".join(csv_line(cells) for cells in [COLUMNS, *map(cells_of, points)]))
+
+    def save(self, **more: Any) -> None:
+        """Write the sidecar with `more` keys."""
+        self.sidecar |= more
+        write_atomically(self.folder / SIDECAR_NAME, sidecar_text(self.sidecar))
+
+
+def _request_line(load: Load, repeat: int, request: RequestRecord) -> str:
+    found = asdict(request) | {"load": load.name, "repeat": repeat}
+    for name in ("sent_s", "due_s", "end_s"):
+        found[name] = round(found[name], 6)
+    found["answer_s"] = None if request.answer_s is None else round(request.answer_s, 6)
+    found["chunk_s"] = [round(s, 6) for s in request.chunk_s]
+    return json.dumps(found, separators=(",", ":")) + "\n"
+
+
+def read_serving(folder: Path) -> ServingRecords:
+    """Read the records in `folder`. Raises InputError when they are absent or damaged."""
+    sidecar = read_sidecar(
+        folder / SIDECAR_NAME, schema=SCHEMA, keys=("command", "started", "endpoint"), made_by=MADE_BY
+    )
+    lines = read_lines(
+        folder / CSV_NAME, columns=COLUMNS, what="serving records", made_by=MADE_BY, whole=sidecar["ended"]
+    )
+    points = tuple(point_of(line.cells, where=line.where) for line in lines)
+    return ServingRecords(folder=folder, sidecar=sidecar, points=points)
+
+
+def read_requests(folder: Path) -> Iterable[tuple[str, int, RequestRecord]]:
+    """Yield load, repeat and request of each line of `requests.jsonl`; an incomplete last line is ignored."""
+    path = folder / REQUESTS_NAME
+    try:
+        text = whole_lines(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    for number, line in enumerate(io.StringIO(text), start=1):
+        try:
+            found = json.loads(line)
+            load, repeat = found.pop("load"), found.pop("repeat")
+            found |= {
+                "chunk_s": tuple(found["chunk_s"]),
+                "status": RequestStatus(found["status"]),
+                "token_source": TokenSource(found["token_source"]),
+            }
+            yield load, repeat, RequestRecord(**found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path}:{number}: not a request ({error})") from None

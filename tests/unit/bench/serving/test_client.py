@@ -1,0 +1,237 @@
+"""The client against a server with known latencies and faults."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from meshwright.bench.serving.client import Client, open_session
+from meshwright.bench.serving.endpoint import Endpoint, Interface, ServingPrompt
+from meshwright.bench.serving.loads import LoadOutcome, run_load
+from meshwright.bench.serving.metrics import LatencyBounds, serving_point
+from meshwright.bench.serving.mock import Behavior, MockFault, MockServer, mock_server
+from meshwright.records.serving import Arrivals, Load, RequestStatus, TokenSource
+
+PROMPT = ServingPrompt(text="one two three", input_tokens=3, output_tokens=8)
+NOISE_S: list[float] = []  # of the calm load
+QUICK = Behavior(ttft_s=0.002, itl_s=0.001)
+
+
+async def _noise_s(run: asyncio.Task) -> float:
+    """The 90th percentile of late wake-ups in the first 0.3 s of `run`: the scheduler's noise."""
+    late = []
+    for _ in range(60):
+        if run.done():
+            break
+        begin = time.perf_counter()
+        await asyncio.sleep(0.005)
+        late.append(time.perf_counter() - begin - 0.005)
+    return sorted(late)[int(0.9 * len(late))] if late else 0.0
+
+
+def measured(
+    behavior: Behavior, load: Load | None = None, *, num_requests: int = 12, prompt: ServingPrompt = PROMPT,
+    count_tokens=None, with_noise=False, cancel_after_s: float | None = None, due_s=None, ramp_s: float = 0.0,
+    **endpoint,
+) -> tuple[LoadOutcome, MockServer]:  # fmt: skip
+    async def measure():
+        async with mock_server(behavior) as (server, url):
+            at = Endpoint(
+                base_url=url, model="mock", **{"timeout_s": 30.0, "idle_timeout_s": 10.0, **endpoint}
+            )
+            async with open_session(at) as session:
+                client = Client(
+                    session=session, endpoint=at, start_s=time.perf_counter(), count_tokens=count_tokens
+                )
+                run = asyncio.create_task(
+                    run_load(
+                        client, load or Load(concurrency=4), [prompt] * num_requests, num_requests=num_requests,
+                        due_s=due_s, ramp_s=ramp_s,
+                    )
+                )  # fmt: skip
+                if with_noise:
+                    NOISE_S.append(await _noise_s(run))
+                if cancel_after_s is not None:
+                    await asyncio.sleep(cancel_after_s)
+                    run.cancel()
+                return await run, server
+
+    return asyncio.run(measure())
+
+
+@pytest.fixture(scope="module")
+def calm() -> tuple[LoadOutcome, MockServer]:
+    """Requests with TTFT 20 ms and ITL 5 ms."""
+    return measured(
+        Behavior(ttft_s=0.02, itl_s=0.005), num_requests=16, prompt=replace(PROMPT, output_tokens=10)
+    )
+
+
+def point_of(outcome: LoadOutcome, **more):
+    return serving_point(
+        outcome, load=Load(concurrency=4), repeat=1, started="2026-01-01T00:00:00+00:00", **more
+    )
+
+
+def test_latencies_are_those_of_the_server(calm):
+    """Against the server's own clock, so that a busy machine delays both alike."""
+    outcome, server = calm
+    point = point_of(outcome)
+    times = server.token_s.values()
+    ttft = statistics.median(t[1] - t[0] for t in times)
+    tpot = statistics.median((t[-1] - t[1]) / (len(t) - 2) for t in times)
+    gap = statistics.median(b - a for t in times for a, b in pairwise(t[1:]))
+    near = 1e-3 + 3 * NOISE_S[0]  # a request passes through three wake-ups
+    assert point.ttft_s.median == pytest.approx(ttft, abs=near)
+    assert point.tpot_s.median == pytest.approx(tpot, abs=near)
+    assert point.chunk_gap_s.median == pytest.approx(gap, abs=near)
+    assert point.ttft_s.low > 0.0195
+    assert point.ttft_s.n == 16
+    assert point.chunk_gap_s.n == 16 * 9
+
+
+def test_totals_are_exact_and_conserved(calm):
+    outcome, server = calm
+    point = point_of(outcome)
+    assert (point.num_ok, point.input_tokens, point.output_tokens) == (16, 48, 160)
+    assert point.output_tokens == server.num_tokens
+    assert point.total_tokens_per_s * point.wall_s == pytest.approx(208)
+    assert point.littles_law_ratio == pytest.approx(1, abs=0.05)
+    assert point.mean_in_flight == pytest.approx(point.requests_per_s * point.e2e_s.mean, rel=0.05)
+    assert point.peak_in_flight == 4
+    assert point.token_source is TokenSource.USAGE
+    assert point.tokens_per_chunk == 1
+
+
+def test_goodput_needs_every_bound(calm):
+    outcome, _ = calm
+    assert point_of(outcome, bounds=LatencyBounds(ttft_s=10, tpot_s=10)).good_ratio == 1
+    assert point_of(outcome, bounds=LatencyBounds(ttft_s=10, tpot_s=1e-6)).good_ratio == 0
+    assert point_of(outcome).good_ratio is None
+
+
+@pytest.mark.parametrize("interface", Interface)
+def test_a_role_is_no_token(interface):
+    outcome, _ = measured(QUICK, num_requests=2, interface=interface)
+    assert [len(r.chunk_s) for r in outcome.records] == [8, 8]
+    assert {r.output_tokens for r in outcome.records} == {8}
+
+
+FAULTS = {
+    MockFault.HTTP_500: RequestStatus.HTTP_ERROR,
+    MockFault.HTTP_429: RequestStatus.HTTP_ERROR,
+    MockFault.RESET: RequestStatus.DROPPED,
+    MockFault.CLOSE: RequestStatus.DROPPED,
+    MockFault.CLOSE_AT_ONCE: RequestStatus.DROPPED,
+    MockFault.STALL: RequestStatus.TIMED_OUT,
+    MockFault.NOT_JSON: RequestStatus.MALFORMED,
+    MockFault.NOT_AN_EVENT: RequestStatus.MALFORMED,
+    MockFault.NOT_HTTP: RequestStatus.MALFORMED,
+    MockFault.ERROR_EVENT: RequestStatus.SERVER_ERROR,
+    MockFault.NO_FINISH: RequestStatus.DROPPED,
+    MockFault.EMPTY: RequestStatus.MALFORMED,
+}
+
+
+@pytest.mark.parametrize("fault", MockFault)
+def test_a_fault_is_counted_and_the_others_go_on(fault):
+    faults = (
+        {3: fault, 4: fault} if fault is MockFault.CLOSE_AT_ONCE else {3: fault}
+    )  # it is tried a second time
+    outcome, _ = measured(
+        replace(QUICK, faults=faults), Load(concurrency=1), num_requests=6, idle_timeout_s=0.5
+    )
+    point = point_of(outcome, bounds=LatencyBounds(ttft_s=100.0))
+    assert point.errors == {FAULTS[fault]: 1}, [r.reason for r in outcome.records]
+    assert (point.num_requests, point.num_ok, point.output_tokens) == (6, 5, 40)
+    assert point.good_ratio == pytest.approx(5 / 6)
+    assert next(r for r in outcome.records if r.status is not RequestStatus.OK).reason
+
+
+def test_tokens_of_failed_requests_are_not_in_the_rates():
+    outcome, _ = measured(replace(QUICK, faults={1: MockFault.CLOSE}), Load(concurrency=1), num_requests=3)
+    point = point_of(outcome)
+    assert (point.output_tokens, point.lost_output_tokens) == (16, 4)
+
+
+@pytest.mark.parametrize(
+    "behavior",
+    [replace(QUICK, is_split=True), replace(QUICK, slow_read_s=0.01), replace(QUICK, closes_kept_alive=True)],
+    ids=["split events", "slow reader", "closes kept-alive connections"],
+)
+def test_slow_and_odd_servers_lose_nothing(behavior):
+    outcome, _ = measured(behavior, num_requests=8)
+    point = point_of(outcome)
+    assert (point.num_ok, point.output_tokens) == (8, 64), [r.reason for r in outcome.records]
+    assert point.errors == {}
+
+
+def test_one_dropped_kept_alive_connection_is_opened_again():
+    outcome, _ = measured(
+        replace(QUICK, faults={1: MockFault.CLOSE_AT_ONCE}), Load(concurrency=1), num_requests=3
+    )
+    point = point_of(outcome)
+    assert (point.num_ok, point.num_reconnects) == (3, 1)
+
+
+def test_without_usage_chunks_or_a_tokenizer_are_counted():
+    silent = replace(QUICK, has_usage=False)
+    by_chunk, _ = measured(silent, num_requests=2)
+    assert point_of(by_chunk).token_source is TokenSource.CHUNKS
+    assert (by_chunk.records[0].input_tokens, by_chunk.records[0].output_tokens) == (3, 8)
+    by_text, _ = measured(silent, num_requests=2, count_tokens=lambda text: len(text))
+    assert point_of(by_text).token_source is TokenSource.TOKENIZER
+    assert by_text.records[0].output_tokens == 8 * len(" tok")
+
+
+def test_several_tokens_per_chunk_are_seen():
+    outcome, _ = measured(replace(QUICK, tokens_per_chunk=4), num_requests=2)
+    point = point_of(outcome)
+    assert point.tokens_per_chunk == 4
+    assert point.output_tokens == 16
+
+
+def test_no_server_is_an_outcome_too():
+    async def measure():
+        at = Endpoint(base_url="http://127.0.0.1:9", model="none")
+        async with open_session(at) as session:
+            return await Client(session=session, endpoint=at, start_s=0.0).send(PROMPT, index=0)
+
+    assert asyncio.run(measure()).status is RequestStatus.NOT_CONNECTED
+
+
+def test_an_interrupted_load_keeps_what_it_has():
+    slow = Behavior(ttft_s=0.01, itl_s=0.01)
+    outcome, _ = measured(slow, num_requests=1000, cancel_after_s=0.3)
+    point = point_of(outcome)
+    assert outcome.interrupted
+    assert point.num_ok >= 4
+    assert 1 <= point.errors[RequestStatus.CANCELLED] <= 4
+    assert point.num_requests == point.num_ok + point.errors[RequestStatus.CANCELLED]
+
+
+def test_an_open_loop_does_not_wait_for_answers():
+    slow = Behavior(ttft_s=0.2, num_slots=1)
+    outcome, _ = measured(
+        slow, Load(arrivals=Arrivals.CONSTANT, offered_per_s=100.0), num_requests=4,
+        prompt=replace(PROMPT, output_tokens=1),
+    )  # fmt: skip
+    assert outcome.peak_in_flight == 4
+    assert [r.due_s for r in outcome.records] == pytest.approx([0.01, 0.02, 0.03, 0.04])
+    assert all(r.sent_s >= r.due_s for r in outcome.records)
+    assert outcome.records[-1].ttft_s > 0.6  # it queued behind three others
+
+
+def test_a_trace_has_its_own_times_and_a_ramp_starts_workers_in_turn():
+    outcome, _ = measured(QUICK, Load(arrivals=Arrivals.TRACE), num_requests=3, due_s=[0.0, 0.05, 0.1])
+    assert outcome.records[2].sent_s >= 0.1
+    ramped, _ = measured(QUICK, Load(concurrency=2), num_requests=40, ramp_s=0.1)
+    first = sorted(r.sent_s for r in ramped.records)
+    assert sum(s < 0.05 for s in first) < 10

@@ -1,0 +1,86 @@
+"""Records of serving are read back as they were written, and damage is named."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.records.files import csv_line
+from meshwright.records.serving import (
+    COLUMNS,
+    Arrivals,
+    Latency,
+    Load,
+    RequestRecord,
+    RequestStatus,
+    ServingPoint,
+    ServingRecorder,
+    TokenSource,
+    cells_of,
+    point_of,
+    read_requests,
+    read_serving,
+)
+
+LATENCY = Latency(**{f.name: 3 if f.name == "n" else 0.25 for f in fields(Latency)})
+POINT = ServingPoint(
+    load=Load(arrivals=Arrivals.GAMMA, offered_per_s=2.5, shape=0.5), repeat=2, started="2026-01-01T00:00:00+00:00",
+    wall_s=2.0, num_requests=5, num_ok=3, errors={"dropped": 2}, requests_per_s=1.5, ttft_s=LATENCY,
+    token_source=TokenSource.MIXED, refusal="too fast, by far", interrupted=True, good_ratio=0.5,
+)  # fmt: skip
+SIDECAR = {"endpoint": {}, "command": [], "started": "now"}
+
+
+def test_columns_are_unique_and_a_point_survives():
+    assert len(set(COLUMNS)) == len(COLUMNS)
+    assert point_of(dict(zip(COLUMNS, cells_of(POINT), strict=True)), where="x") == POINT
+    plain = replace(POINT, load=Load(concurrency=4), errors={}, ttft_s=None, good_ratio=None)
+    assert point_of(dict(zip(COLUMNS, cells_of(plain), strict=True)), where="x") == plain
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("repeat", "x"),
+        ("wall_s", "nan"),
+        ("arrivals", "often"),
+        ("interrupted", "maybe"),
+        ("ttft_s_p99", "inf"),
+    ],
+)
+def test_damaged_cells_are_named(column, value):
+    cells = dict(zip(COLUMNS, cells_of(POINT), strict=True)) | {column: value}
+    with pytest.raises(InputError, match=f"serving.csv:3: {column}"):
+        point_of(cells, where="serving.csv:3")
+
+
+def test_files(tmp_path):
+    recorder = ServingRecorder(tmp_path / "out", sidecar=SIDECAR)
+    request = RequestRecord(
+        index=0,
+        sent_s=0.1,
+        due_s=0.1,
+        end_s=0.5,
+        status=RequestStatus.OK,
+        chunk_s=(0.2, 0.3),
+        output_tokens=2,
+    )
+    recorder.append_requests(POINT.load, 1, [request])
+    recorder.append(POINT)
+    with (tmp_path / "out" / "serving.csv").open("a") as stream:
+        stream.write(csv_line(cells_of(POINT))[:40])  # killed while it wrote
+    assert read_serving(tmp_path / "out").points == (POINT,)
+    assert list(read_requests(tmp_path / "out")) == [(POINT.load.name, 1, request)]
+    recorder.rewrite([POINT, POINT])
+    recorder.save(ended="now")
+    assert read_serving(tmp_path / "out").points == (POINT, POINT)
+    with pytest.raises(InputError, match="records already"):
+        ServingRecorder(tmp_path / "out", sidecar=SIDECAR)
+
+
+def test_a_damaged_request_is_named(tmp_path):
+    (tmp_path / "requests.jsonl").write_text('{"load": "x", "repeat": 1}\n')
+    with pytest.raises(InputError, match=r"requests\.jsonl:1"):
+        list(read_requests(tmp_path))
