@@ -108,7 +108,7 @@ def test_checkpoints_in_the_way_are_bad_input(tmp_path, tiny_run):
         tmp_path, **SECTIONS | {"train": "{steps: 4, checkpoint: {folder: saved, every_steps: 2}}"}
     )
     training.train()
-    process = start(training)
+    process = start(training, "--out", "another")
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 2
     assert "already holds checkpoints" in stderr
