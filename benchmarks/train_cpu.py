@@ -12,8 +12,12 @@ last:
     tokens/s        from the times in the contender's steps.jsonl (median interval of a round)
     tokens/cpu-s    from the processor time of the operating system, which other load hardly changes
 
-Losses must agree within a tolerance at every step; else the exit status is 1. All cases take about an hour on two
-cores, --quick some minutes.
+Start-up is from the start of the process to the end of its first step, peak memory is the process's largest resident
+set. Meshwright measures a machine before its first training and keeps that for the later ones: its first round pays
+for it, so medians are of a machine that has trained before and the highest start-up is that of a new one.
+
+Losses must agree within a tolerance at every step; else the exit status is 1. All cases take about half an hour on two
+idle cores, --quick a minute.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ PACKAGES = {
 TOLERANCE = {"fp32": 2e-4, "bf16": 2e-2}  # of a loss, relative; bf16 rounds in other places in each of them
 LEARNING_RATE, BETAS, EPSILON, CLIP = 1e-3, (0.9, 0.95), 1e-8, 1.0
 POLL_S = 0.02
+SAME_CONDITIONS = ("device", "software", "contenders", "git_commit", "compiled", "waiting", "shapes")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 LIMIT_S = 600
 
@@ -85,7 +90,7 @@ SHAPES = {
     ),
 }  # fmt: skip
 STEPS = {"tiny": 9, "small": 4}
-ROUNDS = {"tiny": 3, "small": 2}
+ROUNDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,12 +203,14 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(command: list[str], *, shape: Shape, out: Path, steps: int, threads: int) -> Measured:
+def measure(
+    command: list[str], *, shape: Shape, out: Path, steps: int, threads: int, cache: Path
+) -> Measured:
     """Run one contender, and look at its steps and its processor time while it runs."""
     log, path = out.with_suffix(".log"), out / "steps.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
     counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment = os.environ | counts
+    environment = os.environ | counts | {"MESHWRIGHT_CACHE": str(cache)}
     used_s: list[float] = []  # processor time after each step
     first_s = 0.0
     start_s = time.perf_counter()
@@ -303,6 +310,12 @@ def write_page(page: Path, record: dict[str, Any]) -> None:
     page.write_text(f"{before}{BEGIN}\n\n{measured_part(record)}\n\n{END}{after}", encoding="utf-8")
 
 
+def with_spread(values: dict[str, float], *, unit: str, scale: float = 1.0, digits: int = 0) -> str:
+    """Median and unit, lowest and highest in parentheses."""
+    median, low, high = (f"{values[key] / scale:,.{digits}f}" for key in ("median", "low", "high"))
+    return f"{median} {unit} ({low}–{high})"
+
+
 def cells(row: dict[str, Any]) -> list[str]:
     """The columns of a row of the table, as text."""
 
@@ -315,8 +328,8 @@ def cells(row: dict[str, Any]) -> list[str]:
         ratio("tokens_per_s"),
         f"{row['tokens_per_cpu_s']['median']:,.0f}",
         ratio("tokens_per_cpu_s"),
-        f"{row['start_up_s']['median']:.1f} s",
-        f"{row['peak_memory_bytes']['median'] / 2**20:,.0f} MiB",
+        with_spread(row["start_up_s"], unit="s", digits=1),
+        with_spread(row["peak_memory_bytes"], unit="MiB", scale=2**20),
         f"{row['losses'][0]:.4f} to {row['losses'][-1]:.4f}",
     ]
 
@@ -354,9 +367,15 @@ def record_of(
 
 
 def keep(record: dict[str, Any], chosen: argparse.Namespace) -> None:
-    """Write the record so far, so that an interruption costs one case."""
+    """Write the record so far, so that an interruption costs one case.
+
+    Cases that are not measured now stay in the record if device, software, contenders and commit are the same.
+    """
     if chosen.record:
         chosen.record.parent.mkdir(parents=True, exist_ok=True)
+        before = json.loads(chosen.record.read_text()) if chosen.record.exists() else {}
+        if all(before.get(key) == record[key] for key in SAME_CONDITIONS):
+            record["cases"] = before["cases"] | record["cases"]
         chosen.record.write_text(json.dumps(record, indent=1) + "\n")
         if chosen.page:
             write_page(chosen.page, record)
@@ -368,7 +387,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="the tiny model in bf16, one round")
     parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="default: all")
-    parser.add_argument("--rounds", type=int, help="default: 3 of the tiny model, 2 of the small one")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true", help="all under torch.compile")
     parser.add_argument("--record", type=Path, help="write what was measured as JSON")
@@ -398,12 +417,19 @@ def main() -> None:
                 compiled=chosen.compile,
             )  # fmt: skip
             rounds: dict[str, list[Measured]] = {name: [] for name in CONTENDERS if name not in not_run}
-            num_rounds = 1 if chosen.quick else chosen.rounds or ROUNDS[case.shape]
+            num_rounds = 1 if chosen.quick else chosen.rounds
             for i in range(num_rounds):
                 for name in rounds:
                     out = folder / f"{name.split()[0]}-{i}"
                     command = command_of(name, python=pythons[name], folder=folder, out=out)
-                    measured = measure(command, shape=shape, out=out, steps=steps, threads=chosen.threads)
+                    measured = measure(
+                        command,
+                        shape=shape,
+                        out=out,
+                        steps=steps,
+                        threads=chosen.threads,
+                        cache=folder / "cache",
+                    )
                     rounds[name].append(measured)
                     print(f"{case.name}, round {i + 1}: {name} {measured.tokens_per_cpu_s:,.0f} tokens/cpu-s",
                           file=sys.stderr)  # fmt: skip
