@@ -17,8 +17,14 @@ Nothing is run, and no tensor framework is needed. `capacity` is arithmetic; the
             section=SECTION,
             help="Compute the sessions and tokens that fit into memory.",
         ),
+        "accuracy": Verb(
+            target="meshwright.cli.commands.inference_accuracy:command",
+            section=SECTION,
+            help="Predict published inference points and report the errors.",
+        ),
     },
     examples=[
         "meshwright inference capacity --model llama3.1-405b --cluster mi355x-1x1 --precision fp4",
+        "meshwright inference accuracy --leave-one-source-out",
     ],
 )

@@ -1,0 +1,250 @@
+"""Fitted constants of serving: a value for all systems, and deviations by device, number format and engine.
+
+    log(value) = log(prior) + x + Σ_factors x_factor        x ~ N(0, sd²), x_factor ~ N(0, sd_factor²)
+
+Few rows cannot move a deviation far from zero (hierarchical shrinkage): a device or engine that no row names has the
+common value, and the deviations' priors are part of its interval. `data/constants.json` has the fitted x, their
+covariance, and the rows that they were fitted on; `python -m meshwright.inference.fit` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from meshwright.arrays import FloatArray
+from meshwright.cost.rates import system_rates
+from meshwright.inference.formats import computed_in
+from meshwright.inference.rates import ServingRates
+from meshwright.inference.serving import EngineTraits
+from meshwright.inference.work import Placed, Served
+from meshwright.specs.hardware import Stack
+from meshwright.specs.precision import PRECISIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantPrior:
+    """Prior of one constant: median, standard deviation of its logarithm, and of its deviations by factor."""
+
+    name: str
+    median: float
+    sd: float
+    by: Mapping[str, float]
+    reason: str
+
+
+PRIORS = (
+    ConstantPrior(
+        name="gemm_ratio", median=1.0, sd=0.2, by={"recipe": 0.25},
+        reason="of the share of the dense peak that the training calibration gives for this device and format",
+    ),
+    ConstantPrior(
+        name="grouped_ratio", median=0.75, sd=0.3, by={"recipe": 0.2},
+        reason="grouped GEMMs of experts against plain ones: 0.77 in the training calibration",
+    ),
+    ConstantPrior(
+        name="attention_ratio", median=0.45, sd=0.25, by={"architecture": 0.2},
+        reason="fused attention, forward: 0.46 to 0.48 of the 16-bit peak in the training calibration",
+    ),
+    ConstantPrior(
+        name="memory_ratio", median=0.8, sd=0.1, by={"architecture": 0.1},
+        reason="streaming kernels: 0.85 of the nominal bandwidth in the training calibration, less in short kernels",
+    ),
+    ConstantPrior(
+        name="cache_ratio", median=0.8, sd=0.25, by={"architecture": 0.2},
+        reason="of memory_ratio: pages of the cache are short reads, and a batch of uneven sequences leaves units idle",
+    ),
+    ConstantPrior(
+        name="elementwise_accesses", median=10.0, sd=0.4, by={"engine": 0.2},
+        reason="two norms, two residual additions, rotary embedding, activation, quantisation of a layer, partly fused",
+    ),
+    ConstantPrior(
+        name="collective_factor", median=1.0, sd=0.3, by={"architecture": 0.2},
+        reason="bytes of a collective, against NCCL as calibrated for training",
+    ),
+    ConstantPrior(
+        name="collective_s", median=1e-5, sd=0.25, by={"architecture": 0.3},
+        reason="one-shot all-reduce kernels of inference engines take 6 to 15 microseconds for a few tokens",
+    ),
+    ConstantPrior(
+        name="layer_s", median=3e-5, sd=0.25, by={"engine": 0.4, "architecture": 0.3},
+        reason="about ten kernels a layer of 2 to 4 microseconds between start and end each, under CUDA graphs",
+    ),
+    ConstantPrior(
+        name="moe_layer_s", median=2e-5, sd=0.3, by={"engine": 0.4, "architecture": 0.3},
+        reason="router, top-k, permutation and grouped GEMMs: some five to ten further kernels",
+    ),
+    ConstantPrior(
+        name="host_s", median=1e-3, sd=0.4, by={"engine": 0.6},
+        reason="scheduler, sampling and detokenising per step: below 1 ms overlapped, several ms in Python",
+    ),
+    ConstantPrior(
+        name="sequence_s", median=5e-6, sd=0.4, by={"engine": 0.6},
+        reason="host work per running sequence and step",
+    ),
+)  # fmt: skip
+"""Constants and what was believed of them before any row was read."""
+
+Factors = Mapping[str, str]
+"""Values of the factors of one system: architecture, recipe, engine."""
+
+
+def factors_of(served: Served, engine: EngineTraits) -> Factors:
+    """Factors by which constants may differ."""
+    device = served.cluster.accelerator
+    return {
+        "architecture": device.architecture,
+        "recipe": f"{device.architecture}/{computed_in(served.weights, device)}",
+        "engine": engine.name,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unknown:
+    """One number of a fit: a constant's common value, or its deviation for one value of one factor."""
+
+    name: str
+    factor: str = ""
+    level: str = ""
+    sd: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}/{self.factor}={self.level}" if self.factor else self.name
+
+
+def unknowns(systems: Sequence[Factors]) -> list[Unknown]:
+    """All unknowns of these systems, common values first."""
+    common = [Unknown(name=p.name, sd=p.sd) for p in PRIORS]
+    deviations = [
+        Unknown(name=p.name, factor=factor, level=level, sd=sd)
+        for p in PRIORS
+        for factor, sd in p.by.items()
+        for level in sorted({system[factor] for system in systems})
+    ]
+    return common + deviations
+
+
+def design(systems: Sequence[Factors], columns: Sequence[Unknown]) -> dict[str, FloatArray]:
+    """For each constant a matrix of systems by unknowns: log(value / median) = matrix @ x."""
+    matrices = {}
+    for prior in PRIORS:
+        rows = [
+            [
+                float(u.name == prior.name and (not u.factor or system[u.factor] == u.level))
+                for u in columns
+            ]
+            for system in systems
+        ]  # fmt: skip
+        matrices[prior.name] = np.array(rows, dtype=float).reshape(len(systems), len(columns))
+    return matrices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """Datasheet peaks of systems, one element each."""
+
+    gemm: FloatArray
+    gemm_ratio: FloatArray  # that large GEMMs reach in training
+    bf16: FloatArray
+    memory: FloatArray
+
+
+def peaks_of(systems: Sequence[Served]) -> Peaks:
+    """Dense peaks of the format that the GEMMs run in, of 16 bits, and of memory."""
+    devices = [s.cluster.accelerator for s in systems]
+    peaks = [d.peak_flops_per_s for d in devices]
+    gemm = [p[computed_in(s.weights, d)] for p, s, d in zip(peaks, systems, devices, strict=True)]
+    return Peaks(
+        gemm=np.array(gemm),
+        gemm_ratio=np.array([trained_gemm_ratio(s) for s in systems]),
+        bf16=np.array([p.get("bf16", max(p.values())) for p in peaks]),
+        memory=np.array([d.memory_bytes_per_s for d in devices]),
+    )
+
+
+TRAINED_WITH = "nemo"
+"""Training software whose calibration stands for a device's GEMMs: the ratio depends on the device and its format."""
+
+_RECIPES = {"fp4": {"AMD": "mxfp4"}, "tf32": {}}
+_RECIPE_OF = {"fp32": "fp32", "bf16": "bf16", "fp8": "fp8", "fp4": "nvfp4"}
+
+
+def trained_gemm_ratio(served: Served) -> float:
+    """Share of the peak that large GEMMs reach on this device in this format, by the training calibration."""
+    device = served.cluster.accelerator
+    name = computed_in(served.weights, device)
+    recipe = _RECIPES.get(name, {}).get(device.vendor, _RECIPE_OF.get(name, "bf16"))
+    return _gemm_ratio(Placed(served.cluster), recipe)
+
+
+@lru_cache(maxsize=256)
+def _gemm_ratio(placed: Placed, recipe: str) -> float:
+    rates = system_rates(placed.cluster, PRECISIONS[recipe], Stack(framework=TRAINED_WITH))
+    return float(rates.device.gemm_ratio)
+
+
+def rates_from(peaks: Peaks, matrices: Mapping[str, FloatArray], x: FloatArray) -> ServingRates:
+    """Rates of all systems at the unknowns `x`."""
+    values: dict[str, Any] = {p.name: p.median * np.exp(matrices[p.name] @ x) for p in PRIORS}
+    values["gemm_ratio"] = np.minimum(values["gemm_ratio"] * peaks.gemm_ratio, 1.0)
+    return ServingRates(gemm_peak=peaks.gemm, bf16_peak=peaks.bf16, memory_peak=peaks.memory, **values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingCalibration:
+    """Fitted unknowns with their covariance, and the residual spread."""
+
+    keys: tuple[str, ...]
+    values: FloatArray
+    covariance: FloatArray
+    row_sd: float  # of the logarithm, between rows of one source
+    source_sd: float  # between sources: what a system measured by somebody else is off
+    interval_scale: float  # so that four of five rows of left-out sources lie in the interval
+    num_rows: int
+    sources: Mapping[str, int] = field(default_factory=dict)  # rows by source
+
+    def prior_and_values(self, columns: Sequence[Unknown]) -> tuple[FloatArray, FloatArray]:
+        """Values and covariance of `columns`: those that were fitted, and the prior of the others."""
+        place = {key: i for i, key in enumerate(self.keys)}
+        found = [place.get(u.key, -1) for u in columns]
+        values = np.array([self.values[i] if i >= 0 else 0.0 for i in found])
+        covariance = np.diag([0.0 if i >= 0 else u.sd**2 for i, u in zip(found, columns, strict=True)])
+        known = [k for k, i in enumerate(found) if i >= 0]
+        rows = [found[k] for k in known]
+        covariance[np.ix_(known, known)] = self.covariance[np.ix_(rows, rows)]
+        return values, covariance
+
+
+@cache
+def shipped_constants() -> ServingCalibration:
+    """The constants of `data/constants.json`."""
+    import json
+
+    text = (files("meshwright.inference") / "data" / "constants.json").read_text(encoding="utf-8")
+    return calibration_from(json.loads(text))
+
+
+def calibration_from(document: Mapping[str, Any]) -> ServingCalibration:
+    """The calibration of a document as `fit` writes it."""
+    unknown = document["unknowns"]
+    keys = tuple(unknown)
+    sd = np.array([unknown[key]["sd"] for key in keys])
+    correlation = np.zeros((len(keys), len(keys)))
+    correlation[np.tril_indices(len(keys))] = document["correlation"]
+    correlation = correlation + correlation.T - np.diag(np.diag(correlation))
+    return ServingCalibration(
+        keys=keys,
+        values=np.array([unknown[key]["value"] for key in keys]),
+        covariance=correlation * np.outer(sd, sd),
+        row_sd=document["row_sd"],
+        source_sd=document["source_sd"],
+        interval_scale=document["interval_scale"],
+        num_rows=document["num_rows"],
+        sources=document["sources"],
+    )

@@ -1,0 +1,370 @@
+"""Published points of inference performance: a CSV row to what was served, under which load, and what was measured.
+
+Columns: row, model, precision, hw, gpus, parallelism, framework, isl, osl, concurrency, metric, value, unit, evidence,
+source, note. A row that says too little is refused with a reason of a closed list, and counted. Nothing is guessed
+silently: every assumption is noted on the row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from meshwright import catalog
+from meshwright.accuracy.csvfile import CsvRow, read_table
+from meshwright.errors import InfeasibleError, InputError, UnknownNameError
+from meshwright.inference.capacity import shipped_reserve
+from meshwright.inference.formats import cache_format, computed_in, weight_format
+from meshwright.inference.layout import ServingLayout, check_layout
+from meshwright.inference.serving import BatchLimit, EngineTraits, Workload, batch_limit
+from meshwright.inference.work import Served
+
+COLUMNS = (
+    "model", "precision", "hw", "gpus", "parallelism", "framework", "isl", "osl", "concurrency", "metric", "value",
+    "unit",
+)  # fmt: skip
+"""Columns that a file must have; `row`, `evidence`, `source` and `note` are read where they are."""
+
+
+class PointReason(StrEnum):
+    """Reasons why a point is not predicted. The value is the text of the report."""
+
+    NO_VALUE = "no value given"
+    OTHER_METRIC = "metric that is not predicted"
+    UNKNOWN_UNIT = "unit that the metric does not have"
+    UNKNOWN_MODEL = "model not in the catalogue"
+    UNKNOWN_ACCELERATOR = "accelerator not in the catalogue"
+    UNKNOWN_PRECISION = "number format not known"
+    SPECULATIVE = "speculative decoding without an acceptance rate"
+    NO_PARALLELISM = "parallelism not stated"
+    DISAGGREGATED = "prefill and decode on different devices, split not stated"
+    NO_LENGTHS = "lengths of prompts and answers not stated"
+    NO_LOAD = "load not stated"
+    INCONSISTENT = "conditions contradict each other"
+    DOES_NOT_FIT = "does not fit in memory by our arithmetic"
+
+
+class Quantity(StrEnum):
+    """Measured quantity."""
+
+    OUTPUT_RATE = "output tokens/s"
+    TOTAL_RATE = "input and output tokens/s"
+    USER_RATE = "output tokens/s of one request"
+    ITL = "inter-token latency"
+    TTFT = "time to first token"
+    BATCH = "seconds of a batch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointConditions:
+    """Everything that a prediction needs."""
+
+    served: Served
+    load: Workload
+    engine: EngineTraits
+    limit: BatchLimit
+    quantity: Quantity
+    measured: float  # SI: seconds, tokens/s of all devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One published row."""
+
+    id: str
+    line: int
+    source: str  # key of the source, without what names the row
+    groups: dict[str, str]
+    metric: str
+    value: float
+    unit: str
+    conditions: PointConditions | None = None
+    reason: PointReason | None = None
+    detail: str = ""
+    assumed: tuple[str, ...] = field(default=())
+
+
+def shipped_points_path() -> Path:
+    """The shipped CSV of published points."""
+    return Path(str(files("meshwright.inference") / "data" / "points.csv"))
+
+
+def read_points(path: str | Path) -> list[Point]:
+    """All points of a file. Raises InputError for a file that is no such table, with the line."""
+    return [_point(row) for row in read_table(path, required=COLUMNS)]
+
+
+class _RefusedError(Exception):
+    def __init__(self, reason: PointReason, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+def _point(row: CsvRow) -> Point:
+    value = row.number("value")
+    about: dict[str, Any] = {
+        "id": row.text("row") or str(row.line),
+        "line": row.line,
+        "source": source_key(row.text("source")),
+        "metric": row.text("metric"),
+        "value": value or 0.0,
+        "unit": row.text("unit"),
+    }
+    groups = {
+        "source": about["source"], "accelerator": _device_name(row.text("hw")), "engine": _engine(row).name,
+        "model": row.text("model"), "precision": row.text("precision"), "metric": about["metric"],
+        "evidence": row.text("evidence") or "not stated",
+    }  # fmt: skip
+    assumed: list[str] = []
+    try:
+        conditions = _conditions(row, value, assumed)
+    except _RefusedError as refused:
+        return Point(**about, groups=groups, reason=refused.reason, detail=refused.detail)
+    return Point(**about, groups=groups, conditions=conditions, assumed=tuple(assumed))
+
+
+def source_key(text: str) -> str:
+    """Name of a source without the part that names its rows: links, ids and brackets.
+
+    >>> source_key("InferenceX via ai-dynamo/aiconfigurator@095f58a5 silicon_sample.csv id=2026_03_25_x")
+    'InferenceX via ai-dynamo/aiconfigurator'
+    >>> source_key("TensorRT-LLM docs perf-overview v0.20 draft (repo copy; says ...)")
+    'TensorRT-LLM docs perf-overview v0.20 draft'
+    """
+    text = re.sub(r"\s*(\(|https?://).*", "", text) or text
+    return re.sub(r"\s+id=.*|@[0-9a-f]{6,}.*", "", text).strip() or "not stated"
+
+
+def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointConditions:
+    if not value:
+        raise _RefusedError(PointReason.NO_VALUE)
+    quantity, per_device, scale = _quantity(row)
+    model = _model(row)
+    device = _accelerator(row)
+    layout, gpus = _layout(row)
+    length_in, length_out = (_length(row, column) for column in ("isl", "osl"))
+    load_concurrency = _concurrency(row, quantity)
+    place = catalog.cluster(_cluster_name(device, gpus))
+    engine = _engine(row)
+    try:
+        weights = weight_format(_precision(row), place.accelerator)
+        cache = cache_format(_cache_precision(row, engine, weights.is_quantised, assumed), place.accelerator)
+    except UnknownNameError as error:
+        raise _RefusedError(PointReason.UNKNOWN_PRECISION, error.message) from None
+    if computed_in(weights, place.accelerator) != weights.matmul:
+        assumed.append(f"weights widened to {computed_in(weights, place.accelerator)}")
+    served = Served(model=model, cluster=place, weights=weights, cache=cache, layout=layout)
+    try:
+        check_layout(layout, model, place)
+        load = Workload(input_tokens=length_in, output_tokens=length_out, concurrency=load_concurrency)
+        limit = batch_limit(served, load, engine, shipped_reserve())
+    except InputError as error:
+        raise _RefusedError(PointReason.INCONSISTENT, error.message) from None
+    except InfeasibleError as error:
+        raise _RefusedError(PointReason.DOES_NOT_FIT, error.message) from None
+    measured = value * scale * (gpus if per_device else 1)
+    return PointConditions(
+        served=served, load=load, engine=engine, limit=limit, quantity=quantity, measured=measured
+    )
+
+
+# --- what was measured ---
+
+_RATES = {
+    "output_throughput": Quantity.OUTPUT_RATE,
+    "output_token_throughput": Quantity.OUTPUT_RATE,
+    "output_throughput_per_gpu": Quantity.OUTPUT_RATE,
+    "throughput": Quantity.OUTPUT_RATE,
+    "throughput_per_gpu": Quantity.OUTPUT_RATE,
+    "total_throughput": Quantity.TOTAL_RATE,
+    "total_throughput(in+out)": Quantity.TOTAL_RATE,
+    "total_token_throughput": Quantity.TOTAL_RATE,
+    "total_throughput_per_gpu": Quantity.TOTAL_RATE,
+}
+_TIMES = {
+    "tpot": Quantity.ITL, "itl": Quantity.ITL, "inter_token_latency": Quantity.ITL, "ttft": Quantity.TTFT,
+    "time_to_first_token": Quantity.TTFT, "batch_latency": Quantity.BATCH,
+}  # fmt: skip
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_TOKENS_PER_S = ("tok/s", "tokens/s", "token/s", "tok/sec", "tokens/sec")
+_PER_DEVICE = ("/gpu", "/device")
+_PER_USER = ("/user", "/u")
+
+
+def _quantity(row: CsvRow) -> tuple[Quantity, bool, float]:
+    """(quantity, is it per device, factor to SI)."""
+    metric = row.text("metric").lower().replace(" ", "_")
+    unit = row.text("unit").lower().replace(" ", "")
+    for prefix in ("median_", "mean_", "p50_"):
+        metric = metric.removeprefix(prefix)
+    if metric in _TIMES:
+        if unit not in _SECONDS:
+            raise _RefusedError(PointReason.UNKNOWN_UNIT, row.text("unit"))
+        return _TIMES[metric], False, _SECONDS[unit]
+    user = next((e for e in _PER_USER if unit.endswith(e)), "")
+    if user and unit.removesuffix(user) in _TOKENS_PER_S:
+        return Quantity.USER_RATE, False, 1.0
+    if metric not in _RATES:
+        raise _RefusedError(PointReason.OTHER_METRIC, row.text("metric"))
+    ending = next((e for e in _PER_DEVICE if unit.endswith(e)), "")
+    if unit.removesuffix(ending) not in _TOKENS_PER_S:
+        raise _RefusedError(PointReason.UNKNOWN_UNIT, row.text("unit"))
+    return _RATES[metric], bool(ending) or metric.endswith("_per_gpu"), 1.0
+
+
+# --- what was served ---
+
+
+def _model(row: CsvRow) -> Any:
+    name = row.text("model")
+    try:
+        return catalog.model(name)
+    except UnknownNameError:
+        raise _RefusedError(PointReason.UNKNOWN_MODEL, name) from None
+
+
+def _device_name(text: str) -> str:
+    """Name of an accelerator without the size of its memory: B200-180GB is a B200."""
+    return re.sub(r"[-_ ]?\d+ ?GB$", "", text.strip(), flags=re.IGNORECASE)
+
+
+def _accelerator(row: CsvRow) -> str:
+    for name in (row.text("hw"), _device_name(row.text("hw"))):
+        try:
+            return catalog.accelerator(name).name
+        except UnknownNameError:
+            continue
+    raise _RefusedError(PointReason.UNKNOWN_ACCELERATOR, row.text("hw"))
+
+
+def _cluster_name(device: str, gpus: int) -> str:
+    node = catalog.usual_devices_per_node(device)
+    if gpus <= node:
+        return f"{device}-{gpus}x1"
+    if gpus % node:
+        raise _RefusedError(PointReason.INCONSISTENT, f"{gpus} devices are no whole nodes of {node}")
+    return f"{device}-{node}x{gpus // node}"
+
+
+def _precision(row: CsvRow) -> str:
+    text = row.text("precision").lower()
+    if "mtp" in text or "mtp" in row.text("framework").lower():
+        raise _RefusedError(PointReason.SPECULATIVE, row.text("precision"))
+    return text
+
+
+def _cache_precision(row: CsvRow, engine: EngineTraits, quantised: bool, assumed: list[str]) -> str:
+    note = row.text("note").lower()
+    if "fp8 kv" in note or "fp8-kv" in note or "kv fp8" in note or "kvfp8" in note:
+        return "fp8"
+    if "bf16 kv" in note or "fp16 kv" in note:
+        return "bf16"
+    if "meta fp8" in note or not quantised:
+        return "bf16"
+    assumed.append("fp8 KV cache")
+    return "fp8"
+
+
+_DEGREE = re.compile(r"(attndp|moetp|tp|ep|pp|dp)(\d+)")
+
+
+def _layout(row: CsvRow) -> tuple[ServingLayout, int]:
+    """Degrees of `TP8 moeTP1 EP8`, `8xTP1`, `TP1 attnDP8 moeTP1 EP8`, and the number of devices."""
+    text = row.text("parallelism").lower()
+    gpus = row.count("gpus")
+    if "disagg" in text:
+        raise _RefusedError(PointReason.DISAGGREGATED)
+    if " vs " in text:
+        raise _RefusedError(PointReason.OTHER_METRIC, row.text("parallelism"))
+    copies = re.match(r"(\d+) ?x ?(?=tp)", text)
+    found = {name: int(number) for name, number in _DEGREE.findall(text)}
+    if not found or any(number < 1 for number in found.values()):
+        raise _RefusedError(PointReason.NO_PARALLELISM, row.text("parallelism"))
+    tensor, data = found.get("tp", 1), found.get("attndp", 1)
+    try:
+        one = ServingLayout(
+            tensor=tensor, attention_data=data, expert=found.get("ep", 1), pipeline=found.get("pp", 1)
+        )
+    except InputError as error:
+        raise _RefusedError(PointReason.INCONSISTENT, error.message) from None
+    replicas = int(copies[1]) if copies else found.get("dp", 1)
+    if gpus is None:
+        gpus = one.replica_devices * replicas
+    if gpus % one.replica_devices:
+        raise _RefusedError(PointReason.INCONSISTENT, f"{gpus} devices, {one.describe()}")
+    if not copies and "dp" not in found:
+        replicas = gpus // one.replica_devices
+    if replicas * one.replica_devices != gpus:
+        raise _RefusedError(PointReason.INCONSISTENT, f"{gpus} devices, {replicas} x {one.describe()}")
+    return ServingLayout(**{**vars(one), "replicas": replicas}), gpus
+
+
+# --- under which load ---
+
+
+def _length(row: CsvRow, column: str) -> int:
+    text = row.text(column)
+    if not re.fullmatch(r"[\d_,]+(\.0+)?", text):
+        raise _RefusedError(PointReason.NO_LENGTHS, f"{column} {text}" if text else "")
+    return row.count(column) or _none(PointReason.NO_LENGTHS)
+
+
+def _none(reason: PointReason) -> Any:
+    raise _RefusedError(reason)
+
+
+def _concurrency(row: CsvRow, quantity: Quantity) -> float | None:
+    text = row.text("concurrency").lower()
+    if text in ("max load", "offline", "max", "saturated"):
+        return None
+    if not re.fullmatch(r"[\d_,]+(\.0+)?", text):
+        raise _RefusedError(PointReason.NO_LOAD, text)
+    return float(row.count("concurrency") or _none(PointReason.NO_LOAD))
+
+
+@cache
+def engines() -> dict[str, EngineTraits]:
+    """Inference engines by name."""
+    return {
+        name: EngineTraits(name=name, **_without_prefixes(values)) for name, values in _engine_data().items()
+    }
+
+
+@cache
+def _engine_data() -> dict[str, dict[str, Any]]:
+    import tomllib
+
+    text = (files("meshwright.inference") / "data" / "engines.toml").read_text(encoding="utf-8")
+    return {name: values for name, values in tomllib.loads(text).items() if name != "sources"}
+
+
+def _without_prefixes(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "prefixes"}
+
+
+def _engine(row: CsvRow) -> EngineTraits:
+    return engine_of(row.text("framework"))
+
+
+def engine_of(framework: str) -> EngineTraits:
+    """The engine of a framework's name in a table, with its version or without.
+
+    >>> engine_of("TRT-LLM 0.19").name, engine_of("sglang v0.5.9-cu130").name, engine_of("").name
+    ('trtllm', 'sglang', 'generic')
+    """
+    text = framework.lower().strip()
+    for name, values in _engine_data().items():
+        if any(text.startswith(prefix) for prefix in values["prefixes"]):
+            return engines()[name]
+    return engines()["generic"]
+
+
+def with_conditions(points: Sequence[Point]) -> Iterator[Point]:
+    """The points that can be predicted."""
+    return (point for point in points if point.conditions is not None)

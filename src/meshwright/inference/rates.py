@@ -1,0 +1,108 @@
+"""Seconds of a step from its work and the efficiencies that measurements gave.
+
+    linear      ((weights / B r)^p + (GEMM / P u + grouped / P u_g)^p)^(1/p)   the smooth maximum of a roofline, p = 4
+    attention   the same of cached bytes / B r r_c and FLOPs / P16 u_a
+    device      linear + attention + elementwise / B r + c collectives + layers l + MoE layers l_e
+    step        device + host h + sequences h_s
+
+P dense peak of the GEMM's format, P16 of 16 bits, B memory bandwidth. u, u_g, u_a, r, r_c: shares that kernels reach.
+ c: seconds of collectives over those of `cost.collectives`. l: launches and gaps of one layer's kernels.
+h, h_s: scheduling and sampling on the host, by engine. Williams et al. 2009 for the roofline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.arrays import Array, Table
+from meshwright.inference.work import StepWork
+
+SHARPNESS = 4.0
+"""p of the smooth maximum: kernels near the ridge reach neither bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingRates(Table):
+    """Datasheet peaks, and the fitted values of `inference.constants` for one system and engine."""
+
+    gemm_peak: Array  # FLOP/s of the GEMMs' format
+    bf16_peak: Array
+    memory_peak: Array  # bytes/s
+    gemm_ratio: Array
+    grouped_ratio: Array  # of gemm_ratio: grouped GEMMs of routed experts
+    attention_ratio: Array
+    memory_ratio: Array
+    cache_ratio: Array  # of memory_ratio: reads of the KV cache
+    elementwise_accesses: Array  # times that a hidden state is read and written in one layer
+    collective_factor: Array
+    collective_s: Array  # further seconds of one collective: synchronisation of ranks
+    layer_s: Array
+    moe_layer_s: Array
+    host_s: Array
+    sequence_s: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSeconds(Table):
+    """Seconds of one step by component."""
+
+    linear: Array
+    attention: Array
+    elementwise: Array
+    communication: Array
+    launches: Array
+    host: Array
+
+    @property
+    def total(self) -> Array:
+        """The whole step."""
+        return (
+            self.linear + self.attention + self.elementwise + self.communication + self.launches + self.host
+        )
+
+
+def smooth_maximum(a: Array, b: Array) -> Array:
+    """(a^p + b^p)^(1/p).
+
+    >>> smooth_maximum(0.0, 2.0)
+    2.0
+    """
+    return (a**SHARPNESS + b**SHARPNESS) ** (1 / SHARPNESS)
+
+
+def step_seconds(work: StepWork, rates: ServingRates) -> StepSeconds:
+    """Seconds of one step."""
+    memory = rates.memory_peak * rates.memory_ratio
+    gemm = rates.gemm_peak * rates.gemm_ratio
+    math_s = work.gemm_flops / gemm + work.grouped_flops / (gemm * rates.grouped_ratio)
+    return StepSeconds(
+        linear=smooth_maximum(work.weight_bytes / memory, math_s),
+        attention=smooth_maximum(
+            work.cache_bytes / (memory * rates.cache_ratio),
+            work.attention_flops / (rates.bf16_peak * rates.attention_ratio),
+        ),
+        elementwise=rates.elementwise_accesses * work.elementwise_bytes / memory,
+        communication=work.collective_s * rates.collective_factor + work.num_collectives * rates.collective_s,
+        launches=work.num_layers * rates.layer_s + work.num_moe_layers * rates.moe_layer_s,
+        host=rates.host_s + work.sequences * rates.sequence_s,
+    )
+
+
+def prefill_seconds(work: StepWork, rates: ServingRates, num_steps: Array) -> StepSeconds:
+    """Seconds that prompts add to the steps that carry them.
+
+    work: all tokens of one prompt. num_steps: steps that one prompt fills, a fraction where several share one. Weights,
+    launches and the host are paid once per step.
+    """
+    gemm = rates.gemm_peak * rates.gemm_ratio
+    memory = rates.memory_peak * rates.memory_ratio
+    math_s = work.gemm_flops / gemm + work.grouped_flops / (gemm * rates.grouped_ratio)
+    return StepSeconds(
+        linear=smooth_maximum(num_steps * work.weight_bytes / memory, math_s),
+        attention=work.attention_flops / (rates.bf16_peak * rates.attention_ratio),
+        elementwise=rates.elementwise_accesses * work.elementwise_bytes / memory,
+        communication=work.collective_s * rates.collective_factor
+        + num_steps * work.num_collectives * rates.collective_s,
+        launches=num_steps * (work.num_layers * rates.layer_s + work.num_moe_layers * rates.moe_layer_s),
+        host=num_steps * rates.host_s,
+    )

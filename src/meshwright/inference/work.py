@@ -1,0 +1,254 @@
+"""Work of one step on one device: bytes, FLOPs and communication, before any efficiency.
+
+A step processes `tokens` tokens per attention group: decoded tokens, one per sequence, or tokens of prompts.
+
+    weight_bytes        every matrix once; of the routed experts those that some token chose:
+                        E (1 - (1 - k/E)^n) of n tokens, and under expert parallelism the fullest device
+    cache_bytes         cached keys and values (or latents) that the tokens attend to
+    gemm_flops          2 x parameters a token uses x tokens
+    attention_flops     2 H (d + d_v) per token and key; with latents and decoding 2 H (2 r + d_r), the absorbed form of
+                        DeepSeek-V2 (arXiv 2405.04434), section 2.1.2
+    elementwise_bytes   norms, residuals, quantisation: hidden states read and written, not split over tensor ranks
+    collective_s        two all-reduces a layer, or all-to-alls of experts, by `cost.collectives`
+
+Expected number of experts chosen: each token draws k of E without replacement, uniformly (balanced routing).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache
+
+from meshwright.arrays import Array, Table
+from meshwright.calibration.collectives import constants_for
+from meshwright.cost.collectives.network import Group, group, network_row
+from meshwright.cost.collectives.operations import all_reduce_s, all_to_all_s, send_receive_s
+from meshwright.inference.formats import StorageFormat
+from meshwright.inference.layout import ServingLayout
+from meshwright.inference.memory import (
+    WeightBytes,
+    cache_split,
+    cached_values,
+    parameters,
+    served,
+    weight_bytes,
+)
+from meshwright.specs.hardware import Cluster
+from meshwright.specs.model import AttentionKind, Model
+
+HIDDEN_BYTES = 2
+"""Bytes of a hidden state's element between layers and on the wire."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork(Table):
+    """Work of one step on the busiest device, of all its layers. Seconds of communication are nominal."""
+
+    weight_bytes: Array
+    cache_bytes: Array
+    gemm_flops: Array
+    grouped_flops: Array  # of routed experts
+    attention_flops: Array
+    elementwise_bytes: Array  # of one read and one write per layer
+    collective_s: Array
+    num_collectives: Array
+    num_layers: Array  # on the device, times the stages that a token passes
+    num_moe_layers: Array
+    sequences: Array  # that get a token in this step, of one replica
+
+    def plus(self, other: StepWork) -> StepWork:
+        """The sum, field by field: two batches in one step read the weights twice here, which bounds it from above."""
+        return StepWork(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A model in its formats on one layout of a cluster."""
+
+    model: Model
+    cluster: Cluster
+    weights: StorageFormat
+    cache: StorageFormat
+    layout: ServingLayout
+
+
+def step_work(of: Served, *, sequences: float, tokens: float, context: float, decoding: bool) -> StepWork:
+    """Work of a step.
+
+    sequences: of one replica. tokens: new tokens of each (1 when decoding). context: mean keys that a token attends to.
+    """
+    model, layout = served(of.model), of.layout
+    held = _weights(of.model, of.weights)
+    per_group = sequences * tokens / layout.attention_data
+    collective_s, num_collectives = _communication(of, per_group)
+    return StepWork(
+        weight_bytes=_weights_read(held, model, layout, sequences * tokens),
+        cache_bytes=_cache_read(of, sequences / layout.attention_data, context, decoding=decoding),
+        gemm_flops=2 * _dense_parameters(model, layout) * per_group,
+        grouped_flops=2 * _expert_parameters(model) / layout.group_size * sequences * tokens,
+        attention_flops=_attention_flops(model, decoding=decoding)
+        / layout.tensor * per_group * _mean_keys(model, context),
+        elementwise_bytes=2 * HIDDEN_BYTES * model.hidden * model.num_layers * per_group,
+        collective_s=collective_s,
+        num_collectives=num_collectives,
+        num_layers=model.num_layers,
+        num_moe_layers=model.num_moe_layers,
+        sequences=sequences,
+    )  # fmt: skip
+
+
+# --- weights ---
+
+
+@cache
+def _weights(model: Model, stored: StorageFormat) -> WeightBytes:
+    return weight_bytes(model, stored)
+
+
+def experts_chosen(num_experts: float, top_k: float, tokens: float) -> float:
+    """Expected number of different experts that `tokens` tokens choose.
+
+    >>> [round(experts_chosen(256, 8, n)) for n in (1, 8, 16, 32, 64, 128)]
+    [8, 57, 102, 163, 222, 252]
+    """
+    return (
+        num_experts * -math.expm1(tokens * math.log1p(-top_k / num_experts))
+        if top_k < num_experts
+        else num_experts
+    )
+
+
+def fullest(mean: float, most: float, devices: int) -> float:
+    """Expected number of experts on the fullest of `devices`, where each has `mean` of `most` on average.
+
+    Mean plus sqrt(2 ln n) standard deviations of a hypergeometric count, never above `most`: the usual bound on the
+    maximum of n Gaussians.
+    """
+    spread = math.sqrt(max(mean * (1 - mean / most), 0.0)) if most else 0.0
+    return min(mean + math.sqrt(2 * math.log(devices)) * spread if devices > 1 else mean, most)
+
+
+def _weights_read(held: WeightBytes, model: Model, layout: ServingLayout, tokens: float) -> float:
+    """Bytes of one pass through all layers, and the output head."""
+    body = held.num_layers * (held.attention_layer / layout.tensor + held.kept_layer)
+    dense = held.num_dense_layers * held.dense_layer / layout.group_size
+    moe = 0.0
+    if model.experts is not None:
+        local = held.num_experts / layout.expert
+        chosen = experts_chosen(held.num_experts, model.experts.top_k, tokens)
+        busiest = fullest(chosen / layout.expert, local, layout.expert)
+        routed = busiest * held.expert / layout.expert_tensor
+        moe = held.num_moe_layers * (routed + held.shared_layer / layout.group_size + held.router_layer)
+    return body + dense + moe + (held.head or held.embedding) / layout.group_size
+
+
+def _dense_parameters(model: Model, layout: ServingLayout) -> float:
+    """Parameters of one device that each token of its group multiplies, routed experts excluded."""
+    counts = parameters(model)
+    attention = model.num_layers * float(counts.attention_layer) / layout.tensor
+    ffn = model.num_dense_layers * float(counts.dense_ffn_layer)
+    shared = model.num_moe_layers * float(counts.shared_layer)
+    return attention + (ffn + shared + model.vocab * model.hidden) / layout.tensor
+
+
+def _expert_parameters(model: Model) -> float:
+    """Parameters of routed experts that one token uses."""
+    top_k = model.experts.top_k if model.experts else 0
+    return model.num_moe_layers * top_k * float(parameters(model).expert)
+
+
+# --- attention ---
+
+
+def _mean_keys(model: Model, context: float) -> float:
+    """Keys that a token attends to, summed over layers."""
+    windowed = model.num_windowed_layers
+    return (model.num_layers - windowed) * context + windowed * min(context, model.attention.window)
+
+
+def _attention_flops(model: Model, *, decoding: bool) -> float:
+    """FLOPs of one token and one key, over all heads of a layer."""
+    a = model.attention
+    if a.kind is AttentionKind.MLA and decoding:
+        return 2 * a.num_heads * (2 * a.kv_lora_rank + a.rope_head_dim)
+    return 2 * a.num_heads * (a.head_dim + a.v_dim)
+
+
+def _cache_read(of: Served, sequences: float, context: float, *, decoding: bool) -> float:
+    """Bytes of the cache that a device reads; a prompt's own keys come from registers and cache lines."""
+    if not decoding:
+        return 0.0
+    values = cached_values(of.model) / cache_split(of.model, of.layout)
+    return sequences * _mean_keys(of.model, context) * values * of.cache.bytes_per_value
+
+
+# --- communication ---
+
+
+def group_on(cluster: Cluster, size: int, stride: int = 1) -> Group:
+    """Ranks of one communicator of a cluster."""
+    return _group(Placed(cluster), size, stride)
+
+
+class Placed:
+    """A cluster that a cache can hold: equal to others on the same fabric with nodes of the same size."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        fabric = cluster.fabric
+        self.key = (
+            fabric.name,
+            fabric.scale_up_domain,
+            fabric.scale_up_bytes_per_s,
+            cluster.devices_per_node,
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Placed) and other.key == self.key
+
+
+@lru_cache(maxsize=256)
+def _group(placed: Placed, size: int, stride: int) -> Group:
+    fabric = placed.cluster.fabric
+    net = network_row(fabric, constants_for(fabric), devices_per_node=placed.cluster.devices_per_node)
+    return group(size=size, stride=stride, net=net)
+
+
+TINY_BYTES = 64.0
+"""A message whose time is latency."""
+
+
+def _communication(of: Served, tokens: float) -> tuple[float, float]:
+    """(seconds of one step's messages beyond their latency, number of collectives). `tokens` per attention group.
+
+    Attention: an all-reduce over tensor ranks. Feed-forward: the same over the stage where all ranks have the same
+    tokens; where they have tokens of their own, two all-to-alls with a copy for each expert chosen.
+    """
+    model, layout = of.model, of.layout
+    message = tokens * model.hidden * HIDDEN_BYTES
+    seconds, count = 0.0, 0
+    if layout.tensor > 1:
+        reductions = model.num_layers * (2 if layout.attention_data == 1 else 1)
+        seconds += reductions * _beyond_latency(all_reduce_s, message, group_on(of.cluster, layout.tensor))
+        count += reductions
+    if layout.attention_data > 1:
+        top_k = model.experts.top_k if model.experts else 1
+        copies = min(top_k, layout.group_size) / layout.tensor
+        ranks = group_on(of.cluster, layout.group_size)
+        seconds += 2 * model.num_layers * _beyond_latency(all_to_all_s, message * copies, ranks)
+        count += 2 * model.num_layers
+    if layout.pipeline > 1:
+        stage = group_on(of.cluster, layout.pipeline, layout.group_size)
+        seconds += (layout.pipeline - 1) * _beyond_latency(send_receive_s, message, stage)
+        count += layout.pipeline - 1
+    return seconds, count
+
+
+def _beyond_latency(operation: Callable[[float, Group], Array], message: float, ranks: Group) -> float:
+    """Seconds that the bytes of a message add to a tiny one: engines have kernels of their own for tiny ones."""
+    return max(float(operation(message, ranks)) - float(operation(TINY_BYTES, ranks)), 0.0)

@@ -1,0 +1,186 @@
+"""Published points: what a row says, what is refused and why, and the errors on sources that the fit has not seen."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.inference.constants import shipped_constants
+from meshwright.inference.fit import DATA, fit
+from meshwright.inference.points import (
+    COLUMNS,
+    PointReason,
+    Quantity,
+    read_points,
+    shipped_points_path,
+    source_key,
+)
+from meshwright.inference.predict import predict_points
+from meshwright.report.serving_accuracy import serving_accuracy
+
+ROW = {
+    "model": "Llama-3.1-70B", "precision": "FP8", "hw": "H200-141GB", "gpus": "2", "parallelism": "TP2",
+    "framework": "vllm", "isl": "1024", "osl": "1024", "concurrency": "16", "metric": "tpot", "value": "15.65",
+    "unit": "ms",
+}  # fmt: skip
+
+
+@pytest.fixture
+def point(tmp_path):
+    """The point of a row with some cells changed."""
+
+    def read(**cells):
+        path = tmp_path / "points.csv"
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*COLUMNS, "source", "note"], restval="")
+            writer.writeheader()
+            writer.writerow(ROW | cells)
+        return read_points(path)[0]
+
+    return read
+
+
+def test_a_row_in_si_units(point):
+    found = point().conditions
+    assert (found.quantity, found.measured) == (Quantity.ITL, pytest.approx(0.01565))
+    assert (found.served.layout.tensor, found.served.layout.replicas, found.load.concurrency) == (2, 1, 16)
+    assert (found.served.weights.name, found.served.cache.name, found.engine.name) == ("fp8", "fp8", "vllm")
+
+
+@pytest.mark.parametrize(
+    ("cells", "quantity", "measured"),
+    [
+        ({"metric": "output_throughput", "unit": "tok/s/GPU", "value": "100"}, Quantity.OUTPUT_RATE, 200),
+        ({"metric": "throughput_per_gpu", "unit": "tok/s", "value": "100"}, Quantity.OUTPUT_RATE, 200),
+        (
+            {"metric": "total_throughput(in+out)", "unit": "tok/s", "value": "1_000"},
+            Quantity.TOTAL_RATE,
+            1000,
+        ),
+        ({"metric": "Median TTFT", "unit": "s", "value": "0.5"}, Quantity.TTFT, 0.5),
+        ({"metric": "min_latency", "unit": "tok/s/user", "value": "368"}, Quantity.USER_RATE, 368),
+        ({"metric": "batch_latency", "unit": "s", "value": "48"}, Quantity.BATCH, 48),
+    ],
+    ids=lambda value: value.get("metric") if isinstance(value, dict) else str(value),
+)
+def test_metrics_and_units(point, cells, quantity, measured):
+    found = point(**cells).conditions
+    assert (found.quantity, found.measured) == (quantity, pytest.approx(measured))
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "expected"),
+    [
+        ("TP8", "8", "TP8"),
+        ("TP2", "8", "4 x TP2"),
+        ("8xTP1", "8", "8 x TP1"),
+        ("DP2 TP4", "8", "2 x TP4"),
+        ("TP8 moeTP8 EP1", "8", "TP8"),
+        ("TP8 moeTP1 EP8", "8", "TP8 EP8"),
+        ("TP1 attnDP8 moeTP1 EP8", "8", "TP1 ADP8 EP8"),
+    ],
+)
+def test_layouts(point, text, gpus, expected):
+    found = point(parallelism=text, gpus=gpus, model="DeepSeek-R1", hw="B200-180GB", precision="FP4")
+    if found.conditions is None:
+        assert found.reason is PointReason.DOES_NOT_FIT  # the layout was read; the model is too large for it
+    else:
+        assert found.conditions.served.layout.describe() == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"value": ""}, PointReason.NO_VALUE),
+        ({"metric": "cost", "unit": "$/M tok"}, PointReason.OTHER_METRIC),
+        ({"unit": "furlongs"}, PointReason.UNKNOWN_UNIT),
+        ({"metric": "throughput", "unit": "ms"}, PointReason.UNKNOWN_UNIT),
+        ({"model": "GLM-5"}, PointReason.UNKNOWN_MODEL),
+        ({"hw": "MI355X vs B200"}, PointReason.UNKNOWN_ACCELERATOR),
+        ({"precision": "FP3"}, PointReason.UNKNOWN_PRECISION),
+        ({"precision": "FP8 MTP"}, PointReason.SPECULATIVE),
+        ({"parallelism": "best"}, PointReason.NO_PARALLELISM),
+        ({"parallelism": ""}, PointReason.NO_PARALLELISM),
+        ({"parallelism": "disagg"}, PointReason.DISAGGREGATED),
+        ({"parallelism": "TP3"}, PointReason.INCONSISTENT),
+        ({"parallelism": "TP0"}, PointReason.NO_PARALLELISM),
+        ({"isl": "MLPerf"}, PointReason.NO_LENGTHS),
+        ({"osl": ""}, PointReason.NO_LENGTHS),
+        ({"concurrency": "@18 tok/s/user"}, PointReason.NO_LOAD),
+        ({"model": "Llama-3.1-405B"}, PointReason.DOES_NOT_FIT),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else value.name.lower(),
+)
+def test_what_says_too_little_is_refused_with_the_reason(point, cells, reason):
+    assert point(**cells).reason is reason
+
+
+@pytest.mark.parametrize(
+    "cells", [{"value": "-1"}, {"value": "fast"}, {"value": "nan"}, {"gpus": "1.5"}, {"isl": "99999999999"}],
+    ids=lambda cells: "=".join(*cells.items()),
+)  # fmt: skip
+def test_cells_that_are_no_such_numbers_are_bad_input(point, cells):
+    with pytest.raises(InputError, match=r"points\.csv:2"):
+        point(**cells)
+
+
+def test_a_missing_column_is_named(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text("model,precision\nx,y\n")
+    with pytest.raises(InputError, match="missing columns hw, gpus"):
+        read_points(path)
+
+
+def test_points_of_one_table_have_one_source():
+    keys = {p.source for p in read_points(shipped_points_path()) if "InferenceX via" in p.source}
+    assert keys == {"InferenceX via ai-dynamo/aiconfigurator"}
+    assert source_key("") == "not stated"
+
+
+# --- predictions ---
+
+
+@pytest.fixture(scope="module")
+def left_out():
+    return serving_accuracy(leave_one_source_out=True)
+
+
+def test_left_out_sources_are_predicted_within_the_aim(left_out):
+    m = left_out.overall
+    assert m.num_rows == 269
+    assert m.num_predicted == 244
+    assert m.median_abs_error <= 0.15
+    assert m.p90_abs_error <= 0.40
+    assert 0.7 <= m.interval_coverage <= 0.9
+
+
+def test_every_point_is_predicted_or_has_a_reason(left_out):
+    document = left_out.to_dict()
+    refused = [row for row in document["rows"] if "reason" in row]
+    assert len(refused) == sum(document["unpredicted"].values()) == 269 - 244
+    assert all(row["low"] < row["predicted"] < row["high"] for row in document["rows"] if "reason" not in row)
+
+
+def test_groups_have_every_point(left_out):
+    for kind, groups in left_out.groups.items():
+        assert sum(m.num_rows for m in groups.values()) == 269, kind
+
+
+def test_the_shipped_constants_are_those_that_the_command_fits():
+    points = [p for p in read_points(shipped_points_path()) if p.conditions is not None]
+    fitted, shipped = fit(points), shipped_constants()
+    assert fitted.keys == shipped.keys
+    np.testing.assert_allclose(fitted.values, shipped.values, atol=0.02)
+    assert json.loads(DATA.read_text())["num_rows"] == len(points)
+
+
+def test_a_device_and_an_engine_that_no_row_names_have_a_wider_interval(point):
+    cells = {"hw": "A100", "precision": "bf16", "framework": "mine", "gpus": "4", "parallelism": "TP4"}
+    known, unknown = point(gpus="4", parallelism="TP4").conditions, point(**cells).conditions
+    found = predict_points([known, unknown], shipped_constants())
+    widths = found.high / found.low
+    assert widths[1] > widths[0]
