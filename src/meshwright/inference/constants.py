@@ -205,7 +205,7 @@ class ServingCalibration:
     covariance: FloatArray
     row_sd: float  # of the logarithm, between rows of one source
     source_sd: float  # between sources: what a system measured by somebody else is off
-    interval_scale: float  # so that four of five rows of left-out sources lie in the interval
+    interval_scale: float  # so that four of five rows of held-out sources lie in the interval
     num_rows: int
     sources: Mapping[str, int] = field(default_factory=dict)  # rows by source
 

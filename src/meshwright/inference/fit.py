@@ -39,7 +39,7 @@ DATA = Path(__file__).parent / "data" / "constants.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
+class HeldOut:
     """A point with the prediction of constants that have not seen its source."""
 
     point: Point
@@ -95,7 +95,7 @@ def _weights(sources: Sequence[str]) -> FloatArray:
     return np.array([min(1.0, (ROWS_OF_A_SOURCE / count[s]) ** 0.5) for s in sources])
 
 
-def leave_one_source_out(points: Sequence[Point], seen: Sequence[Point] | None = None) -> list[LeftOut]:
+def leave_one_source_out(points: Sequence[Point], seen: Sequence[Point] | None = None) -> list[HeldOut]:
     """Predict each source by constants fitted to the other sources of `seen` (default: the points themselves)."""
     seen = points if seen is None else seen
     found = []
@@ -110,41 +110,41 @@ def leave_one_source_out(points: Sequence[Point], seen: Sequence[Point] | None =
         variance = np.einsum("ij,jk,ik->i", jacobian, covariance, jacobian)
         errors = log_values(x) - np.log([c.measured for c in conditions])
         found += [
-            LeftOut(point=p, log_error=float(e), log_sd=float(np.sqrt(v)))
+            HeldOut(point=p, log_error=float(e), log_sd=float(np.sqrt(v)))
             for p, e, v in zip(part, errors, variance, strict=True)
         ]
     return found
 
 
-def with_spread(calibration: ServingCalibration, left_out: Sequence[LeftOut]) -> ServingCalibration:
-    """The calibration with the spread of left-out sources."""
+def with_spread(calibration: ServingCalibration, held_out: Sequence[HeldOut]) -> ServingCalibration:
+    """The calibration with the spread of held-out sources."""
     by_source: dict[str, list[float]] = {}
-    for row in left_out:
+    for row in held_out:
         by_source.setdefault(row.point.source, []).append(row.log_error)
     row_sd = float(np.sqrt(np.mean([np.var(errors) for errors in by_source.values()])))
     source_sd = float(np.sqrt(np.mean([np.mean(errors) ** 2 for errors in by_source.values()])))
     spread = replace(calibration, row_sd=row_sd, source_sd=source_sd)
-    z = [abs(r.log_error) / np.sqrt(r.log_sd**2 + row_sd**2 + source_sd**2) for r in left_out]
+    z = [abs(r.log_error) / np.sqrt(r.log_sd**2 + row_sd**2 + source_sd**2) for r in held_out]
     return replace(spread, interval_scale=float(np.quantile(z, 0.8) / NORMAL_80))
 
 
 def spread_as(calibration: ServingCalibration, other: ServingCalibration) -> ServingCalibration:
-    """The calibration with the spread of another: a refit has left-out sources of its own, which were not computed."""
+    """The calibration with the spread of another: a refit has held-out sources of its own, which were not computed."""
     return replace(
         calibration, row_sd=other.row_sd, source_sd=other.source_sd, interval_scale=other.interval_scale
     )
 
 
-def document_of(calibration: ServingCalibration, left_out: Sequence[LeftOut]) -> dict[str, Any]:
+def document_of(calibration: ServingCalibration, held_out: Sequence[HeldOut]) -> dict[str, Any]:
     """JSON document of a calibration."""
     sd = np.sqrt(np.diag(calibration.covariance))
     correlation = calibration.covariance / np.outer(sd, sd)
-    errors = np.abs(np.expm1([r.log_error for r in left_out]))
+    errors = np.abs(np.expm1([r.log_error for r in held_out]))
     return {
         "made": "python -m meshwright.inference.fit, on data/points.csv",
         "num_rows": calibration.num_rows,
         "sources": dict(sorted(calibration.sources.items())),
-        "left_out_sources": {
+        "held_out_sources": {
             "median_abs_error": _round(np.median(errors)), "p90_abs_error": _round(np.quantile(errors, 0.9)),
         },
         "row_sd": _round(calibration.row_sd),
@@ -165,9 +165,9 @@ def _round(value: float) -> float:
 def main() -> None:
     """Fit, and write the data file."""
     points = [p for p in read_points(shipped_points_path()) if p.conditions is not None]
-    left_out = leave_one_source_out(points)
-    calibration = with_spread(fit(points), left_out)
-    write_atomically(DATA, json.dumps(document_of(calibration, left_out), indent=1) + "\n")
+    held_out = leave_one_source_out(points)
+    calibration = with_spread(fit(points), held_out)
+    write_atomically(DATA, json.dumps(document_of(calibration, held_out), indent=1) + "\n")
     print(f"{DATA}: {calibration.num_rows} rows, {len(calibration.sources)} sources")
 
 

@@ -183,7 +183,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     gaps = work.output_tokens - 1
     several = gaps > 0
     itl_s = (request_s - prompt.total) / (gaps + (1 - several)) * several
-    one_s = prefill_alone(work, rates)
+    one_s = isolated_prefill_s(work, rates)
     return Steady(
         step=step,
         prompt=prompt,
@@ -196,7 +196,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     )
 
 
-def prefill_alone(work: RequestWork, rates: ServingRates) -> Array:
+def isolated_prefill_s(work: RequestWork, rates: ServingRates) -> Array:
     """Seconds of the steps of one prompt that shares them with no other prompt."""
     import numpy as np
 

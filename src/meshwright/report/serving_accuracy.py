@@ -85,7 +85,7 @@ class ServingAccuracy(Result):
         m = self.overall
         if not m.num_predicted:
             return f"none of {m.num_rows:,} points says enough to be predicted"
-        seen = "each source left out of the fit" if self.leave_one_source_out else "constants as shipped"
+        seen = "leave-one-source-out" if self.leave_one_source_out else "constants as shipped"
         return (
             f"{m.num_predicted:,} of {m.num_rows:,} points predicted ({seen}): median error "
             f"{percent(m.median_abs_error)}, 90th percentile {percent(m.p90_abs_error)}, bias {100 * m.bias:+.1f} %, "
