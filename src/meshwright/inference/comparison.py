@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.inference.points import Point, PointConditions
+from meshwright.inference.points import PointConditions, PublishedPoint
 from meshwright.inference.predict import ServingPredictions
 
 GROUPS = ("source", "accelerator", "engine", "model", "precision", "metric", "evidence")
@@ -21,7 +21,7 @@ GROUPS = ("source", "accelerator", "engine", "model", "precision", "metric", "ev
 
 TAIL_QUANTILE = 0.9
 
-PredictPoints = Callable[[Sequence[Point]], ServingPredictions]
+PredictPoints = Callable[[Sequence[PublishedPoint]], ServingPredictions]
 """Function that predicts points with conditions, in order."""
 
 
@@ -41,7 +41,7 @@ class PointErrors:
 class PointReport:
     """One point with its prediction, in SI units; NaN where there is none."""
 
-    point: Point
+    point: PublishedPoint
     predicted: float = float("nan")
     low: float = float("nan")
     high: float = float("nan")
@@ -82,7 +82,7 @@ class PointComparison:
     unpredicted: dict[str, int]  # reason -> rows
 
 
-def compare_points(points: Sequence[Point], predict: PredictPoints) -> PointComparison:
+def compare_points(points: Sequence[PublishedPoint], predict: PredictPoints) -> PointComparison:
     """Predict all points that say enough, and compare."""
     known = [p for p in points if p.conditions is not None]
     found = predict(known)
@@ -103,7 +103,7 @@ def compare_points(points: Sequence[Point], predict: PredictPoints) -> PointComp
     )
 
 
-def _report(point: Point, value: tuple[float, float, float] | None) -> PointReport:
+def _report(point: PublishedPoint, value: tuple[float, float, float] | None) -> PointReport:
     if value is None:
         return PointReport(point=point)
     return PointReport(point=point, predicted=value[0], low=value[1], high=value[2])

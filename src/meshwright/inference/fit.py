@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 from meshwright.arrays import FloatArray
 from meshwright.files import write_atomically
 from meshwright.inference.constants import ServingCalibration
-from meshwright.inference.points import Point, read_points, shipped_points_path
+from meshwright.inference.points import PublishedPoint, read_points, shipped_points_path
 from meshwright.inference.predict import (
     NORMAL_80,
     derivatives,
@@ -42,12 +42,12 @@ DATA = Path(__file__).parent / "data" / "constants.json"
 class HeldOut:
     """A point with the prediction of constants that have not seen its source."""
 
-    point: Point
+    point: PublishedPoint
     log_error: float
     log_sd: float  # of the constants
 
 
-def fit(points: Sequence[Point]) -> ServingCalibration:
+def fit(points: Sequence[PublishedPoint]) -> ServingCalibration:
     """Fit the constants to points with conditions; no points: the priors."""
     conditions = [p.conditions for p in points if p.conditions is not None]
     if not conditions:
@@ -95,7 +95,9 @@ def _weights(sources: Sequence[str]) -> FloatArray:
     return np.array([min(1.0, (ROWS_OF_A_SOURCE / count[s]) ** 0.5) for s in sources])
 
 
-def leave_one_source_out(points: Sequence[Point], seen: Sequence[Point] | None = None) -> list[HeldOut]:
+def leave_one_source_out(
+    points: Sequence[PublishedPoint], seen: Sequence[PublishedPoint] | None = None
+) -> list[HeldOut]:
     """Predict each source by constants fitted to the other sources of `seen` (default: the points themselves)."""
     seen = points if seen is None else seen
     found = []

@@ -22,7 +22,7 @@ from meshwright.errors import InfeasibleError, InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.formats import cache_format, computed_in, weight_format
 from meshwright.inference.layout import ServingLayout, check_layout
-from meshwright.inference.serving import BatchLimit, EngineTraits, Workload, batch_limit
+from meshwright.inference.serving import BatchLimit, EngineTraits, RequestLoad, batch_limit
 from meshwright.inference.work import Served
 
 COLUMNS = (
@@ -66,7 +66,7 @@ class PointConditions:
     """Everything that a prediction needs."""
 
     served: Served
-    load: Workload
+    load: RequestLoad
     engine: EngineTraits
     limit: BatchLimit
     quantity: Quantity
@@ -74,7 +74,7 @@ class PointConditions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class PublishedPoint:
     """One published row."""
 
     id: str
@@ -95,7 +95,7 @@ def shipped_points_path() -> Path:
     return Path(str(files("meshwright.inference") / "data" / "points.csv"))
 
 
-def read_points(path: str | Path) -> list[Point]:
+def read_points(path: str | Path) -> list[PublishedPoint]:
     """All points of a file. Raises InputError for a file that is no such table, with the line."""
     return [_point(row) for row in read_table(path, required=COLUMNS)]
 
@@ -106,7 +106,7 @@ class _RefusedError(Exception):
         self.reason, self.detail = reason, detail
 
 
-def _point(row: CsvRow) -> Point:
+def _point(row: CsvRow) -> PublishedPoint:
     value = row.number("value")
     about: dict[str, Any] = {
         "id": row.text("row") or str(row.line),
@@ -125,8 +125,8 @@ def _point(row: CsvRow) -> Point:
     try:
         conditions = _conditions(row, value, assumed)
     except _RefusedError as refused:
-        return Point(**about, groups=groups, reason=refused.reason, detail=refused.detail)
-    return Point(**about, groups=groups, conditions=conditions, assumed=tuple(assumed))
+        return PublishedPoint(**about, groups=groups, reason=refused.reason, detail=refused.detail)
+    return PublishedPoint(**about, groups=groups, conditions=conditions, assumed=tuple(assumed))
 
 
 def source_key(text: str) -> str:
@@ -162,7 +162,7 @@ def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointCo
     served = Served(model=model, cluster=place, weights=weights, cache=cache, layout=layout)
     try:
         check_layout(layout, model, place)
-        load = Workload(input_tokens=length_in, output_tokens=length_out, concurrency=load_concurrency)
+        load = RequestLoad(input_tokens=length_in, output_tokens=length_out, concurrency=load_concurrency)
         limit = batch_limit(served, load, engine, shipped_reserve())
     except InputError as error:
         raise _RefusedError(PointReason.INCONSISTENT, error.message) from None
@@ -365,6 +365,6 @@ def engine_of(framework: str) -> EngineTraits:
     return engines()["generic"]
 
 
-def with_conditions(points: Sequence[Point]) -> Iterator[Point]:
+def with_conditions(points: Sequence[PublishedPoint]) -> Iterator[PublishedPoint]:
     """The points that can be predicted."""
     return (point for point in points if point.conditions is not None)

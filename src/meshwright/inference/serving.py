@@ -30,7 +30,7 @@ MAX_CONCURRENCY = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class RequestLoad:
     """Requests of equal length. `concurrency` None: as many as fit (offline, or a saturated server)."""
 
     input_tokens: int
@@ -76,7 +76,7 @@ class BatchLimit:
     binds: str  # concurrency, kv_cache or engine
 
 
-def batch_limit(of: Served, load: Workload, engine: EngineTraits, reserve: Reserve) -> BatchLimit:
+def batch_limit(of: Served, load: RequestLoad, engine: EngineTraits, reserve: Reserve) -> BatchLimit:
     """Requests in flight on one replica. Raises InfeasibleError where not one fits."""
     length = load.input_tokens + load.output_tokens
     question = CapacityQuestion(
@@ -123,7 +123,7 @@ class RequestWork(Table):
     replicas: Array
 
 
-def request_work(of: Served, load: Workload, engine: EngineTraits, limit: BatchLimit) -> RequestWork:
+def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: BatchLimit) -> RequestWork:
     """Work of a request in the steady state."""
     batch = limit.sequences
     verified = 1 + load.drafted_per_step

@@ -17,7 +17,7 @@ from meshwright.inference.comparison import (
     compare_points,
 )
 from meshwright.inference.constants import shipped_constants
-from meshwright.inference.points import Point, read_points, shipped_points_path
+from meshwright.inference.points import PublishedPoint, read_points, shipped_points_path
 from meshwright.inference.predict import ServingPredictions, predict_points
 from meshwright.report.quantities import percent
 from meshwright.report.result import Result
@@ -142,11 +142,11 @@ def serving_accuracy(*, points: Path | None = None, leave_one_source_out: bool =
     )
 
 
-def _as_shipped(points: Sequence[Point]) -> ServingPredictions:
+def _as_shipped(points: Sequence[PublishedPoint]) -> ServingPredictions:
     return predict_points([p.conditions for p in points if p.conditions], shipped_constants())
 
 
-def _leave_one_source_out(points: Sequence[Point]) -> ServingPredictions:
+def _leave_one_source_out(points: Sequence[PublishedPoint]) -> ServingPredictions:
     """Each source by constants fitted to the shipped points of all other sources."""
     from meshwright.inference.fit import fit, spread_as
 
