@@ -38,7 +38,7 @@ async def _noise_s(run: asyncio.Task) -> float:
 
 def measured(
     behavior: Behavior, load: Load | None = None, *, num_requests: int = 12, prompt: ServingPrompt = PROMPT,
-    count_tokens=None, with_noise=False, cancel_after_s: float | None = None, due_s=None, ramp_s: float = 0.0,
+    count_tokens=None, with_noise=False, cancel_after: int | None = None, due_s=None, ramp_s: float = 0.0,
     **endpoint,
 ) -> tuple[LoadOutcome, MockServer]:  # fmt: skip
     async def measure():
@@ -58,8 +58,9 @@ def measured(
                 )  # fmt: skip
                 if with_noise:
                     NOISE_S.append(await _noise_s(run))
-                if cancel_after_s is not None:
-                    await asyncio.sleep(cancel_after_s)
+                if cancel_after is not None:
+                    while len(client.records) < cancel_after:
+                        await asyncio.sleep(0.01)
                     run.cancel()
                 return await run, server
 
@@ -209,7 +210,7 @@ def test_no_server_is_an_outcome_too():
 
 def test_an_interrupted_load_keeps_what_it_has():
     slow = Behavior(ttft_s=0.01, itl_s=0.01)
-    outcome, _ = measured(slow, num_requests=1000, cancel_after_s=0.3)
+    outcome, _ = measured(slow, num_requests=1000, cancel_after=4)
     point = point_of(outcome)
     assert outcome.interrupted
     assert point.num_ok >= 4
