@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright import __version__
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
 from meshwright.cli.verbs import load
-from meshwright.errors import InfeasibleError, MissingDependencyError
+from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.records.serving import Load, ServingPoint, ServingRecorder
 
 if TYPE_CHECKING:
@@ -28,16 +28,26 @@ def run(**options: Any) -> None:
         raise MissingDependencyError(
             "measuring a server needs aiohttp, which is not installed", hint="pip install 'meshwright[serve]'"
         )
-    request = load("meshwright.cli.bench_serve_request:request")(options)
-    measure(request, options)
+    options["folder"] = options["folder"] or _free_folder()
+    make_request = load("meshwright.cli.bench_serve_request:request")
+    if options["server"] is None:
+        if options["server_options"]:
+            raise InputError("--server-option needs --server", got=options["server_options"][0])
+        measure(make_request(options), options)
+        return
+    make_request({**options, "model": None}, url="http://127.0.0.1", model="none")  # refuse before it starts
+    start = load("meshwright.cli.bench_serve_server:started")
+    with start(options, folder=options["folder"]) as server:
+        about = load("meshwright.cli.bench_serve_server:document")(server, options)
+        request = make_request({**options, "model": None}, url=server.command.url, model=server.command.model)
+        measure(request, options, server=about)
 
 
 def measure(
     request: ServingBenchRequest, options: dict[str, Any], *, server: dict[str, Any] | None = None
 ) -> None:
     """Measure what `request` asks for, and show it."""
-    folder = options["folder"] or _free_folder()
-    recorder = ServingRecorder(folder, sidecar=_sidecar(request, server))
+    recorder = ServingRecorder(options["folder"], sidecar=_sidecar(request, server))
     watch = LoadWatch(as_json=options["as_json"])
     try:
         outcome = load(f"{BENCH}:run_serving")(request, recorder=recorder, begin=watch.begin, done=watch.end)

@@ -55,9 +55,10 @@ def rate_table(found: Sequence[LoadSummary]) -> TextTable:
         if not s.usable:
             rows.append((s.load.name, s.total("num_ok"), *[""] * (6 if has_goodput else 5)))
             continue
-        cells = [_rate(s.value(f"{kind}_tokens_per_s")) for kind in ("input", "output", "total")]
+        cells = [_middle(s.value(f"{kind}_tokens_per_s")) for kind in ("input", "output")]
         good = s.value("good_ratio")
-        cells += [_rate(s.value("steady_total_tokens_per_s")), _rate(s.value("requests_per_s"))]
+        cells += [_rate(s.value("total_tokens_per_s")), _middle(s.value("steady_total_tokens_per_s"))]
+        cells.append(_middle(s.value("requests_per_s")))
         cells += [percent(good.value) if good else ""] if has_goodput else []
         rows.append((s.load.name, s.total("num_ok"), *cells))
     headings = ["load", "requests", "input", "output", "total", "total, steady", "requests/s"]
@@ -180,7 +181,11 @@ def _spread_sentence(found: Sequence[LoadSummary]) -> str:
     most = max((len(s.usable) for s in found), default=0)
     if most < 2:
         return ""
-    return f" Medians of {most} repeats with their {'95 % interval' if most >= 6 else 'range'}."
+    return f" Medians of {most} repeats, total with its {'95 % interval' if most >= 6 else 'range'}."
+
+
+def _middle(found: ValueRange | None) -> str:
+    return "" if found is None else rate(found.value)
 
 
 def _rate(found: ValueRange | None) -> str:

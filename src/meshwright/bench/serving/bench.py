@@ -29,9 +29,16 @@ from meshwright.bench.serving.metrics import LatencyBounds, serving_point
 from meshwright.bench.serving.prompts import PromptSource, WordScale, random_text, word_scale
 from meshwright.bench.serving.summary import LoadSummary, MedianBounds, search_concurrency, summaries
 from meshwright.errors import InputError
-from meshwright.records.serving import Arrivals, Load, RequestStatus, ServingPoint, ServingRecorder
+from meshwright.records.serving import (
+    Arrivals,
+    Load,
+    RequestStatus,
+    ServingPoint,
+    ServingRecorder,
+    TokenSource,
+)
 
-SCALE_LENGTHS = (8, 64)
+LONGEST_SCALE_LENGTH = 64
 PREFLIGHT_TIMEOUT_S = 30.0
 REFUSED_STATUSES = ("400", "401", "403", "404", "405", "422")
 """HTTP statuses that every further request would get too."""
@@ -189,19 +196,27 @@ async def measure_scale(endpoint: Endpoint) -> WordScale:
 
     Raises InputError when the server cannot be reached or refuses the first request.
     """
-    rng, points = random.Random("word scale"), []
+    rng = random.Random("word scale")
+    points: list[tuple[int, int]] = []
+    length, reason = LONGEST_SCALE_LENGTH, ""
     async with open_session(replace(endpoint, timeout_s=min(endpoint.timeout_s, 120.0))) as session:
-        for length in SCALE_LENGTHS:
+        while len(points) < 2 and length:
             client = Client(session=session, endpoint=endpoint, start_s=time.perf_counter())
             prompt = ServingPrompt(text=random_text(length, rng), input_tokens=length, output_tokens=1)
             record = await client.send(prompt, index=0)
             if record.status is RequestStatus.NOT_CONNECTED:
                 raise InputError(f"no server answers ({record.reason})", got=endpoint.url)
             if record.status is RequestStatus.HTTP_ERROR and record.reason.startswith(REFUSED_STATUSES):
-                raise InputError(f"the server refuses requests ({record.reason})", got=endpoint.url)
-            if record.status is not RequestStatus.OK or record.input_tokens == 0:
+                reason, length = record.reason, length // 2  # perhaps longer than its context
+                continue
+            if record.status is not RequestStatus.OK or record.token_source is not TokenSource.USAGE:
                 return WordScale()
             points.append((length, record.input_tokens))
+            length //= 4
+    if not points:
+        raise InputError(f"the server refuses requests ({reason})", got=endpoint.url)
+    if len(points) < 2:
+        return WordScale()
     return word_scale(points)
 
 

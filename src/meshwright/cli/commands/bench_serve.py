@@ -21,12 +21,30 @@ MOST_IN_FLIGHT = 10_000
         "--input-tokens 1024 --output-tokens 128 --json",
         "meshwright bench serve localhost:8000 --rate 2,4,8 --arrivals gamma --shape 0.5 --requests 500",
         "meshwright bench serve localhost:8000 --prompts prompts.jsonl --repeats 6 --ttft-bound 500 --itl-bound 30",
+        "meshwright bench serve --server llamacpp --model run.yaml --concurrency 1,2,4 --output-tokens 32",
+        "meshwright bench serve --server vllm --model org/name --server-option tensor-parallel-size=8",
         "meshwright bench serve localhost:8000 --search --itl-bound 30 --max-concurrency 256",
     ],
 )
 @click.argument("address", metavar="[URL]", required=False)
 @click.option("--url", metavar="URL", help="Address of an OpenAI-compatible server, with or without /v1.")
-@click.option("--model", metavar="NAME", help="Model to ask for.  [default: the server's only one]")
+@click.option(
+    "--server", type=click.Choice(["llamacpp", "vllm", "sglang", "mock"]),
+    help="Start this server, and end it afterwards.",
+)  # fmt: skip
+@click.option(
+    "--model", metavar="NAME",
+    help="Model to ask for (default: the server's only one), or the one that --server loads: a Hugging Face folder, "
+    "RUN.yaml, a checkpoint, FILE.gguf.",
+)  # fmt: skip
+@click.option(
+    "--server-option", "server_options", multiple=True, metavar="KEY=VALUE",
+    help="Option of the server's own command line, as in tensor-parallel-size=4. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--start-timeout", "start_timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True,
+    metavar="SECONDS", help="Time in which the server must answer.",
+)  # fmt: skip
 @click.option(
     "--endpoint", "interface", type=click.Choice(["completions", "chat"]), default="completions", show_default=True,
     help="Interface: /v1/completions or /v1/chat/completions.",

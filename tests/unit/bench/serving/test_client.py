@@ -71,8 +71,9 @@ def measured(
 def calm() -> tuple[LoadOutcome, MockServer]:
     """Requests with TTFT 20 ms and ITL 5 ms."""
     return measured(
-        Behavior(ttft_s=0.02, itl_s=0.005), num_requests=16, prompt=replace(PROMPT, output_tokens=10)
-    )
+        Behavior(ttft_s=0.02, itl_s=0.005), num_requests=16, ramp_s=0.04, with_noise=True,
+        prompt=replace(PROMPT, output_tokens=10),
+    )  # fmt: skip
 
 
 def point_of(outcome: LoadOutcome, **more):

@@ -1,0 +1,336 @@
+"""GGUF file from a Hugging Face folder, for llama.cpp: Llama, Mistral, Qwen2 and Qwen3 with byte-level BPE tokenizers.
+
+Names and metadata follow the GGUF specification (github:ggml-org/ggml docs/gguf.md). llama.cpp's `llama`
+architecture rotates neighbouring elements (2i, 2i + 1) of a head, Hugging Face halves (i, i + d/2), so the rows of
+the query and key projections are permuted. Its Qwen architectures rotate halves as Hugging Face does.
+
+Configurations that llama.cpp would run differently are refused. Imports NumPy and `gguf`, no tensor framework.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwright.errors import InputError, MissingDependencyError
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+TENSORS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+LAYER_TENSORS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # token types of the specification
+PRE_TOKENIZERS = {  # part of the pattern -> llama.cpp's name
+    r"\p{N}{1,3}": "llama-bpe",
+    r"\p{N}|": "qwen2",
+}
+UNKNOWN_PRE = "gpt-2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufFile:
+    """A written file. `notes` name differences that do not change the model."""
+
+    path: Path
+    architecture: str
+    num_parameters: int
+    context_length: int
+    notes: tuple[str, ...] = field(default=())
+
+
+def write_gguf(folder: Path, path: Path, *, dtype: str | None = None) -> GgufFile:
+    """Write the model and tokenizer of `folder` to `path`.
+
+    `dtype` f32, f16 or bf16 is that of the matrices; None: as in the folder. Vectors stay in 32 bits. Raises
+    InputError for what llama.cpp would run differently, MissingDependencyError without `gguf`.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise MissingDependencyError(
+            "writing a GGUF file needs the package gguf", hint="pip install 'meshwright[llamacpp]'"
+        ) from None
+    config = _read_json(folder / "config.json")
+    architecture = _architecture(config)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    writer = gguf.GGUFWriter(str(partial), architecture)
+    try:
+        notes = _write_tokenizer(writer, folder, config)
+        _write_shapes(writer, config, folder.name)
+        factors = _rope_factors(config)
+        if factors is not None:
+            writer.add_tensor("rope_freqs.weight", factors)
+        count = _write_tensors(writer, folder, config, architecture, dtype)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return GgufFile(
+        path=path, architecture=architecture, num_parameters=count, notes=notes,
+        context_length=int(config["max_position_embeddings"]),
+    )  # fmt: skip
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"the model's folder lacks {path.name} ({error.strerror})", got=str(path)) from None
+    except ValueError:
+        raise InputError(f"{path} is not JSON") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is not a mapping")
+    return found
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """llama.cpp's name of the architecture. Raises InputError for what is not converted."""
+    name = (config.get("architectures") or ["none"])[0]
+    if name not in ARCHITECTURES:
+        raise InputError(
+            "models of this family are not converted to GGUF", got=name, allowed=", ".join(ARCHITECTURES)
+        )
+    for key, allowed in (
+        ("mlp_bias", (False, None)),
+        ("hidden_act", ("silu",)),
+        ("partial_rotary_factor", (1.0, None)),
+    ):
+        if config.get(key) not in allowed:
+            raise InputError(f"llama.cpp's {ARCHITECTURES[name]} has no such {key}", got=config.get(key))
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise InputError(
+            "models with a sliding window are not converted to GGUF", got=config["sliding_window"]
+        )
+    _rope_factors(config)
+    return ARCHITECTURES[name]
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return dict(found)
+
+
+def _rope_factors(config: Mapping[str, Any]) -> np.ndarray | None:
+    """Divisors of the rotation frequencies in Llama 3.1's scaling; None for none."""
+    rope = _rope(config)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise InputError(
+            "this scaling of positions is not converted to GGUF", got=kind, allowed="default, llama3"
+        )
+    dim = _head_dim(config)
+    factor, low, high = (float(rope[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    old = float(rope["original_max_position_embeddings"])
+    frequencies = 1.0 / _theta(config) ** (np.arange(0, dim, 2) / dim)
+    lengths = 2 * math.pi / frequencies
+    smooth = (old / lengths - low) / (high - low)
+    between = 1.0 / ((1 - smooth) / factor + smooth)
+    found = np.where(lengths < old / high, 1.0, np.where(lengths > old / low, factor, between))
+    return found.astype(np.float32)
+
+
+def _theta(config: Mapping[str, Any]) -> float:
+    return float(config.get("rope_theta") or _rope(config).get("rope_theta") or 10000.0)
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _write_shapes(writer: Any, config: Mapping[str, Any], name: str) -> None:
+    heads = int(config["num_attention_heads"])
+    dim = _head_dim(config)
+    writer.add_name(name)
+    writer.add_context_length(int(config["max_position_embeddings"]))
+    writer.add_embedding_length(int(config["hidden_size"]))
+    writer.add_block_count(int(config["num_hidden_layers"]))
+    writer.add_feed_forward_length(int(config["intermediate_size"]))
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(int(config.get("num_key_value_heads") or heads))
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_rope_dimension_count(dim)
+    writer.add_rope_freq_base(_theta(config))
+    writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))
+    writer.add_vocab_size(int(config["vocab_size"]))
+
+
+# --- weights ---
+
+
+def _write_tensors(
+    writer: Any, folder: Path, config: Mapping[str, Any], architecture: str, dtype: str | None
+) -> int:
+    """Write all tensors; return the number of parameters."""
+    import gguf
+
+    heads = int(config["num_attention_heads"])
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    is_tied, count = bool(config.get("tie_word_embeddings")), 0
+    for theirs, stored, values in read_safetensors(folder):
+        if theirs == "lm_head.weight" and is_tied:
+            continue
+        ours = gguf_name(theirs)
+        if architecture == "llama" and ".attn_q." in ours:
+            values = permuted(values, heads)
+        if architecture == "llama" and ".attn_k." in ours:
+            values = permuted(values, kv_heads)
+        count += values.size
+        kind = (dtype or stored).upper() if values.ndim > 1 else "F32"
+        wanted = gguf.GGMLQuantizationType[kind]
+        if kind == "BF16":
+            writer.add_tensor(ours, gguf.quants.quantize(values.astype(np.float32), wanted), raw_dtype=wanted)
+        else:
+            writer.add_tensor(ours, values.astype(DTYPES[kind]))
+    if count == 0:
+        raise InputError("the model's folder has no safetensors weights", got=str(folder))
+    return count
+
+
+def gguf_name(name: str) -> str:
+    """Name of a tensor in a GGUF file. Raises InputError for one that the families do not have.
+
+    >>> gguf_name("model.layers.3.self_attn.q_proj.weight")
+    'blk.3.attn_q.weight'
+    """
+    if name in TENSORS:
+        return TENSORS[name]
+    parts = name.split(".")
+    if len(parts) > 4 and parts[:2] == ["model", "layers"] and parts[-1] in ("weight", "bias"):
+        ours = LAYER_TENSORS.get(".".join(parts[3:-1]))
+        if ours is not None and parts[2].isdecimal():
+            return f"blk.{parts[2]}.{ours}.{parts[-1]}"
+    raise InputError("this tensor has no name in GGUF", got=name)
+
+
+def permuted(values: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head from halves (i, i + d/2) to neighbours (2i, 2i + 1)."""
+    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def read_safetensors(folder: Path) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield name, stored format and fp32 or fp16 values of each tensor. Raises InputError for a damaged file."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with path.open("rb") as stream:
+                length = int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(length))
+            data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + length)
+        except (OSError, ValueError, MemoryError, OverflowError):
+            raise InputError("not a safetensors file", got=str(path)) from None
+        for name, about in header.items():
+            if name == "__metadata__":
+                continue
+            stored = about["dtype"]
+            if stored not in DTYPES:
+                raise InputError(f"{path.name}: {name} is {stored}", allowed=", ".join(DTYPES))
+            begin, end = about["data_offsets"]
+            values = data[begin:end].view(DTYPES[stored]).reshape(about["shape"])
+            if stored == "BF16":
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            yield name, stored, values
+
+
+# --- tokenizer ---
+
+
+def _write_tokenizer(writer: Any, folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write the tokenizer of `tokenizer.json`; return notes."""
+    found, settings = _read_json(folder / "tokenizer.json"), {}
+    if (folder / "tokenizer_config.json").exists():
+        settings = _read_json(folder / "tokenizer_config.json")
+    model = found.get("model") or {}
+    if model.get("type") != "BPE" or model.get("byte_fallback"):
+        raise InputError(
+            "only byte-level BPE tokenizers are converted to GGUF",
+            got=f"{model.get('type')}{' with byte fallback' if model.get('byte_fallback') else ''}",
+        )
+    added = {int(t["id"]): t for t in found.get("added_tokens") or ()}
+    names = {int(i): text for text, i in model["vocab"].items()} | {i: t["content"] for i, t in added.items()}
+    size = int(config["vocab_size"])
+    tokens, types = [], []
+    for i in range(size):
+        tokens.append(names.get(i, f"[unused {i}]"))
+        is_special = i in added and added[i].get("special")
+        types.append(
+            UNUSED if i not in names else CONTROL if is_special else USER_DEFINED if i in added else NORMAL
+        )
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges") or ()]
+    name, notes = _pre_tokenizer(found, has_merges=bool(merges))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(name)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(
+        merges or ["\u0100 \u0101"]
+    )  # the format has no empty list; this pair makes no token
+    end = config.get("eos_token_id")
+    end = end[0] if isinstance(end, list) else end
+    start = config.get("bos_token_id")
+    if end is not None:
+        writer.add_eos_token_id(int(end))
+    if start is not None or end is not None:
+        writer.add_bos_token_id(int(end if start is None else start))
+    writer.add_add_bos_token(start is not None and _adds_start(found, settings))
+    template = settings.get("chat_template")
+    if not isinstance(template, str) and (folder / "chat_template.jinja").exists():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if isinstance(template, str):
+        writer.add_chat_template(template)
+    return notes
+
+
+def _adds_start(found: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """True if the tokenizer puts a start token in front of a text."""
+    if isinstance(settings.get("add_bos_token"), bool):
+        return settings["add_bos_token"]
+    processor = json.dumps(found.get("post_processor") or {})
+    return '"SpecialToken"' in processor
+
+
+def _pre_tokenizer(found: Mapping[str, Any], *, has_merges: bool) -> tuple[str, tuple[str, ...]]:
+    """llama.cpp's name of the rule that splits a text before the merges, and notes."""
+    text = json.dumps(found.get("pre_tokenizer") or {})
+    unescaped = text.replace("\\\\", "\\")
+    for part, name in PRE_TOKENIZERS.items():
+        if part in unescaped:
+            return name, ()
+    if not has_merges or ('"ByteLevel"' in text and '"use_regex": true' in text and '"Split"' not in text):
+        return UNKNOWN_PRE, ()
+    note = (
+        "llama.cpp has no rule like this tokenizer's for splitting texts: some texts may become other tokens"
+    )
+    return UNKNOWN_PRE, (note,)

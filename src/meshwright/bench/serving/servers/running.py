@@ -1,0 +1,134 @@
+"""A started server: free port, log, health check, and its end with all of its processes.
+
+with running(command, folder=...) as server:   the server answers
+    server.url
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshwright.errors import MeshwrightError
+
+POLL_S = 0.1
+STOP_S = 20.0
+LOG_NAME = "server.log"
+SHOWN_LINES = 5
+NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class ServerStartError(MeshwrightError):
+    """A server did not begin to answer."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCommand:
+    """Command line of a server."""
+
+    name: str
+    argv: tuple[str, ...]
+    model: str  # as requests name it
+    port: int
+    health: str = "/health"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    """A server that answers."""
+
+    command: ServerCommand
+    start_s: float  # until it answered
+    log: Path
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextmanager
+def running(
+    command: ServerCommand,
+    *,
+    folder: Path,
+    timeout_s: float,
+    waiting: Callable[[float], None] = lambda seconds: None,
+) -> Iterator[RunningServer]:
+    """Start a server, wait until it is healthy, and end it with all of its processes afterwards.
+
+    Its output goes to `server.log` in `folder`. Raises ServerStartError with the end of the log when it ends or does
+    not answer within `timeout_s`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / LOG_NAME
+    supervised = [sys.executable, "-m", "meshwright.bench.serving.servers.supervise", *command.argv]
+    begin_s = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            supervised, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+            env=os.environ | dict(command.environment), start_new_session=True,
+        )  # fmt: skip
+    try:
+        while not _is_healthy(command):
+            spent_s = time.monotonic() - begin_s
+            if process.poll() is not None:
+                raise ServerStartError(
+                    f"the server {command.name} ended with exit code {process.returncode}: {_end_of(log)}",
+                    hint=f"its output is in {log}",
+                )
+            if spent_s > timeout_s:
+                raise ServerStartError(
+                    f"the server {command.name} did not answer within {timeout_s:g} s: {_end_of(log)}",
+                    hint=f"--start-timeout SECONDS; its output is in {log}",
+                )
+            waiting(spent_s)
+            time.sleep(POLL_S)
+        yield RunningServer(command=command, start_s=time.monotonic() - begin_s, log=log)
+    finally:
+        _stop(process)
+
+
+def _is_healthy(command: ServerCommand) -> bool:
+    try:
+        with NO_PROXY.open(f"{command.url}{command.health}", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Close the supervisor's stdin, and wait for it."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(timeout=STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _end_of(log: Path) -> str:
+    lines: Sequence[str] = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    shown = [" ".join(line.split())[:200] for line in lines if line.strip()][-SHOWN_LINES:]
+    return " | ".join(shown) or "it printed nothing"

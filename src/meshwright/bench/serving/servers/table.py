@@ -1,0 +1,170 @@
+"""Command line, model and health check of each server that `bench serve --server NAME` starts.
+
+llamacpp  github:ggml-org/llama.cpp through the package xllamacpp; runs on a CPU
+vllm      `vllm serve MODEL` (docs.vllm.ai, "vllm serve"), from PATH
+sglang    `python -m sglang.launch_server` (docs.sglang.io, "Server Arguments"), of this Python
+mock      the mock server of the tests, with known latencies
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from meshwright.bench.serving.mock import MODEL as MOCK_MODEL
+from meshwright.bench.serving.servers.gguf_file import write_gguf
+from meshwright.bench.serving.servers.running import ServerCommand
+from meshwright.errors import InputError, MissingDependencyError
+
+SERVED_NAME = "model"
+MOST_SLOTS = 64
+LLAMACPP_OPTIONS = ("threads", "parallel", "context", "dtype")
+MOCK_OPTIONS = ("ttft", "itl", "slots", "fault", "fault-every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """Model that a server is to load: a GGUF file, a Hugging Face folder, or a name that the server resolves."""
+
+    text: str
+    scratch: Path  # folder for converted files
+
+    @property
+    def path(self) -> Path:
+        return Path(self.text)
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.path.suffix == ".gguf"
+
+    @property
+    def is_folder(self) -> bool:
+        return (self.path / "config.json").is_file()
+
+
+def parse_options(pairs: Sequence[str]) -> dict[str, str]:
+    """Read KEY=VALUE options of a server; KEY alone is a flag. Raises InputError."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        key = key.strip().lstrip("-").replace("_", "-")
+        if not key or key in found:
+            raise InputError("--server-option must read KEY=VALUE, each key once", got=pair)
+        found[key] = value
+    return found
+
+
+def server_command(
+    name: str, model: ServedModel | None, *, port: int, options: Mapping[str, str], in_flight: int
+) -> ServerCommand:
+    """Command line of the server `name`. `in_flight` is the most requests that are measured at once.
+
+    Raises InputError for a model that the server cannot load, MissingDependencyError where it is not installed.
+    """
+    build = SERVERS[name]
+    if model is None and build is not _mock:
+        raise InputError(f"--server {name} needs a model", hint="--model PATH")
+    return build(model, port, dict(options), in_flight)
+
+
+def _flags(options: Mapping[str, str]) -> list[str]:
+    return [
+        part for key, value in options.items() for part in ([f"--{key}", value] if value else [f"--{key}"])
+    ]
+
+
+def _require_known(name: str, options: Mapping[str, str], known: Sequence[str]) -> None:
+    for key in options:
+        if key not in known:
+            raise InputError(f"--server {name} has no such option", got=key, allowed=", ".join(known))
+
+
+def _llamacpp(model: ServedModel | None, port: int, options: dict[str, str], in_flight: int) -> ServerCommand:
+    assert model is not None
+    _require_known("llamacpp", options, LLAMACPP_OPTIONS)
+    if find_spec("xllamacpp") is None:
+        raise MissingDependencyError(
+            "--server llamacpp needs xllamacpp, which is not installed",
+            hint="pip install 'meshwright[llamacpp]'",
+        )
+    notes: tuple[str, ...] = ()
+    dtype, context = options.pop("dtype", None), options.pop("context", None)
+    if dtype not in (None, "f32", "f16", "bf16"):
+        raise InputError("--server-option dtype", got=dtype, allowed="f32, f16, bf16")
+    if model.is_folder:
+        made = write_gguf(model.path, model.scratch / "model.gguf", dtype=dtype)
+        path, notes, context = made.path, made.notes, context or str(made.context_length)
+    elif model.is_gguf and model.path.is_file():
+        path, context = model.path, context or str(gguf_context(model.path))
+    else:
+        raise InputError(
+            "llama.cpp cannot load this model", got=model.text,
+            allowed="FILE.gguf, a Hugging Face folder, RUN.yaml or a checkpoint",
+        )  # fmt: skip
+    parallel = options.pop("parallel", str(min(MOST_SLOTS, in_flight)))
+    argv = [
+        sys.executable, "-m", "meshwright.bench.serving.servers.llamacpp", str(path), "--port", str(port),
+        "--alias", SERVED_NAME, "--parallel", parallel, "--context", context, *_flags(options),
+    ]  # fmt: skip
+    return ServerCommand(name="llamacpp", argv=tuple(argv), model=SERVED_NAME, port=port, notes=notes)
+
+
+def gguf_context(path: Path) -> int:
+    """Context length in the metadata of a GGUF file. Raises InputError for a damaged file."""
+    try:
+        import gguf
+
+        fields = gguf.GGUFReader(path).fields
+        name = next(key for key in fields if key.endswith(".context_length"))
+        return int(str(fields[name].contents()))
+    except ImportError:
+        raise MissingDependencyError(
+            "reading a GGUF file needs the package gguf", hint="pip install 'meshwright[llamacpp]'"
+        ) from None
+    except (OSError, ValueError, StopIteration, KeyError, IndexError):
+        raise InputError("not a GGUF file, or one without context length", got=str(path)) from None
+
+
+def _vllm(model: ServedModel | None, port: int, options: dict[str, str], in_flight: int) -> ServerCommand:
+    assert model is not None
+    program = shutil.which("vllm")
+    if program is None:
+        raise MissingDependencyError(
+            "--server vllm needs the program vllm, which is not on PATH", hint="pip install vllm"
+        )
+    argv = [
+        program, "serve", model.text, "--host", "127.0.0.1", "--port", str(port),
+        "--served-model-name", SERVED_NAME, *_flags(options),
+    ]  # fmt: skip
+    return ServerCommand(name="vllm", argv=tuple(argv), model=SERVED_NAME, port=port)
+
+
+def _sglang(model: ServedModel | None, port: int, options: dict[str, str], in_flight: int) -> ServerCommand:
+    assert model is not None
+    if find_spec("sglang") is None:
+        raise MissingDependencyError(
+            "--server sglang needs SGLang, which is not installed", hint="pip install 'sglang[all]'"
+        )
+    argv = [
+        sys.executable, "-m", "sglang.launch_server", "--model-path", model.text, "--host", "127.0.0.1",
+        "--port", str(port), "--served-model-name", SERVED_NAME, *_flags(options),
+    ]  # fmt: skip
+    return ServerCommand(name="sglang", argv=tuple(argv), model=SERVED_NAME, port=port)
+
+
+def _mock(model: ServedModel | None, port: int, options: dict[str, str], in_flight: int) -> ServerCommand:
+    _require_known("mock", options, MOCK_OPTIONS)
+    argv = [sys.executable, "-m", "meshwright.bench.serving.mock", "--port", str(port), *_flags(options)]
+    return ServerCommand(name="mock", argv=tuple(argv), model=MOCK_MODEL, port=port)
+
+
+SERVERS: dict[str, Callable[[ServedModel | None, int, dict[str, str], int], ServerCommand]] = {
+    "llamacpp": _llamacpp,
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "mock": _mock,
+}
