@@ -126,6 +126,11 @@ VERBS: dict[str, Verb] = {
         section="Project serving",
         help="Project serving and offline inference: memory, rates, layouts, price.",
     ),
+    "mlperf": Verb(
+        target="meshwright.cli.commands.mlperf:command",
+        section="Measure and tune",
+        help="Check, score and compare results of MLPerf Training and of benchmarks of the same shape.",
+    ),
     "doctor": Verb(
         target="meshwright.cli.commands.doctor:command",
         section="Check a node",

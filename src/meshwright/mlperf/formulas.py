@@ -11,7 +11,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from meshwright.errors import InputError
 
@@ -87,7 +87,7 @@ def _value(node: ast.AST, values: Mapping[str, object]) -> Any:
     )
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Return True for a finite int or float; False for a bool, NaN and infinity.
 
     >>> is_number(8), is_number(True), is_number(float("nan"))

@@ -1,0 +1,25 @@
+"""`meshwright mlperf`: benchmarks of the shape of MLPerf Training."""
+
+from __future__ import annotations
+
+from meshwright.cli.verbs import Verb, verb_group
+
+SECTION = "Results"
+
+command = verb_group(
+    "mlperf",
+    about="""Check, score and compare results of MLPerf Training and of benchmarks of the same shape.
+
+Rules of llama31_8b, llama2_70b_lora, gpt_oss_20b, deepseekv3_671b and llama31_405b ship for the rounds 5.0 to 6.1. A
+further benchmark is a TOML file of the same form in a folder that --benchmarks names.""",
+    verbs={
+        "score": Verb(
+            target="meshwright.cli.commands.mlperf_score:command",
+            section=SECTION,
+            help="Score sets of runs: olympic mean, reference-convergence test, normalization.",
+        ),
+    },
+    examples=[
+        "meshwright mlperf score results/MI355X/llama2_70b_lora --round 5.1",
+    ],
+)
