@@ -13,6 +13,11 @@ command = verb_group(
 Rules of llama31_8b, llama2_70b_lora, gpt_oss_20b, deepseekv3_671b and llama31_405b ship for the rounds 5.0 to 6.1. A
 further benchmark is a TOML file of the same form in a folder that --benchmarks names.""",
     verbs={
+        "check": Verb(
+            target="meshwright.cli.commands.mlperf_check:command",
+            section=SECTION,
+            help="Check result files by the rules of MLPerf Training, strictly and with the official checker.",
+        ),
         "score": Verb(
             target="meshwright.cli.commands.mlperf_score:command",
             section=SECTION,
@@ -20,6 +25,7 @@ further benchmark is a TOML file of the same form in a folder that --benchmarks 
         ),
     },
     examples=[
+        "meshwright mlperf check results/MI355X/llama2_70b_lora --round 5.1",
         "meshwright mlperf score results/MI355X/llama2_70b_lora --round 5.1",
     ],
 )

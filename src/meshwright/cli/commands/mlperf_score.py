@@ -31,11 +31,12 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @json_option
 def command() -> None:
-    """Score the sets of runs at and below DIR, each a folder of result_*.txt.
+    """Score sets of runs: olympic mean, reference-convergence test, normalization.
 
-    A score is the mean of the minutes from run_start to run_stop without the fastest and the slowest run, times the
-    factor of the reference-convergence test. With fewer runs than a score needs, the command prints how likely the
-    whole set passes that test; with more, it takes the window of consecutive runs with the median score.
+    A set is a folder of result_*.txt at or below DIR. A score is the mean of the minutes from run_start to run_stop
+    without the fastest and the slowest run, times the factor of the reference-convergence test. With fewer runs than a
+    score needs, the command prints how likely the whole set passes that test; with more, it takes the window of
+    consecutive runs with the median score.
 
     Exits with 1 if a set is no result. A computed score is not verified by the MLCommons Association.
     """

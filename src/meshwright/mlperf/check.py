@@ -1,0 +1,151 @@
+"""Checks of result files and of sets of them by our rules, which are stricter than the official checker's.
+
+Each rule stands in `data/check_rules.toml`. A log that is being written is checked as far as it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from meshwright.errors import InputError
+from meshwright.mlperf.benchmarks import Benchmark
+from meshwright.mlperf.check_clock import clock_findings
+from meshwright.mlperf.check_evaluations import evaluation_findings, global_batch
+from meshwright.mlperf.check_system import described_system, system_findings
+from meshwright.mlperf.check_values import absent_keys, not_yet, value_findings
+from meshwright.mlperf.findings import CheckFinding, check_rules
+from meshwright.mlperf.log import RunLog, read_log
+from meshwright.mlperf.score import result_files, rules_of, score_logs
+
+_OTHER_FILES = ("scaling.json", "package_checker_params", "power")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """Findings over one result file or one set of them."""
+
+    where: Path
+    benchmark: Benchmark
+    round_from: str
+    files: tuple[Path, ...]
+    findings: tuple[CheckFinding, ...]
+    pending: dict[str, tuple[str, ...]]  # file -> required keys that an unfinished log does not hold yet
+    whole_set: bool
+
+    @property
+    def errors(self) -> tuple[CheckFinding, ...]:
+        return tuple(f for f in self.findings if f.severity == "error")
+
+    @property
+    def passes(self) -> bool:
+        return not self.errors
+
+
+def check_path(
+    where: Path,
+    *,
+    round: str | None = None,
+    benchmark: str | None = None,
+    folders: Sequence[Path] = (),
+    unfinished: bool = False,
+) -> CheckReport:
+    """Check a result file, or a folder of result_*.txt as a set. `unfinished`: logs may still be written."""
+    files = [where] if where.is_file() else result_files(where) if where.is_dir() else []
+    if not files:
+        raise InputError("neither a result file nor a folder of result_*.txt", got=str(where))
+    logs = [read_log(path) for path in files]
+    folder = where if where.is_dir() else where.parent
+    rules, round_from = rules_of(logs, folder=folder, round=round, benchmark=benchmark, folders=folders)
+    whole = where.is_dir()
+    found = list(chain.from_iterable(log_findings(log, rules) for log in logs))
+    found += system_findings(logs, rules, described_system(folder, rules), folder=folder)
+    if whole:
+        found += set_findings(logs, rules, folder, unfinished=unfinished)
+    if unfinished:
+        found = [f for f in found if f.rule != "unfinished"]
+    pending = {
+        log.path.name: tuple(k for k in absent_keys(log, rules) if not_yet(log, k))
+        for log in logs
+        if not log.finished
+    }
+    return CheckReport(
+        where=where, benchmark=rules, round_from=round_from, files=tuple(files), findings=tuple(_sorted(found)),
+        pending=pending, whole_set=whole,
+    )  # fmt: skip
+
+
+def log_findings(log: RunLog, rules: Benchmark) -> list[CheckFinding]:
+    """All findings of one log."""
+    found = list(value_findings(log, rules))
+    if not log.records:
+        return found
+    found += clock_findings(log, rules)
+    if log.value("submission_division") != "open":
+        found += evaluation_findings(log, rules)
+    return found
+
+
+def set_findings(
+    logs: Sequence[RunLog], rules: Benchmark, folder: Path, *, unfinished: bool = False
+) -> Iterator[CheckFinding]:
+    """Findings of a set of runs."""
+
+    def finding(rule: str, message: str) -> CheckFinding:
+        return CheckFinding(file=folder.name, line=None, rule=rule, message=message)
+
+    if len(logs) != rules.runs and not unfinished:
+        yield finding("result-count", f"{len(logs)} result files, a score needs {rules.runs}")
+    others = [
+        p.name for p in folder.iterdir() if p not in {log.path for log in logs} and p.name not in _OTHER_FILES
+    ]
+    if others:
+        yield finding("result-names", f"other files: {', '.join(sorted(others)[:6])}")
+    closed = all(log.value("submission_division") != "open" for log in logs)
+    if closed:
+        yield from _seeds(logs)
+    yield from _copies(logs)
+    batches = {b for log in logs if (b := global_batch(log)) is not None}
+    if len(batches) > 1:
+        yield finding("set-batch", f"global batch sizes {', '.join(map(str, sorted(batches)))}")
+    for key in rules.hyperparameters:
+        values = {repr(log.value(key)) for log in logs if log.last(key) is not None}
+        if len(values) > 1 and key != "global_batch_size" and key != "train_samples":
+            yield finding("set-hyperparameters", f"{key} is {', '.join(sorted(values)[:4]):.160}")
+    if closed and rules.rcp is not None and len(logs) >= rules.runs and len(batches) == 1:
+        score = score_logs(logs, rules, folder=folder)
+        if not score.test.passes:
+            yield finding("set-rcp", score.test.message)
+
+
+def _seeds(logs: Sequence[RunLog]) -> Iterator[CheckFinding]:
+    first: dict[str, str] = {}
+    for log in logs:
+        for record in log.all("seed"):
+            seed = repr(record.value)
+            if first.setdefault(seed, log.path.name) != log.path.name:
+                yield CheckFinding(
+                    file=log.path.name, line=record.line, rule="seed-repeated",
+                    message=f"seed {seed:.40} is that of {first[seed]}",
+                )  # fmt: skip
+
+
+def _copies(logs: Sequence[RunLog]) -> Iterator[CheckFinding]:
+    first: dict[tuple[float, ...], str] = {}
+    for log in logs:
+        times = tuple(r.time_ms for r in log.all("init_stop", "run_start", "run_stop", "eval_accuracy"))
+        if len(times) < 3:
+            continue
+        if times in first:
+            message = f"the times are those of {first[times]}"
+            yield CheckFinding(file=log.path.name, line=None, rule="run-copied", message=message)
+        else:
+            first[times] = log.path.name
+
+
+def _sorted(found: list[CheckFinding]) -> list[CheckFinding]:
+    """Errors first, then by file and line."""
+    order = {name: i for i, name in enumerate(check_rules())}
+    return sorted(found, key=lambda f: (f.severity != "error", f.file, f.line or 0, order[f.rule]))

@@ -1,0 +1,50 @@
+"""Findings of `meshwright mlperf check`, and the table of its rules (`data/check_rules.toml`)."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+
+from meshwright.mlperf.benchmarks import DATA
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRule:
+    """One rule."""
+
+    rule: str
+    severity: str  # error, warning
+    demands: str
+    why: str
+    fix: str
+    official: bool = False  # the official checkers find it too
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckFinding:
+    """One rule that a log breaks. `line` is None where something is absent or the finding is of the whole set."""
+
+    file: str
+    line: int | None
+    rule: str
+    message: str  # what was got, and what is allowed
+
+    @property
+    def severity(self) -> str:
+        return check_rules()[self.rule].severity
+
+    @property
+    def why(self) -> str:
+        return check_rules()[self.rule].why
+
+    @property
+    def fix(self) -> str:
+        return check_rules()[self.rule].fix
+
+
+@cache
+def check_rules() -> dict[str, CheckRule]:
+    """All rules by id."""
+    document = tomllib.loads((DATA / "check_rules.toml").read_text(encoding="utf-8"))
+    return {rule: CheckRule(rule=rule, **row) for rule, row in document.items()}
