@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.check_clock import clock_findings
 from meshwright.mlperf.check_evaluations import evaluation_findings, global_batch
-from meshwright.mlperf.check_system import described_system, system_findings
+from meshwright.mlperf.check_system import submitted_system, system_findings
 from meshwright.mlperf.check_values import absent_keys, not_yet, value_findings
 from meshwright.mlperf.findings import CheckFinding, check_rules
 from meshwright.mlperf.log import RunLog, read_log
@@ -61,7 +61,7 @@ def check_path(
     rules, round_from = rules_of(logs, folder=folder, round=round, benchmark=benchmark, folders=folders)
     whole = where.is_dir()
     found = list(chain.from_iterable(log_findings(log, rules) for log in logs))
-    found += system_findings(logs, rules, described_system(folder, rules), folder=folder)
+    found += system_findings(logs, rules, submitted_system(folder, rules), folder=folder)
     if whole:
         found += set_findings(logs, rules, folder, unfinished=unfinished)
     if unfinished:

@@ -36,7 +36,7 @@ SYSTEM_STATUSES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DescribedSystem:
+class SubmittedSystem:
     """A file systems/SYSTEM.json; `values` is empty where it cannot be read."""
 
     path: Path
@@ -53,7 +53,7 @@ class DescribedSystem:
         return None if per_node is None or self.num_nodes is None else per_node * self.num_nodes
 
 
-def described_system(folder: Path, rules: Benchmark) -> DescribedSystem | None:
+def submitted_system(folder: Path, rules: Benchmark) -> SubmittedSystem | None:
     """Description of a set in `ORG/results/SYSTEM/BENCHMARK`, or None outside a submission tree."""
     where = folder.absolute()
     if where.parent.parent.name != "results":
@@ -65,11 +65,11 @@ def described_system(folder: Path, rules: Benchmark) -> DescribedSystem | None:
         values = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError):
         values = {}
-    return DescribedSystem(path=path, values=values if isinstance(values, dict) else {})
+    return SubmittedSystem(path=path, values=values if isinstance(values, dict) else {})
 
 
 def system_findings(
-    logs: Sequence[RunLog], rules: Benchmark, system: DescribedSystem | None, *, folder: Path
+    logs: Sequence[RunLog], rules: Benchmark, system: SubmittedSystem | None, *, folder: Path
 ) -> Iterator[CheckFinding]:
     """Findings about the description, and about logs that disagree with it."""
     if system is None:
@@ -92,7 +92,7 @@ def description_problems(values: dict[str, Any]) -> list[str]:
     return problems
 
 
-def _nodes(log: RunLog, system: DescribedSystem) -> Iterator[CheckFinding]:
+def _nodes(log: RunLog, system: SubmittedSystem) -> Iterator[CheckFinding]:
     """`4xMI300X` is how submitters write four nodes."""
     record = log.last("submission_platform")
     found = re.match(r"\s*(\d{1,6})\s*x", record.value) if record and isinstance(record.value, str) else None
@@ -103,7 +103,7 @@ def _nodes(log: RunLog, system: DescribedSystem) -> Iterator[CheckFinding]:
         yield CheckFinding(file=log.path.name, line=record.line, rule="platform-nodes", message=message)
 
 
-def _devices(log: RunLog, system: DescribedSystem) -> Iterator[CheckFinding]:
+def _devices(log: RunLog, system: SubmittedSystem) -> Iterator[CheckFinding]:
     """Compare the batch with the degrees, where the log discloses them (6.0 and later)."""
     batch, devices = global_batch(log), system.num_devices
     keys = ("micro_batch_size", "gradient_accumulation_steps")
