@@ -29,7 +29,11 @@ def evaluation_findings(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]
     yield from _values(log, found)
     yield from _counts(log, found, batch)
     if batch is not None:
-        yield from _cadence(log, _corrected(found, rules, batch), rules, batch)
+        places = _corrected(found, rules, batch)
+        if places and places[0][1] != found[0].place and found[0].place == found[0].logged:
+            message = f"all {len(places)}: {found[0].logged:g} where the cadence has {places[0][1]:g}"
+            yield _finding(log, "samples-one-batch-low", message, found[0].record)
+        yield from _cadence(log, places, rules, batch)
     yield from _target(log, found, rules)
     yield from _status(log, found)
 

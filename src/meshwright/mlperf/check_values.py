@@ -12,7 +12,7 @@ from meshwright.mlperf.log import LogRecord, RunLog
 
 AT_LEAST_ONCE = ("cache_clear", "init_start", "eval_accuracy")
 
-_RUN_KEYS = ("run_stop", "eval_accuracy", "block_start", "block_stop", "train_samples")
+_RUN_KEYS = ("run_start", "run_stop", "eval_accuracy", "block_start", "block_stop", "train_samples")
 """Keys that a log that is being written may not hold after init_stop."""
 
 

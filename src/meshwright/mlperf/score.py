@@ -108,10 +108,11 @@ def score_logs(logs: Sequence[RunLog], rules: Benchmark, *, folder: Path, round_
     """Score logs under rules."""
     runs = [scored_run(log, rules) for log in logs]
     batches = {r.global_batch_size for r in runs}
-    names = {log.value("submission_benchmark") for log in logs}
+    named = [log.value("submission_benchmark") for log in logs]
+    others = sorted({str(name)[:80] for name in named if name not in (rules.name, None)})
     problems: list[str] = []
-    if names - {rules.name, None}:
-        problems.append(f"logs name other benchmarks: {', '.join(sorted(map(str, names - {rules.name})))}")
+    if others:
+        problems.append(f"logs name other benchmarks: {', '.join(others)}")
     if None in batches:
         problems.append("a log has no global_batch_size")
     if len(batches - {None}) > 1:
