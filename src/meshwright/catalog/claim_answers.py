@@ -33,6 +33,8 @@ class ClaimQuantity(StrEnum):
     DAYS = "days"  # of steps on the claim's devices, for what `run` trains in the days of claim `solved_by`
     SPEEDUP = "speedup"  # of the claim's number of devices against those of `run`
     CATALOGUE = "catalogue"  # a value of the accelerator
+    SERVING = "serving"  # inference and its memory; `value` names what is computed
+    PRICE = "price"  # of a rented node in the region `value`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class ClaimAnswer:
     reads: ClaimQuantity | None = None
     run: ClaimRun | None = None
     against: ClaimRun | None = None
-    value: str = ""  # CATALOGUE: path of the value
+    value: str = ""  # CATALOGUE: path of the value; SERVING: what is computed; PRICE: region
     solved_by: str = ""  # DAYS: the claim that the length of the training is solved for
     within: float = 0.0  # half of the last printed digit
     assumed: str = ""

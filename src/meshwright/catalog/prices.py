@@ -18,6 +18,7 @@ class Price:
 
     accelerator: str
     usd_per_device_hour: float
+    region: str
     offer: str  # who, what, where
     date: str
     source: str
@@ -43,9 +44,25 @@ def prices() -> tuple[Price, ...]:
     return tuple(Price(**row) for row in _read("prices.toml")["price"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Licence:
+    """One published price of a software licence for one device for one year. Open engines need none."""
+
+    name: str
+    usd_per_device_year: float
+    date: str
+    source: str
+
+
+@cache
+def licences() -> tuple[Licence, ...]:
+    """All known licences; where sources disagree both stand."""
+    return tuple(Licence(**row) for row in _read("prices.toml")["licence"])
+
+
 @by_name
-def price_per_device_hour(accelerator_name: str) -> Price:
-    """The lowest known price of this accelerator.
+def price_per_device_hour(accelerator_name: str, *, region: str | None = None) -> Price:
+    """The lowest known price of this accelerator, in `region` if one is given.
 
     The lowest because the offers are one seller's in several regions, and a buyer chooses the region.
     Raises InputError when no price is known; the caller then asks the user for one.
@@ -55,6 +72,13 @@ def price_per_device_hour(accelerator_name: str) -> Price:
     """
     name = accelerator(accelerator_name).name
     known = [price for price in prices() if price.accelerator == name]
+    if region is not None and known:
+        of_device, known = known, [price for price in known if price.region.lower() == region.strip().lower()]
+        if not known:
+            raise InputError(
+                f"no price of {name} is known in this region", got=region,
+                allowed=", ".join(sorted({price.region for price in of_device})),
+            )  # fmt: skip
     if not known:
         raise InputError(
             "no price is known for this accelerator", got=name,

@@ -80,3 +80,95 @@ memory_ratio_option = click.option(
 def given_degrees(options: Mapping[str, Any]) -> dict[str, int]:
     """The degrees that were given."""
     return {name: options[name] for name in DEGREES if options.get(name) is not None}
+
+
+MAX_TOKENS = 10**9
+MAX_NUMBER = 1e9
+
+ENGINES = ("vllm", "trtllm", "sglang", "vllm-v0", "generic")
+
+_LOAD = (
+    click.option(
+        "--input-tokens", type=click.IntRange(1, MAX_TOKENS), required=True, metavar="N", help="Tokens of a prompt.",
+    ),
+    click.option(
+        "--output-tokens", type=click.IntRange(1, MAX_TOKENS), required=True, metavar="N", help="Tokens of an answer.",
+    ),
+    click.option(
+        "--engine", type=click.Choice(ENGINES), default="vllm", show_default=True,
+        help="Inference engine: its host time and what bounds its batch.",
+    ),
+)  # fmt: skip
+
+
+def load_options(function: Function) -> Function:
+    """--input-tokens, --output-tokens and --engine."""
+    return functools.reduce(lambda f, option: option(f), reversed(_LOAD), function)
+
+
+def number_option(
+    name: str,
+    destination: str,
+    text: str,
+    *,
+    least: float = 0.0,
+    most: float = MAX_NUMBER,
+    metavar: str = "X",
+) -> Any:
+    """An option that takes a number above `least`, up to `most`."""
+
+    def checked(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+        if value is not None and not least < value <= most:
+            raise InputError(f"{name} is out of range", got=value, allowed=f"above {least:g}, to {most:g}")
+        return value
+
+    return click.option(name, destination, type=float, callback=checked, metavar=metavar, help=text)
+
+
+_PRICE = (
+    number_option(
+        "--price", "usd_per_device_hour", "USD per device-hour.  [default: the catalogue's, if it has one]",
+        metavar="USD",
+    ),
+    click.option("--region", metavar="REGION", help="Region of the catalogue's price, as in 'East US 2'."),
+    number_option(
+        "--capital", "capital_usd", "Own instead of rent: USD per device with its share of node and network.",
+        metavar="USD",
+    ),
+    number_option("--life", "life_years", "Years a bought device is used.  [default: 4]", most=100, metavar="YEARS"),
+    number_option(
+        "--usd-per-kwh", "usd_per_kwh", "Price of electricity for a bought device.  [default: 0.08]", most=1000,
+        metavar="USD",
+    ),
+    number_option(
+        "--licence", "licence_usd", "Software licence, USD per device and year (NVIDIA AI Enterprise: 4000 or 4500).",
+        metavar="USD",
+    ),
+    number_option(
+        "--utilization", "utilization", "Share of paid hours in which the server runs at this load.  [default: 1]",
+        most=1, metavar="SHARE",
+    ),
+)  # fmt: skip
+
+
+def price_options(function: Function) -> Function:
+    """Rent or own, licence and utilisation."""
+    return functools.reduce(lambda f, option: option(f), reversed(_PRICE), function)
+
+
+PRICE_NAMES = (
+    "usd_per_device_hour", "region", "capital_usd", "life_years", "usd_per_kwh", "licence_usd", "utilization",
+)  # fmt: skip
+
+
+def given_terms(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `PriceTerms` and `Ownership` that were given, as {"terms": ..., "ownership": ...}."""
+    given = {name: options[name] for name in PRICE_NAMES if options.get(name) is not None}
+    own = {name: given.pop(name) for name in ("capital_usd", "life_years", "usd_per_kwh") if name in given}
+    if own and "capital_usd" not in own:
+        raise InputError(f"{', '.join(own)} need --capital", hint="--capital is the price of a bought device")
+    if own and {"usd_per_device_hour", "region"} & set(given):
+        raise InputError("a device is rented or bought", hint="give --price or --capital")
+    if "licence_usd" in given:
+        given["licence_usd_per_device_year"] = given.pop("licence_usd")
+    return {"terms": given, "ownership": own}

@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
+import numpy as np
+
 from meshwright.arrays import Array, Table
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.capacity import CapacityQuestion, Reserve, device_memory
@@ -121,6 +123,7 @@ class RequestWork(Table):
     output_tokens: Array
     steps: Array  # decode steps of a request
     replicas: Array
+    groups: Array  # attention groups of a replica: a prompt runs on one of them
 
 
 def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: BatchLimit) -> RequestWork:
@@ -129,7 +132,7 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
     verified = 1 + load.drafted_per_step
     asked = batch if load.concurrency is None else max(load.concurrency / of.layout.replicas, batch)
     return RequestWork(
-        decode=step_work(of, sequences=batch, tokens=verified, context=load.context, decoding=True),
+        decode=step_work(of, sequences=max(batch, 1.0), tokens=verified, context=load.context, decoding=True),
         prompt=prompt_work(of, load.input_tokens, engine.batch_tokens),
         prompt_steps=load.input_tokens / engine.batch_tokens,
         sequences=batch,
@@ -138,6 +141,7 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
         output_tokens=load.output_tokens,
         steps=(load.output_tokens - 1) / (1 + load.accepted_per_step),
         replicas=of.layout.replicas,
+        groups=of.layout.attention_data,
     )
 
 
@@ -178,11 +182,12 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     step = step_seconds(work.decode, rates)
     prompt = prefill_seconds(work.prompt, rates, work.prompt_steps)
     batch, decode_s = work.sequences, work.steps * step.total
-    request_s = decode_s + batch * prompt.total
+    shared = np.maximum(batch, 1.0)  # below one request in flight, a request has the server to itself
+    request_s = decode_s + shared * prompt.total
     rate = work.replicas * batch * work.output_tokens / request_s
     gaps = work.output_tokens - 1
     several = gaps > 0
-    itl_s = (request_s - prompt.total) / (gaps + (1 - several)) * several
+    itl_s = np.maximum(request_s - prompt.total, 0.0) / (gaps + (1 - several)) * several
     one_s = isolated_prefill_s(work, rates)
     return Steady(
         step=step,
@@ -190,7 +195,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
         request_s=request_s,
         itl_s=itl_s,
         ttft_s=one_s + 0.5 * step.total + (work.waiting - 1) * request_s,
-        batch_s=decode_s + batch * prompt.total,
+        batch_s=request_s,
         output_tokens_per_s=rate,
         total_tokens_per_s=rate * (work.input_tokens + work.output_tokens) / work.output_tokens,
     )
@@ -198,6 +203,4 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
 
 def isolated_prefill_s(work: RequestWork, rates: ServingRates) -> Array:
     """Seconds of the steps of one prompt that shares them with no other prompt."""
-    import numpy as np
-
-    return prefill_seconds(work.prompt, rates, np.ceil(work.prompt_steps)).total
+    return work.groups * prefill_seconds(work.prompt, rates, np.ceil(work.prompt_steps)).total

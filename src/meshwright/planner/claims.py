@@ -57,12 +57,12 @@ class ClaimPrediction:
 
 
 def predict_claim(found: Claim) -> ClaimPrediction | None:
-    """The prediction of a claim; None where there is nothing to compute yet.
+    """The prediction of a claim about training; None where there is nothing to compute here.
 
     Raises InfeasibleError when no plan fits of which the claim needs one.
     """
     answer = claim_answer(found)
-    if answer.reads is None:
+    if answer.reads is None or answer.reads not in _READERS:
         return None
     return _READERS[answer.reads](found, answer)
 

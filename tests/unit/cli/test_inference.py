@@ -55,3 +55,78 @@ def test_bad_input_is_one_message(meshwright, wrong):
     assert done.exit_code == 2
     assert done.json["error"]["message"]
     assert "Traceback" not in done.stderr
+
+
+ESTIMATE = ("inference", "estimate", "--model", "llama3.1-8b", "--cluster", "h100-8x1", "--tensor", 1)
+LENGTHS = ("--input-tokens", 512, "--output-tokens", 128)
+
+
+def test_an_estimate_for_each_concurrency(meshwright):
+    document = meshwright(*ESTIMATE, *LENGTHS, "--concurrency", "1,8", "--json").json
+    assert [load["concurrency"] for load in document["loads"]] == [1, 8]
+    assert document["layout"]["replicas"] == 8
+    assert document["loads"][0]["price"]["source"].startswith("Azure")
+    assert {"ttft_s", "itl_s", "output_tokens_per_s", "total_tokens_per_s"} <= set(document["loads"][0])
+
+
+def test_tables_of_an_estimate_and_a_plan(meshwright):
+    assert "ITL" in meshwright(*ESTIMATE, *LENGTHS, "--rate", 2).stdout
+    plan = ("inference", "plan", *ESTIMATE[2:6], *LENGTHS)
+    done = meshwright(*plan, "--itl", 20, "--explain", "--pareto", "--disaggregated")
+    assert done.exit_code == 0
+    assert "bound 20 ms" in done.stdout
+    assert "tokens/s/user" in done.stdout
+    assert meshwright(*plan, "--itl", "0.001").exit_code == 1
+
+
+def test_a_plan_has_its_best_point_and_the_front(meshwright):
+    document = meshwright("inference", "plan", *ESTIMATE[2:6], *LENGTHS, "--itl", 20, "--json").json
+    assert document["best"]["itl_s"] <= 0.02
+    assert len(document["front"]) > 3
+    assert document["estimate"]["output_tokens_per_s"]["low"] > 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--rate", "-1"),
+        ("--rate", "nan"),
+        ("--concurrency", "0"),
+        ("--concurrency", "x"),
+        ("--price", "0"),
+        ("--utilization", "1.1"),
+        ("--region", "Mars"),
+        ("--life", "3"),
+        ("--accepted", "2"),
+        ("--prefill-replicas", "8"),
+        ("--tensor", "7"),
+        ("--input-tokens", "1e99"),
+        ("--engine", "mine"),
+    ],
+    ids="=".join,
+)
+def test_bad_input_of_an_estimate(meshwright, wrong):
+    done = meshwright(*ESTIMATE, *LENGTHS, *wrong, "--json")
+    assert done.exit_code == 2, done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_does_not_fit_is_no(meshwright):
+    done = meshwright(*ESTIMATE[:2], "--model", "llama3.1-405b", *ESTIMATE[4:], *LENGTHS)
+    assert done.exit_code == 1
+    assert "GB" in done.stderr
+
+
+def test_accuracy_of_a_file(meshwright, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "model,precision,hw,gpus,parallelism,framework,isl,osl,concurrency,metric,value,unit\n"
+        "llama3.1-8b,bf16,H100,1,TP1,vllm,512,128,8,tpot,8.0,ms\n"
+        "unheard-of,bf16,H100,1,TP1,vllm,512,128,8,tpot,8.0,ms\n"
+    )
+    document = meshwright("inference", "accuracy", "--points", path, "--json").json
+    assert (document["summary"]["num_rows"], document["summary"]["num_predicted"]) == (2, 1)
+    assert document["unpredicted"] == {"model not in the catalogue": 1}
+    assert meshwright("inference", "accuracy", "--points", path, "--rows").exit_code == 0
+    path.write_text("model\n")
+    assert meshwright("inference", "accuracy", "--points", path, "--json").exit_code == 2

@@ -17,6 +17,16 @@ Nothing is run, and no tensor framework is needed. `capacity` is arithmetic; the
             section=SECTION,
             help="Compute the sessions and tokens that fit into memory.",
         ),
+        "estimate": Verb(
+            target="meshwright.cli.commands.inference_estimate:command",
+            section=SECTION,
+            help="Estimate latencies, rates, memory and price of a server.",
+        ),
+        "plan": Verb(
+            target="meshwright.cli.commands.inference_plan:command",
+            section=SECTION,
+            help="Find the serving layout with most tokens/s under bounds of TTFT and ITL.",
+        ),
         "accuracy": Verb(
             target="meshwright.cli.commands.inference_accuracy:command",
             section=SECTION,

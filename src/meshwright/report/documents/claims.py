@@ -39,10 +39,11 @@ def claim_document(claim: Claim, *, predict: bool = False) -> dict[str, Any]:
 
 def _prediction_document(claim: Claim) -> dict[str, Any] | None:
     from meshwright.errors import InfeasibleError
+    from meshwright.inference.claims import predict_serving_claim
     from meshwright.planner.claims import predict_claim
 
     try:
-        found = predict_claim(claim)
+        found = predict_claim(claim) or predict_serving_claim(claim)
     except InfeasibleError as error:
         return {"why_not": error.message}
     if found is None:

@@ -1,0 +1,62 @@
+"""`meshwright inference plan`: the best serving layout under bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.cli.inference_estimate import terms_of
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables
+from meshwright.report.serving_plan import ServingPlan, serving_plan
+
+SHOWN, EXPLAINED = 5, 20
+
+
+def run(
+    *,
+    model: str,
+    cluster: str,
+    precision: str,
+    kv_precision: str | None,
+    input_tokens: int,
+    output_tokens: int,
+    engine: str,
+    ttft_ms: float | None,
+    itl_ms: float | None,
+    requests_per_s: float | None,
+    disaggregated: bool,
+    explain: bool,
+    pareto: bool,
+    memory_ratio: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Search and print."""
+    found = serving_plan(
+        model=model, cluster=cluster, precision=precision, kv_precision=kv_precision, engine=engine,
+        input_tokens=input_tokens, output_tokens=output_tokens,
+        ttft_s=None if ttft_ms is None else ttft_ms / 1e3, itl_s=None if itl_ms is None else itl_ms / 1e3,
+        requests_per_s=requests_per_s, disaggregated=disaggregated, memory_ratio=memory_ratio,
+        terms=terms_of(options),
+    )  # fmt: skip
+    if as_json:
+        emit_json(found.to_dict())
+        return
+    print_line(found.summary(), style="bold")
+    print_line()
+    tables = [found.layout_table(EXPLAINED if explain else SHOWN)]
+    print_text_tables([*tables, found.front_table()] if pareto else tables)
+    _print_price(found)
+
+
+def _print_price(found: ServingPlan) -> None:
+    price = found.token_price
+    if price is None:
+        note("no price is known for this accelerator; --price or --capital gives one")
+        return
+    print_line()
+    print_line(
+        f"{price.usd_per_million_output:.3g} USD per million output tokens, {price.usd_per_million_total:.3g} per "
+        f"million of all; by device time {price.usd_per_million_input_share:.3g} per million prompt tokens and "
+        f"{price.usd_per_million_output_share:.3g} per million answer tokens"
+    )
+    note(f"{price.hour.total_usd_per_device_hour:.4g} USD per device-hour: {price.hour.source}")

@@ -1,0 +1,287 @@
+"""Search of serving layouts: most tokens/s under bounds of TTFT and ITL, and the front of throughput and interactivity.
+
+Every legal layout of the cluster is costed at every concurrency of a grid of powers of two up to what its memory holds.
+Feasible points keep both bounds; the best one has most output tokens/s. Without a rate to serve, all devices are used,
+so price and energy per token rank as throughput does. With a rate, the fewest replicas that keep it and the bounds
+are taken of each layout, and the layout with fewest devices, which is the cheapest, wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.inference.capacity import Reserve
+from meshwright.inference.constants import shipped_constants
+from meshwright.inference.estimate import (
+    LoadEstimate,
+    Server,
+    disaggregated,
+    estimate_load,
+)
+from meshwright.inference.formats import StorageFormat
+from meshwright.inference.layout import ServingLayout, legal_layouts
+from meshwright.inference.predict import rates_for
+from meshwright.inference.rates import ServingRates
+from meshwright.inference.serving import (
+    BatchLimit,
+    EngineTraits,
+    RequestLoad,
+    Steady,
+    batch_limit,
+    request_work,
+    steady,
+)
+from meshwright.inference.work import Served
+from meshwright.specs.hardware import Cluster
+from meshwright.specs.model import Model
+
+LARGEST_BATCH = 2**20
+MAX_LAYOUTS = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyLimits:
+    """Upper bounds in seconds; infinity: none."""
+
+    ttft_s: float = inf
+    itl_s: float = inf
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "itl_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is no bound", got=getattr(self, name), allowed="above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingQuestion:
+    """Model, cluster, load and bounds of a search. The load's concurrency is what the search chooses."""
+
+    model: Model
+    cluster: Cluster
+    weights: StorageFormat
+    cache: StorageFormat
+    engine: EngineTraits
+    load: RequestLoad
+    bounds: LatencyLimits
+    requests_per_s: float | None = None
+    disaggregated: bool = False  # also try replicas that only prefill
+    reserve: Reserve
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutPoint:
+    """One layout under one load, without intervals."""
+
+    layout: ServingLayout
+    prefill_replicas: int
+    concurrency: float
+    bound_by: str
+    ttft_s: float
+    itl_s: float
+    output_tokens_per_s: float
+    requests_per_s: float
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        return self.output_tokens_per_s / self.layout.num_devices
+
+    @property
+    def interactivity(self) -> float:
+        """Output tokens/s of one user."""
+        return 1 / self.itl_s if self.itl_s else inf
+
+    def keeps(self, bounds: LatencyLimits) -> bool:
+        """True if both latencies are within their bounds."""
+        return self.ttft_s <= bounds.ttft_s and self.itl_s <= bounds.itl_s
+
+    def describe(self) -> str:
+        """Return layout and load."""
+        split = f", {self.prefill_replicas} of them prefill" if self.prefill_replicas else ""
+        return f"{self.layout.describe()}{split}, {self.concurrency:,.0f} in flight"
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "layout": self.layout, "prefill_replicas": self.prefill_replicas, "concurrency": self.concurrency,
+            "bound_by": self.bound_by, "ttft_s": self.ttft_s, "itl_s": self.itl_s,
+            "output_tokens_per_s": self.output_tokens_per_s,
+            "output_tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "output_tokens_per_s_per_user": self.interactivity, "requests_per_s": self.requests_per_s,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutVerdict:
+    """The best point of one layout, and why no more: the bound that the next load breaks, or what does not fit."""
+
+    layout: ServingLayout
+    prefill_replicas: int
+    best: LayoutPoint | None
+    stopped_by: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSearch:
+    """Result of the search."""
+
+    best: LayoutPoint | None
+    verdicts: Sequence[LayoutVerdict]  # best first; those without a point last
+    front: Sequence[LayoutPoint]  # throughput per device falls as interactivity rises
+    num_points: int
+
+
+def search_layouts(question: ServingQuestion) -> ServingSearch:
+    """Cost every layout under every load."""
+    verdicts, points = [], []
+    rates: ServingRates | None = None
+    for layout, prefill in _candidates(question):
+        asked = _server(question, layout, prefill)
+        rates = rates_for(asked.of, question.engine, asked.calibration) if rates is None else rates
+        found = list(_points(question, asked, rates))
+        points += [point for point in found if isinstance(point, LayoutPoint)]
+        verdicts.append(_verdict(question, layout, prefill, found))
+    verdicts.sort(key=lambda v: -inf if v.best is None else _rank(question, v.best), reverse=True)
+    best = verdicts[0].best if verdicts else None
+    return ServingSearch(best=best, verdicts=verdicts, front=pareto(points), num_points=len(points))
+
+
+def _rank(question: ServingQuestion, point: LayoutPoint) -> float:
+    """Larger is better: throughput, or with a rate to serve the fewest devices and then the shorter ITL."""
+    if question.requests_per_s is None:
+        return point.output_tokens_per_s
+    return -point.layout.num_devices - point.itl_s / (1 + point.itl_s)
+
+
+def _candidates(question: ServingQuestion) -> Iterator[tuple[ServingLayout, int]]:
+    layouts = list(legal_layouts(question.model, question.cluster))
+    if not layouts:
+        raise InfeasibleError(f"no layout of {question.cluster.name} can split {question.model.name}")
+    for layout in layouts[:MAX_LAYOUTS]:
+        yield layout, 0
+        if question.disaggregated and layout.replicas > 1:
+            shares = {max(1, min(round(layout.replicas * s / 8), layout.replicas - 1)) for s in range(1, 8)}
+            yield from ((layout, prefill) for prefill in sorted(shares))
+
+
+def _server(question: ServingQuestion, layout: ServingLayout, prefill: int) -> Server:
+    of = Served(
+        model=question.model,
+        cluster=question.cluster,
+        weights=question.weights,
+        cache=question.cache,
+        layout=layout,
+    )
+    return Server(
+        of=of, engine=question.engine, reserve=question.reserve, calibration=shipped_constants(),
+        prefill_replicas=prefill,
+    )  # fmt: skip
+
+
+def _points(question: ServingQuestion, asked: Server, rates: ServingRates) -> Iterator[LayoutPoint | str]:
+    """Points of rising concurrency; a text where the layout cannot serve at all."""
+    layout = asked.of.layout
+    decoding = asked.decoding.layout.replicas
+    batch = 1
+    while batch <= LARGEST_BATCH:
+        load = replace(question.load, concurrency=float(batch * decoding))
+        try:
+            limit = batch_limit(asked.decoding, load, question.engine, question.reserve)
+        except InfeasibleError as error:
+            yield error.message
+            return
+        last = limit.binds != "concurrency"
+        if last:
+            load = replace(load, concurrency=limit.sequences * decoding)
+        point = _point(asked, load, limit, rates)
+        if question.requests_per_s is None:
+            yield point
+        elif point.keeps(question.bounds):
+            needed = int(np.ceil(question.requests_per_s / (point.requests_per_s / layout.replicas)))
+            if needed <= layout.replicas and not asked.prefill_replicas:
+                yield _with_replicas(point, needed)
+            else:
+                yield point
+        else:
+            yield point
+        if last:
+            return
+        batch *= 2
+
+
+def _point(asked: Server, load: RequestLoad, limit: BatchLimit, rates: ServingRates) -> LayoutPoint:
+    found: Steady = steady(request_work(asked.decoding, load, asked.engine, limit), rates)
+    if asked.prefill_replicas:
+        found = disaggregated(asked, load, limit, found)
+    ttft, itl, rate = (float(np.squeeze(v)) for v in (found.ttft_s, found.itl_s, found.output_tokens_per_s))
+    return LayoutPoint(
+        layout=asked.of.layout, prefill_replicas=asked.prefill_replicas, concurrency=float(load.concurrency or 0.0),
+        bound_by=limit.binds, ttft_s=ttft, itl_s=itl, output_tokens_per_s=rate,
+        requests_per_s=rate / load.output_tokens,
+    )  # fmt: skip
+
+
+def _with_replicas(point: LayoutPoint, replicas: int) -> LayoutPoint:
+    """The same replica, fewer times."""
+    share = replicas / point.layout.replicas
+    return replace(
+        point, layout=replace(point.layout, replicas=replicas), concurrency=point.concurrency * share,
+        output_tokens_per_s=point.output_tokens_per_s * share, requests_per_s=point.requests_per_s * share,
+    )  # fmt: skip
+
+
+def _verdict(
+    question: ServingQuestion, layout: ServingLayout, prefill: int, found: Sequence[LayoutPoint | str]
+) -> LayoutVerdict:
+    points = [point for point in found if isinstance(point, LayoutPoint)]
+    kept = [p for p in points if p.keeps(question.bounds) and _serves(question, p)]
+    best = max(kept, key=lambda p: _rank(question, p), default=None)
+    return LayoutVerdict(
+        layout=layout, prefill_replicas=prefill, best=best, stopped_by=_stopped(question, found, points, best)
+    )
+
+
+def _serves(question: ServingQuestion, point: LayoutPoint) -> bool:
+    return question.requests_per_s is None or point.requests_per_s >= question.requests_per_s * (1 - 1e-9)
+
+
+def _stopped(
+    question: ServingQuestion,
+    found: Sequence[LayoutPoint | str],
+    points: Sequence[LayoutPoint],
+    best: LayoutPoint | None,
+) -> str:
+    if not points:
+        return str(found[0]) if found else "no load"
+    after = next((p for p in points if not p.keeps(question.bounds)), None)
+    if after is not None and (best is None or question.requests_per_s is None):
+        broken = "ITL" if after.itl_s > question.bounds.itl_s else "TTFT"
+        value, limit = (
+            (after.itl_s, question.bounds.itl_s)
+            if broken == "ITL"
+            else (after.ttft_s, question.bounds.ttft_s)
+        )
+        return f"{broken} {value * 1e3:,.3g} ms at {after.concurrency:,.0f} in flight, bound {limit * 1e3:,.3g} ms"
+    if best is None:
+        return f"{max(p.requests_per_s for p in points):,.3g} requests/s at most"
+    return {"kv_cache": "KV cache is full", "engine": "sequences of the engine"}.get(
+        points[-1].bound_by, "rate is met"
+    )
+
+
+def pareto(points: Sequence[LayoutPoint]) -> list[LayoutPoint]:
+    """Points that no other point beats in throughput per device and interactivity, by rising interactivity."""
+    front: list[LayoutPoint] = []
+    for point in sorted(points, key=lambda p: (-p.interactivity, -p.tokens_per_s_per_device)):
+        if not front or point.tokens_per_s_per_device > front[-1].tokens_per_s_per_device * (1 + 1e-9):
+            front.append(point)
+    return front[::-1]
+
+
+def estimate_point(question: ServingQuestion, point: LayoutPoint) -> LoadEstimate:
+    """The point's estimate with intervals."""
+    asked = _server(question, point.layout, point.prefill_replicas)
+    return estimate_load(asked, replace(question.load, concurrency=point.concurrency))

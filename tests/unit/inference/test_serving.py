@@ -1,0 +1,273 @@
+"""Serving under a load: closed forms, limits that must hold, bounds, prices and claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog import claim
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.inference.capacity import shipped_reserve
+from meshwright.inference.claims import predict_serving_claim, published_replica_ratios
+from meshwright.inference.constants import PRIORS
+from meshwright.inference.estimate import estimate_load, estimate_rate, server, transfer_s
+from meshwright.inference.formats import cache_format, weight_format
+from meshwright.inference.layout import ServingLayout
+from meshwright.inference.points import engines
+from meshwright.inference.price import HourPrice, Ownership, facility_w, owned, token_price
+from meshwright.inference.search import LatencyLimits, ServingQuestion, pareto, search_layouts
+from meshwright.inference.serving import RequestLoad
+from meshwright.inference.work import Served, experts_chosen, step_work
+
+LOAD = RequestLoad(input_tokens=1024, output_tokens=256)
+
+
+def served(model="llama3.1-70b", cluster="h200-8x1", precision="fp8", **degrees):
+    place = catalog.cluster(cluster)
+    return Served(
+        model=catalog.model(model),
+        cluster=place,
+        weights=weight_format(precision, place.accelerator),
+        cache=cache_format("fp8", place.accelerator),
+        layout=ServingLayout(**(degrees or {"tensor": 2, "replicas": 4})),
+    )
+
+
+@pytest.fixture(scope="module")
+def vllm():
+    return server(served(), engines()["vllm"])
+
+
+# --- work ---
+
+
+def test_a_decode_step_reads_each_weight_once_and_the_cache_of_every_sequence():
+    of = served(tensor=1)
+    one, two = (step_work(of, sequences=n, tokens=1, context=1000, decoding=True) for n in (8, 16))
+    assert one.weight_bytes == two.weight_bytes == pytest.approx(70.6e9, rel=0.03)
+    assert two.cache_bytes == 2 * one.cache_bytes == 16 * 1000 * 163_840
+    assert two.gemm_flops == 2 * one.gemm_flops == pytest.approx(16 * 2 * 69.5e9, rel=0.01)
+
+
+def test_tensor_ranks_share_the_work_and_communicate():
+    one, eight = (
+        step_work(served(tensor=n), sequences=8, tokens=1, context=1000, decoding=True) for n in (1, 8)
+    )
+    assert eight.gemm_flops * 8 == pytest.approx(one.gemm_flops)
+    assert eight.cache_bytes * 8 == pytest.approx(one.cache_bytes)
+    assert (one.num_collectives, eight.num_collectives) == (0, 160)
+
+
+def test_a_small_batch_reads_few_experts_and_a_large_one_all():
+    of = served("deepseek-v3", "b200-8x1", "fp4", tensor=8)
+    small, large = (step_work(of, sequences=n, tokens=1, context=100, decoding=True) for n in (1, 4096))
+    assert small.weight_bytes < 0.1 * large.weight_bytes
+    assert experts_chosen(8, 8, 1) == 8
+
+
+def test_latents_are_read_once_for_all_heads():
+    of = served("deepseek-v3", "b200-8x1", "fp4", tensor=8)
+    work = step_work(of, sequences=1, tokens=1, context=1000, decoding=True)
+    assert work.cache_bytes == 1000 * 35_136
+    assert work.attention_flops == 1000 * 61 * 2 * 16 * (2 * 512 + 64)
+
+
+# --- the steady state ---
+
+
+def test_rates_follow_from_times(vllm):
+    found = estimate_load(vllm, replace(LOAD, concurrency=32))
+    out, request_s = found.output_tokens_per_s.value, 32 / found.requests_per_s  # Little's law
+    assert found.total_tokens_per_s.value == pytest.approx(out * (1024 + 256) / 256)
+    prompt_s = sum(found.prompt_components_s.values())
+    assert found.itl.value * 255 + prompt_s == pytest.approx(request_s)
+
+
+def test_more_requests_in_flight_mean_more_tokens_and_longer_gaps(vllm):
+    loads = [estimate_load(vllm, replace(LOAD, concurrency=n)) for n in (4, 16, 64, 256)]
+    for less, more in pairwise(loads):
+        assert less.output_tokens_per_s.value < more.output_tokens_per_s.value
+        assert less.itl.value < more.itl.value
+
+
+def test_the_cache_bounds_the_batch():
+    asked = server(served(tensor=1, replicas=1), engines()["trtllm"])
+    found = estimate_load(asked, RequestLoad(input_tokens=20_000, output_tokens=2_000))
+    assert found.limit.binds == "kv_cache"
+    assert found.limit.sequences == pytest.approx(found.memory.cache / (22_000 * 163_840))
+
+
+def test_an_open_loop_serves_what_arrives_and_refuses_more(vllm):
+    found = estimate_rate(vllm, LOAD, 3.0)
+    assert found.requests_per_s == pytest.approx(3.0, rel=1e-3)
+    with pytest.raises(InfeasibleError, match="more than the server finishes"):
+        estimate_rate(vllm, LOAD, 1e6)
+
+
+def test_a_server_with_one_request_is_as_fast_as_it_gets(vllm):
+    rare, one = estimate_rate(vllm, LOAD, 1e-3), estimate_load(vllm, replace(LOAD, concurrency=4))
+    assert rare.itl.value <= one.itl.value
+    assert estimate_load(vllm, RequestLoad(input_tokens=9, output_tokens=1, concurrency=1)).itl.value == 0
+
+
+def test_accepted_drafts_raise_the_rate_and_rejected_ones_lower_it(vllm):
+    plain, good, bad = (
+        estimate_load(vllm, replace(LOAD, concurrency=8, drafted_per_step=n, accepted_per_step=a)).itl.value
+        for n, a in ((0, 0.0), (3, 2.0), (3, 0.0))
+    )
+    assert good < 0.6 * plain < plain <= bad
+
+
+def test_disaggregated_prefill_keeps_prompts_out_of_decode_steps():
+    long = RequestLoad(input_tokens=8192, output_tokens=256, concurrency=64)
+    mixed, split = (
+        estimate_load(server(served(), engines()["vllm"], prefill_replicas=n), long) for n in (0, 2)
+    )
+    assert split.itl.value < mixed.itl.value
+    assert transfer_s(served(), 8192) == pytest.approx(8192 * 163_840 / (450e9 * 2))
+
+
+def test_an_interval_holds_its_value(vllm):
+    found = estimate_load(vllm, replace(LOAD, concurrency=16))
+    for estimate in (found.ttft, found.itl, found.output_tokens_per_s):
+        assert estimate.low < estimate.value < estimate.high
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"input_tokens": 0},
+        {"output_tokens": 10**10},
+        {"concurrency": -1},
+        {"accepted_per_step": 2.0, "drafted_per_step": 1},
+        {"accepted_per_step": -1.0},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_loads_that_cannot_be(wrong):
+    with pytest.raises(InputError):
+        replace(LOAD, **wrong)
+
+
+def test_all_replicas_cannot_prefill():
+    with pytest.raises(InputError, match="only prefill"):
+        server(served(), engines()["vllm"], prefill_replicas=4)
+
+
+def test_every_prior_has_its_reason():
+    assert all(prior.reason and 0 < prior.sd < 1 for prior in PRIORS)
+
+
+# --- the search ---
+
+
+def question(model="llama3.1-70b", cluster="h200-8x1", precision="fp8", **changes):
+    of = served(model, cluster, precision, tensor=1)
+    asked = ServingQuestion(
+        model=of.model, cluster=of.cluster, weights=of.weights, cache=of.cache, engine=engines()["vllm"],
+        load=LOAD, bounds=LatencyLimits(ttft_s=2.0, itl_s=0.03), reserve=shipped_reserve(),
+    )  # fmt: skip
+    return replace(asked, **changes)
+
+
+def test_the_best_point_keeps_the_bounds_and_none_that_does_is_better():
+    asked = question()
+    found = search_layouts(asked)
+    assert found.best.keeps(asked.bounds)
+    kept = [v.best.output_tokens_per_s for v in found.verdicts if v.best]
+    assert found.best.output_tokens_per_s == max(kept)
+    assert {v.layout.describe() for v in found.verdicts} == {"8 x TP1", "4 x TP2", "2 x TP4", "TP8"}
+
+
+def test_a_tighter_bound_needs_more_devices_for_each_request():
+    loose, tight = (
+        search_layouts(question(bounds=LatencyLimits(itl_s=itl_s))).best for itl_s in (0.08, 0.0112)
+    )
+    assert loose.layout.tensor < tight.layout.tensor
+    assert loose.output_tokens_per_s > tight.output_tokens_per_s
+
+
+def test_a_bound_that_nothing_keeps_is_said_for_every_layout():
+    found = search_layouts(question(bounds=LatencyLimits(itl_s=1e-4)))
+    assert found.best is None
+    assert all("ITL" in v.stopped_by for v in found.verdicts)
+
+
+def test_a_rate_is_served_by_as_few_devices_as_can():
+    asked = question(requests_per_s=5.0)
+    found = search_layouts(asked).best
+    assert found.requests_per_s >= 5.0
+    assert found.layout.num_devices < 8
+
+
+def test_the_front_has_no_point_that_another_beats():
+    front = search_layouts(question(disaggregated=True)).front
+    for a, b in pairwise(front):
+        assert a.interactivity <= b.interactivity
+        assert a.tokens_per_s_per_device >= b.tokens_per_s_per_device
+    assert pareto(front) == list(front)
+
+
+# --- price ---
+
+
+def test_dollars_per_million_tokens(vllm):
+    """East US 2, 10,000 output tokens/s of a node at full use: 1.33 USD per million (48 USD an hour)."""
+    found = estimate_load(vllm, replace(LOAD, concurrency=64))
+    device = vllm.of.cluster.accelerator
+    price = token_price(found, HourPrice(usd_per_device_hour=6.0), device)
+    out = found.output_tokens_per_s.value
+    assert price.usd_per_million_output == pytest.approx(48e6 / 3600 / out)
+    whole = price.usd_per_million_input_share * 1024 + price.usd_per_million_output_share * 256
+    assert whole == pytest.approx(price.usd_per_million_output * 256)
+    half = token_price(found, HourPrice(usd_per_device_hour=6.0, utilization=0.5), device)
+    assert half.usd_per_million_total == pytest.approx(2 * price.usd_per_million_total)
+
+
+def test_a_licence_is_paid_for_every_hour_of_the_year():
+    assert HourPrice(usd_per_device_hour=1.0, licence_usd_per_device_year=4000).total_usd_per_device_hour == (
+        pytest.approx(1.457, abs=1e-3)
+    )
+
+
+def test_an_owned_device_pays_for_power():
+    device = catalog.accelerator("h200")
+    cheap, dear = (owned(Ownership(capital_usd=40_000, usd_per_kwh=p), device) for p in (0.0, 0.1))
+    more = dear.usd_per_device_hour - cheap.usd_per_device_hour
+    assert more == pytest.approx(facility_w(device) / 1000 * 0.1)
+
+
+@pytest.mark.parametrize("wrong", [{"capital_usd": 0.0}, {"capital_usd": 1.0, "life_years": -1}], ids=str)
+def test_terms_that_cannot_be(wrong):
+    with pytest.raises(InputError):
+        Ownership(**wrong)
+
+
+# --- claims ---
+
+
+def test_published_tables_hold_a_gain_of_replicas_without_a_change_of_hardware():
+    assert sorted(round(r, 2) for r in published_replica_ratios().values()) == [1.28, 1.32, 1.36]
+
+
+def test_the_comparison_of_405b_is_computed_with_its_band_and_its_parts():
+    found = predict_serving_claim(claim("s65_12"))
+    assert found.is_inside
+    assert 1.1 < found.value.value < 2.2
+    assert any("replicas over TP8" in line for line in found.plans)
+    assert any("1.28, 1.32, 1.36" in line for line in found.plans)
+
+
+@pytest.mark.parametrize(
+    ("claim_id", "value"),
+    [("s65_13", 1), ("s65_15", 3), ("s65_18", 62.853), ("s65_23", 84.8), ("s65_24", 4000)],
+)
+def test_claims_that_are_arithmetic(claim_id, value):
+    assert predict_serving_claim(claim(claim_id)).value.value == pytest.approx(value)
+
+
+def test_claims_about_training_are_not_answered_here():
+    assert predict_serving_claim(claim("s65_01")) is None
