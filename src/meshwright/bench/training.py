@@ -254,7 +254,9 @@ def measured_of(record: Mapping[str, Any], step_s: Sequence[float]) -> dict[str,
     run, found = record["run"], record["statistics"]
     plan = run["plan"]
     median_s = statistics.median(step_s)
-    tokens = run["global_batch"] * run["sequence_length"]
+    steps_by_labels = found.get("label_tokens") or {"sequences": {"median": run["global_batch"]}}
+    num_sequences = round(steps_by_labels["sequences"]["median"])
+    tokens = num_sequences * run["sequence_length"]
     rate = tokens / median_s / found["num_devices"]
     row: dict[str, Any] = {
         "model": run["model"]["name"],
@@ -263,7 +265,7 @@ def measured_of(record: Mapping[str, Any], step_s: Sequence[float]) -> dict[str,
         "num_devices": found["num_devices"],
         "threads": record["device"]["threads"],
         "sequence_length": run["sequence_length"],
-        "global_batch": run["global_batch"],
+        "global_batch": num_sequences,
         "micro_batch": plan["micro_batch"],
         "steps": len(step_s),
         "step_s_median": median_s,

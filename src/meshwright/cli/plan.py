@@ -38,6 +38,9 @@ def run(
     if write_path is not None:
         ranking.write(write_path)
         note(f"wrote {write_path}")
+    if run.label_tokens is not None:
+        least = run.tokens_per_step // run.tokens_per_batch
+        note(f"plans are compared for one global batch; a step of batch.label_tokens takes {least} or more")
     for problem in ranking.engine_refuses:
         note(f"{run.engine} does not run these plans: {problem}")
     if as_json:

@@ -12,6 +12,7 @@ from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.base import Start, StartPrediction
 from meshwright.records.training import Record, interval
+from meshwright.specs.run import Run
 from meshwright.units import format_bytes, format_count, format_duration, format_seconds
 
 
@@ -22,13 +23,20 @@ def introduction(start: Start) -> list[str]:
     lines = [
         f"{run.name}: {run.model.name}, {format_count(parameters)} parameters, {run.precision.name}; "
         f"{plan.describe()} on {plan.num_devices} x {start.device_name}",
-        f"{run.num_steps:,} steps of {run.tokens_per_step:,} tokens; results: {start.options.folder}",
+        f"{run.num_steps:,} steps of {' '.join(_size_of_a_step(run))}; results: {start.options.folder}",
     ]
     if plan.num_devices > 1 and "RANK" not in os.environ:  # no launcher has started them
         virtual = f"one process with {plan.num_devices} virtual devices"
         processes = virtual if start.num_processes == 1 else f"{start.num_processes} processes"
         lines.append(f"starting {processes} ...")
     return lines
+
+
+def _size_of_a_step(run: Run) -> tuple[str, str]:
+    """Number and unit."""
+    if run.label_tokens is None:
+        return f"{run.tokens_per_step:,}", "tokens"
+    return f"at least {run.label_tokens:,}", "labels"
 
 
 def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None:
@@ -41,10 +49,11 @@ def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None
         emit_json(document)
         return
     print_line(f"{start.run.name}: {start.run.model.name}, {start.plan.describe()}", style="bold")
+    number, unit = _size_of_a_step(start.run)
     rows = [
         ("processes", start.num_processes),
         ("steps", f"{start.run.num_steps:,}"),
-        ("tokens per step", f"{start.run.tokens_per_step:,}"),
+        (f"{unit} per step", number),
         ("results", start.options.folder),
     ]
     if expected.predicted is not None:

@@ -26,7 +26,7 @@ from meshwright.training.run_identity import (
     identity_in,
     new_identity,
     read_identity,
-    tokens_seen,
+    tokens_in,
 )
 
 
@@ -82,7 +82,7 @@ def begin(
     refuse_differences(found, checkpoint=f"{folder}, after step {step}")
     _refuse_other_results(options.folder, held)
     return Beginning(
-        run=_with_steps(run, held, step=step),
+        run=_with_steps(run, held, step=step, folder=folder),
         identity=identity,
         held=held,
         step=step,
@@ -139,11 +139,11 @@ def _note_on_results(folder: Path, held: RunIdentity) -> tuple[str, ...]:
     return (f"results of the steps before are, or were, in {held.results}",)
 
 
-def _with_steps(run: Run, held: RunIdentity, *, step: int) -> Run:
+def _with_steps(run: Run, held: RunIdentity, *, step: int, folder: Path) -> Run:
     """The run with the number of steps in which it sees `train.tokens`, those before a change of the batch included."""
     if run.train.tokens is None or not held.batches:
         return run
-    left = run.train.tokens - tokens_seen(held.batches, steps=step)
+    left = run.train.tokens - tokens_in(folder, held=held, step=step)
     steps = step + max(0, -(-left // run.tokens_per_step))
     if steps == run.num_steps:
         return run

@@ -270,7 +270,12 @@ def _open_data(start: WorkersStart) -> dict[str, Any]:
 
     corpus = open_data(start.run)
     if not start.options.quiet:
-        for line in corpus.notes:
+        run = start.run
+        num_sequences = (run.num_steps or 0) * run.global_batch
+        for line in (
+            *corpus.notes,
+            *corpus.planned_epochs(num_steps=run.num_steps, num_sequences=num_sequences),
+        ):
             print(f"note: {line}", file=sys.stderr, flush=True)
     return corpus.usage
 

@@ -157,9 +157,10 @@ def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
 
 
 def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
-    """Keys that only the native engine supports: optimizers other than AdamW, several validation sources, GEMM tuning,
-    loader processes, joined documents, evaluation of a number of sequences or without the first ones, rollbacks, lines
-    of progress, the best checkpoint, patience, and a target loss unless the engine supports it too (`has_target`).
+    """Keys that only the native engine supports: optimizers other than AdamW, steps by labels, several validation
+    sources, GEMM tuning, loader processes, joined documents, evaluation of a number of sequences or without the first
+    ones, rollbacks, lines of progress, the best checkpoint, patience, and a target loss unless the engine supports it
+    too (`has_target`).
     """
     if len(run.data.validation_names) > 1 and (run.data.validation or run.train.evaluate):
         yield Unsupported(key="data.validation", reason="the engine validates on one source: name one")
@@ -168,6 +169,10 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
             key="optimizer.name",
             reason=f"{run.optimizer.name} is trained by the native engine only",
             hint="optimizer.name: adamw; or engine: native",
+        )
+    if run.label_tokens is not None:
+        yield Unsupported(
+            key="batch.label_tokens", reason="the engine takes as many sequences in each step: leave it out"
         )
     if run.gemm_tuning is not None:
         yield Unsupported(key="gemm_tuning", reason="only the native engine tunes GEMMs: leave it out")

@@ -15,7 +15,7 @@ from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
 from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
-from meshwright.specs.run import NATIVE, Run
+from meshwright.specs.run import NATIVE, Run, with_label_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,20 @@ class PlanRequest:
     def fixing(self, **values: object) -> PlanRequest:
         """The same question with more fields fixed."""
         return replace(self, fixed={**self.fixed, **values})
+
+
+def note_on_labels(run: Run, *, ratio: float | None = None) -> str | None:
+    """The size of a step that is predicted for `run`; None for steps of one global batch.
+
+    `ratio`: labels over tokens of its data; None: unknown, and each token counts as a label.
+    """
+    if run.label_tokens is None:
+        return None
+    num_sequences = with_label_ratio(run, 1.0 if ratio is None else ratio).global_batch
+    known = "each token were a label" if ratio is None else f"{100 * ratio:.1f} % of the tokens are labels"
+    return f"batch.label_tokens: a step is predicted to take {num_sequences:,} sequences, as if {known}" + (
+        "; data with fewer labels takes more" if ratio is None else ", as in the data"
+    )
 
 
 def request_for(run: Run, **changes: object) -> PlanRequest:

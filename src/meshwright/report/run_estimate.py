@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.catalog.prices import Price
@@ -13,7 +13,7 @@ from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.legality import legality_context
-from meshwright.planner.request import PlanRequest
+from meshwright.planner.request import PlanRequest, note_on_labels
 from meshwright.planner.search import PlanResult
 from meshwright.planner.training import Training, catalogue_price, goodput_at, hourly_price, training_at
 from meshwright.report.components import family
@@ -21,7 +21,7 @@ from meshwright.report.quantities import rate, value_of
 from meshwright.report.result import Result
 from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, with_label_ratio
 from meshwright.units import JOULE_PER_KWH, gib
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
@@ -128,6 +128,7 @@ def estimate_run(run: Run) -> RunEstimate:
     if run.plan is None:
         chosen = best_plans(request, goal=goal_of(run))
     plan = run.plan or chosen.plans[0].plan  # pyright: ignore[reportOptionalMemberAccess]
+    request = replace(request, global_batch=with_label_ratio(run).global_batch)
     warnings = require_legal(request, plan)
     estimate = estimate_plan(request, plan)
     require_fit(request, estimate)
@@ -137,7 +138,7 @@ def estimate_run(run: Run) -> RunEstimate:
         estimate=estimate,
         economics=_economics(run, request, estimate),
         chosen=chosen,
-        notes=(*warnings, *_notes(request, estimate)),
+        notes=(*warnings, *_notes(run, request, estimate)),
     )
 
 
@@ -174,8 +175,8 @@ def memory_parts(memory: MemoryEstimate) -> dict[str, float]:
     return parts
 
 
-def _notes(request: PlanRequest, estimate: PlanEstimate) -> list[str]:
-    notes = []
+def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:
+    notes = [line for line in (note_on_labels(run),) if line is not None]
     if estimate.step.step.tier is Tier.GUESSED:
         notes.append("nothing was measured on this accelerator with this software: the interval is wide")
     return notes

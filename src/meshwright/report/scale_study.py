@@ -31,7 +31,7 @@ from meshwright.report.plan_ranking import with_ends
 from meshwright.report.quantities import percent
 from meshwright.report.result import Result
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, with_label_ratio
 from meshwright.units import DAY_S
 
 DEFAULT_FACTORS = (1, 2, 4, 8, 16)
@@ -172,6 +172,7 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
 
 
 def _study(run: Run, question: ScaleQuestion) -> Study:
+    run = with_label_ratio(run)
     # A pinned run fixes its micro-batch, which must not bind the planner at other sizes.
     request = request_for(run, fixed={}) if run.plan is not None else request_for(run)
     tokens = run.train.tokens or (run.train.steps and run.train.steps * run.tokens_per_step)

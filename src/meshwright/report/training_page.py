@@ -68,12 +68,20 @@ def training_page(done: TrainingRun) -> str:
     )
 
 
+def _sequences(statistics: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    """Sequences of a step: as many in each, or the range of steps of as many labels."""
+    spread = (statistics.get("label_tokens") or {}).get("sequences")
+    if not spread or not spread["n"]:
+        return f"{run['global_batch']:,}"
+    return f"{spread['low']:,.0f} to {spread['high']:,.0f}"
+
+
 def _lead(done: TrainingRun) -> str:
     s, record = done.statistics, done.record
     run = done.run
     text = (
         f"{format_count(s['parameters'])} parameters, {run['precision']['name']}, {run['plan_in_words']}, "
-        f"{s['steps']:,} steps of {run['global_batch']:,} sequences of {run['sequence_length']:,} tokens; "
+        f"{s['steps']:,} steps of {_sequences(s, run)} sequences of {run['sequence_length']:,} tokens; "
         f"{format_duration(record['time_s']['total'])} in all. {ENDINGS[record['ending']]}"
     )
     rows = []

@@ -85,6 +85,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         gemm_tuning=file.gemm_tuning,
         sequence_length=file.data.sequence_length,
         global_batch=global_batch,
+        label_tokens=file.batch.label_tokens,
         micro_batch=micro,
         precision=precision,
         plan=plan,
@@ -277,6 +278,11 @@ def _train(file: schema.RunFile) -> specs.Train:
     train, warmup = file.train, file.optimizer.warmup_steps
     if train.steps is not None and train.tokens is not None:
         raise InputError("both steps and tokens are given", hint="give one of them")
+    if train.tokens is not None and file.batch.label_tokens is not None:
+        raise BelowError(
+            "tokens", "is given, but with batch.label_tokens the tokens of a step depend on the data",
+            hint="give train.steps",
+        )  # fmt: skip
     if train.steps is not None and warmup > train.steps:
         raise BelowError("steps", f"is less than optimizer.warmup_steps ({warmup})", got=train.steps)
     if train.evaluate is not None:

@@ -272,6 +272,7 @@ class BatchSection(RunFileSection):
 
     global_tokens: Tokens | None = None
     global_sequences: Count | None = None
+    label_tokens: Count | None = None
     micro: (
         Annotated[
             Annotated[Literal["auto"], _Word] | Annotated[Count, _Number], Discriminator(_number_or_word)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -287,7 +288,10 @@ class Run:
     calibration: str | None = None  # file of a device's calibration; None: the one that ships
     gemm_tuning: str | None = None  # file of tuned GEMM kernels; None: PyTorch's choice
     sequence_length: int  # tokens
-    global_batch: int  # sequences per optimizer step
+    global_batch: int  # sequences per optimizer step, or of each part of a step with `label_tokens`
+    label_tokens: int | None = (
+        None  # a step takes global batches until it has so many labels; None: it takes one
+    )
     micro_batch: int | None = None  # sequences per replica and micro-batch; None: the planner chooses
     precision: Precision
     plan: Plan | None = None  # None: the planner chooses
@@ -306,9 +310,15 @@ class Run:
     overrides: tuple[str, ...] = ()  # ... and the `key=value` pairs that override it
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens one optimizer step consumes."""
+    def tokens_per_batch(self) -> int:
+        """Tokens of one global batch."""
         return self.global_batch * self.sequence_length
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens one optimizer step consumes; with `label_tokens` the fewest, as if each token were a label."""
+        num_batches = max(1, -(-(self.label_tokens or 0) // self.tokens_per_batch))
+        return self.tokens_per_batch * num_batches
 
     @property
     def num_steps(self) -> int | None:
@@ -316,3 +326,13 @@ class Run:
         if self.train.tokens is not None:
             return -(-self.train.tokens // self.tokens_per_step)
         return self.train.steps
+
+
+def with_label_ratio(run: Run, ratio: float = 1.0) -> Run:
+    """A run of fixed steps, as large as those of `run` are if `ratio` of the tokens are labels; see `label_tokens`."""
+    if run.label_tokens is None:
+        return run
+    labels = ratio * run.global_batch * run.sequence_length
+    return replace(
+        run, global_batch=run.global_batch * math.ceil(run.label_tokens / labels), label_tokens=None
+    )

@@ -35,12 +35,16 @@ _IGNORED = (
     "data.workers", "train.checkpoint", "train.evaluate", "train.trackers", "train.log_every", "micro_batch",
 )  # fmt: skip
 """Settings that change no update of the weights."""
-_RENAMED = {"global_batch": "batch.global_sequences", "sequence_length": "data.sequence_length"}
+_RENAMED = {
+    "global_batch": "batch.global_sequences",
+    "label_tokens": "batch.label_tokens",
+    "sequence_length": "data.sequence_length",
+}
 _BATCH = "batch.global_sequences"
 _MISSING = object()
 
 BatchHistory = tuple[tuple[int, int], ...]
-"""(steps taken before, tokens of each step from then on), in order."""
+"""(steps taken before, tokens of each step from then on), in order. 0: they vary, and manifests count them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +91,7 @@ def new_identity(
         results="" if results is None else str(results.absolute()),
         settings=settings_of(run, plan=plan),
         fingerprints=dict(fingerprints),
-        batches=((0, run.tokens_per_step),),
+        batches=((0, 0 if run.label_tokens is not None else run.tokens_per_step),),
         branched_from=None if run.weights is None else branch_of(Path(run.weights)),
     )
 
@@ -305,14 +309,25 @@ def identity_file(folder: Path) -> Path:
 def identity_in(folder: Path) -> RunIdentity | None:
     """The identity of the newest checkpoint in `folder`; None where there is none, or its manifest says nothing."""
     folder = folder.expanduser()
-    saved = newest_manifest(folder)
-    if saved is None:
+    if newest_manifest(folder) is None:
         return read_identity(identity_file(folder))
+    manifest = _newest_manifest_in(folder)
+    return None if manifest is None else identity_of_manifest(manifest)
+
+
+def tokens_in(folder: Path, *, held: RunIdentity, step: int) -> int:
+    """Tokens of the steps before the newest checkpoint in `folder`, after `step` steps of the run `held`."""
+    counted = (_newest_manifest_in(folder) or {}).get("tokens")
+    return counted if isinstance(counted, int) else tokens_seen(held.batches, steps=step)
+
+
+def _newest_manifest_in(folder: Path) -> dict[str, Any] | None:
+    saved = newest_manifest(folder)
     try:
-        manifest = json.loads((saved / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = None if saved is None else json.loads((saved / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None  # damaged: refused when the checkpoint is verified
-    return identity_of_manifest(manifest) if isinstance(manifest, dict) else None
+    return manifest if isinstance(manifest, dict) else None
 
 
 def newest_manifest(folder: Path) -> Path | None:

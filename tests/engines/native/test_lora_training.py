@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright import runfile
 from meshwright.engines.native.assembly import assemble
-from meshwright.engines.native.batch_loader import count_labels, open_batch_loader
+from meshwright.engines.native.batch_loader import open_batch_loader
 from meshwright.engines.native.check import check
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
@@ -109,10 +109,7 @@ def steps(run, coordinates: MeshCoordinates, base: Path | None, *, num: int = 3)
     for index in range(num):
         parts.before_step(index)
         batch = loader.batch(index)
-        count = count_labels(batch)
-        if coordinates.num_ranks > 1:
-            dist.all_reduce(count)
-        loss = parts.stepper.forward_backward(batch, scale=coordinates.num_copies / count.item())
+        loss = parts.stepper.forward_backward(batch.tensors, scale=batch.counts.loss_scale)
         loss = loss / coordinates.plan.tensor
         if coordinates.num_ranks > 1:
             dist.all_reduce(loss)
@@ -185,7 +182,7 @@ def test_only_adapters_have_masters_states_and_gradients(base, base_format):
     run = lora_run("precision=bf16", f"weights={base}", f"lora.base_format={base_format}")
     parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(micro_batch=4), device=CPU), weights=base)
     loader = open_batch_loader(run, coordinates=MeshCoordinates(plan=Plan(micro_batch=4), device=CPU))
-    parts.stepper.forward_backward(loader.batch(0), scale=1e-2)
+    parts.stepper.forward_backward(loader.batch(0).tensors, scale=1e-2)
     (module,) = parts.modules
     assert all((p.grad is None) for p in module.parameters())  # bf16 gradients move into fp32 sums at once
     assert all(m.local.grad is not None for m in parts.masters)

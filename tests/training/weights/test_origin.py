@@ -49,9 +49,13 @@ def test_the_first_loss_is_that_of_the_weights(tmp_path, folder):
     run = tiny_run(*SMALL)
     built = build_model(run.model, device="cpu")
     load_weights(built, folder)
-    batch = open_batch_loader(
-        run, coordinates=MeshCoordinates(plan=Plan(micro_batch=2), device=torch.device("cpu"))
-    ).batch(0)
+    batch = (
+        open_batch_loader(
+            run, coordinates=MeshCoordinates(plan=Plan(micro_batch=2), device=torch.device("cpu"))
+        )
+        .batch(0)
+        .tensors
+    )
     count = (batch["labels_BT"] != IGNORED_LABEL).sum()
     expected = built(batch.pop("tokens_BT"), **batch).item() / count.item()
 

@@ -1,22 +1,47 @@
-"""Batches of one process: prefetched by threads, moved to its device, cut into the chunks of its context rank."""
+"""Batches of one process: prefetched by threads, moved to its device, cut into the chunks of its context rank.
+
+With `batch.label_tokens` a step reads global batches until that many labels are counted over all processes. They are
+counted before the first forward pass, so that the scale of the loss is known and all processes stop at the same batch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import statistics
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.engines.native.data_position import BatchCounts
 from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
-from meshwright.specs.run import Run
-from meshwright.training.data import Batch, Batches, Corpus, ReadAhead, Tokenizer, WorkerChoice, open_data
+from meshwright.specs.run import Run, with_label_ratio
+from meshwright.training.data import (
+    Batch,
+    Batches,
+    Corpus,
+    ReadAhead,
+    Tokenizer,
+    WorkerChoice,
+    joined,
+    open_data,
+)
 from meshwright.training.data.mixture import SourceProgress
 from meshwright.training.data.packing import first_samples
 from meshwright.training.data.tokenization import Report
 
 PROMPT_TOKENS = 8
+READS_TO_MEASURE = 16
+"""Reads of several steps, after which the time of one is known."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadedBatch:
+    """What a step or an evaluation computes at once."""
+
+    tensors: dict[str, Tensor]  # this process's part, on its device
+    counts: BatchCounts
 
 
 class BatchLoader:
@@ -25,7 +50,7 @@ class BatchLoader:
     def __init__(self, run: Run, *, coordinates: MeshCoordinates, corpus: Corpus) -> None:
         self.coordinates, self.chunks = coordinates, chunks_of(coordinates)
         self.tokenizer: Tokenizer | None = corpus.tokenizer
-        self.usage, self.notes = corpus.usage, corpus.notes
+        self.corpus = corpus
         self.batches = Batches(
             samples=corpus.train,
             global_batch=run.global_batch,
@@ -40,8 +65,12 @@ class BatchLoader:
             name: replace(self.batches, samples=first_samples(samples, most), is_shuffled=False, is_once=True)
             for name, samples in corpus.validations.items()
         }
-        self.num_read = 0  # global batches, from the first of the run on
+        self.run = run
         self._training = ReadAhead(self.batches.at, num_workers=run.data.workers)
+        if (
+            run.label_tokens is not None
+        ):  # several are read at once, and then none for as long as a step takes
+            self._training.num_steps, self._training.summary = READS_TO_MEASURE, statistics.fmean
         self.num_validation_batches: dict[str, int] = {}
         self._validation: dict[str, ReadAhead[Batch]] = {}
         for name, batches in self.validations.items():
@@ -55,18 +84,38 @@ class BatchLoader:
         self.batches = replace(self.batches, offset=offset)
         self._training.read = self.batches.at
 
-    def batch(self, step: int) -> dict[str, Tensor]:
-        """This process's part of the batch of `step`; consecutive steps are prefetched."""
-        self.num_read = step + 1
-        return self._on_device(self._training.at(step))
+    def batch(self, first: int) -> LoadedBatch:
+        """What a step trains on that begins with the global batch `first`; what follows is prefetched. Collective."""
+        parts: list[Batch] = []
+        num_labels = num_tokens = 0.0
+        while not parts or num_labels < (self.run.label_tokens or 0):
+            parts.append(self._training.at(first + len(parts)))
+            of_labels, of_tokens = self._counts(parts[-1])
+            num_labels, num_tokens = num_labels + of_labels, num_tokens + of_tokens
+        counts = BatchCounts(
+            first=first, num_batches=len(parts), num_labels=num_labels, num_tokens=num_tokens
+        )
+        return LoadedBatch(tensors=self._on_device(joined(parts)), counts=counts)
 
-    def validation_batch(self, name: str, index: int) -> dict[str, Tensor]:
-        """This process's part of batch `index` of a validation source: the same samples in every evaluation."""
-        return self._on_device(self._validation[name].at(index))
+    def validation_batch(self, name: str, index: int) -> LoadedBatch:
+        """Batch `index` of a validation source: the same samples in every evaluation. Collective."""
+        batch = self._validation[name].at(index)
+        num_labels, num_tokens = self._counts(batch)
+        counts = BatchCounts(first=index, num_batches=1, num_labels=num_labels, num_tokens=num_tokens)
+        return LoadedBatch(tensors=self._on_device(batch), counts=counts)
 
-    def progress(self) -> dict[str, SourceProgress]:
-        """Samples and epochs of each training source up to the last batch, from the first step of the run on."""
-        return self.batches.progress(self.num_read)
+    def progress(self, num_read: int) -> dict[str, SourceProgress]:
+        """Samples and epochs of each training source in the first `num_read` global batches of the run."""
+        return self.batches.progress(num_read)
+
+    def planned_epochs(self, *, num_steps: int, next_batch: int) -> tuple[str, ...]:
+        """Lines about how often the whole run reads each source of a mixture: `num_steps` steps are to come."""
+        steps = with_label_ratio(self.run, self.corpus.label_ratio)
+        num_sequences = next_batch * self.run.global_batch + num_steps * steps.global_batch
+        planned = self.corpus.planned_epochs(
+            num_steps=self.run.num_steps, num_sequences=self.batches.offset + num_sequences
+        )
+        return tuple(planned)
 
     def workers(self) -> dict[str, WorkerChoice | None]:
         """Number of reader threads with its measurement; None where too few batches were read to choose."""
@@ -83,6 +132,16 @@ class BatchLoader:
         return (
             (self.validation or replace(self.batches, offset=0)).at(0).tokens_BT[0, :PROMPT_TOKENS].tolist()
         )
+
+    def _counts(self, batch: Batch) -> list[float]:
+        """Labels that the loss counts, and tokens without padding, of all data ranks. The host waits."""
+        counts = [float(batch.num_trained_tokens), float((batch.documents_BT >= 0).sum())]
+        if self.coordinates.num_ranks == 1:
+            return counts
+        sums = torch.tensor(counts, dtype=torch.float64, device=self.coordinates.device)
+        dist.all_reduce(sums)
+        num_copies = self.coordinates.num_ranks // self.coordinates.plan.data  # of the same sequences
+        return (sums / num_copies).tolist()
 
     def _on_device(self, batch: Batch) -> dict[str, Tensor]:
         documents_BT = batch.documents_BT
@@ -108,25 +167,3 @@ def open_batch_loader(run: Run, *, coordinates: MeshCoordinates, report: Report 
     if coordinates.num_ranks > 1 and coordinates.is_main:
         dist.barrier()
     return BatchLoader(run, coordinates=coordinates, corpus=corpus)
-
-
-def sum_counts(coordinates: MeshCoordinates, *counts: Tensor) -> list[float]:
-    """Sums over all processes, as often as processes see what is counted. Collective; the host waits."""
-    sums = torch.stack(counts)
-    if coordinates.num_ranks > 1:
-        dist.all_reduce(sums)
-    return sums.tolist()
-
-
-def count_tokens(batch: dict[str, Tensor]) -> Tensor:
-    """Tokens of this process's part without padding; of the chunks of a sequence, their mean."""
-    num = batch["tokens_BT"].numel()
-    if "documents_BT" not in batch:
-        return torch.tensor(num, dtype=torch.float64, device=batch["tokens_BT"].device)
-    is_token_BS = batch["documents_BT"] >= 0
-    return is_token_BS.sum().to(torch.float64) * num / is_token_BS.numel()
-
-
-def count_labels(batch: dict[str, Tensor]) -> Tensor:
-    """Labels of this process's part that the loss counts."""
-    return (batch["labels_BT"] >= 0).sum().to(torch.float64)

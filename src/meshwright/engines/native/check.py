@@ -115,6 +115,7 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
         *_experts(plan, run),
         *_frozen(plan, run),
         *_pipeline(plan, run),
+        *_label_tokens(plan, run),
         *_compiled(plan, run),
         *_fp8(plan, run),
         *_eight_bit_states(plan, run),
@@ -314,6 +315,15 @@ def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:
     if 0 in (plan.layers_per_stage or usual)[1:-1]:
         yield Unsupported(
             key="parallel.pipeline", reason="stages between the first and the last need a layer each"
+        )
+
+
+def _label_tokens(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    """A schedule is made for one number of micro-batches."""
+    if run.label_tokens is not None and plan.pipeline > 1:
+        yield Unsupported(
+            key="batch.label_tokens",
+            reason="a pipeline's schedule needs as many micro-batches in each step: parallel.pipeline must be 1",
         )
 
 

@@ -26,12 +26,12 @@ from meshwright.engines.native.slowdown import measure_slowdown
 from meshwright.errors import MeshwrightError
 from meshwright.fitting.kernel_times import calibration_here
 from meshwright.planner.estimate import estimate_plan
-from meshwright.planner.request import PlanRequest, request_for
+from meshwright.planner.request import PlanRequest, note_on_labels, request_for
 from meshwright.records.training import interval
 from meshwright.specs.estimate import MemoryEstimate
 from meshwright.specs.hardware import HERE
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, with_label_ratio
 from meshwright.training import device as devices
 from meshwright.training.metrics import Yardstick, yardstick
 
@@ -57,9 +57,24 @@ class Expectation:
 
 
 def measure_expectation(
-    run: Run, *, plan: Plan, device: torch.device, measuring: Measuring = Measuring.ONCE
+    run: Run,
+    *,
+    plan: Plan,
+    device: torch.device,
+    measuring: Measuring = Measuring.ONCE,
+    label_ratio: float | None = None,
 ) -> Expectation:
-    """Predict `plan`. Raises no error of the prediction: without one a note says why."""
+    """Predict `plan`. Raises no error of the prediction: without one a note says why.
+
+    `label_ratio`: labels over tokens of the run's data, on which the steps of `batch.label_tokens` depend.
+    """
+    steps = with_label_ratio(run, 1.0 if label_ratio is None else label_ratio)
+    found = _of_fixed_steps(steps, plan=plan, device=device, measuring=measuring)
+    note = note_on_labels(run, ratio=label_ratio)
+    return found if note is None else replace(found, notes=(note, *found.notes))
+
+
+def _of_fixed_steps(run: Run, *, plan: Plan, device: torch.device, measuring: Measuring) -> Expectation:
     if run.cluster is None:
         return _of_this_machine(run, plan=plan, device=device, measuring=measuring)
     held = yardstick(run, accelerator=run.cluster.accelerator, plan=plan)

@@ -1,4 +1,4 @@
-"""Detector of loss spikes and non-finite numbers, and the batches that are skipped because of them.
+"""Detector of loss spikes and non-finite numbers.
 
     not finite   the loss or the gradient norm is NaN or infinite
     spike        the loss or the gradient norm is above  median + k * 1.4826 * MAD  of the last `spike_window` steps;
@@ -13,11 +13,8 @@ one accepted spike hardly moves them, but moves the mean and the deviation a lot
     roll back    the newest good checkpoint is loaded, and all batches since then are skipped, the bad one included
                  (PaLM, Chowdhery et al. 2022, section 5.1: the same batches did no harm to other weights)
 
-So a run of N steps makes N updates. Batch numbers are a pure function of the step and of the skipped batches:
-
-    batch of step s = the s-th number, from 0, that was not skipped
-
-Checkpoints hold the skipped batches, the events and the window, so a resumed run decides as an uninterrupted one.
+So a run of N steps makes N updates, each with batches that no other step has read (`data_position`). Checkpoints hold
+the events and the window, so a resumed run decides as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -32,9 +29,6 @@ from enum import StrEnum
 from typing import Any
 
 from meshwright.specs.run import FaultAction, Faults
-
-Ranges = tuple[tuple[int, int], ...]
-"""Skipped batches as (first, last), in order, with others between them."""
 
 NORMAL_MAD = 1.4826  # standard deviation over MAD of normal numbers
 
@@ -57,11 +51,10 @@ class Fault:
 
 
 class FaultDetector:
-    """Judges steps and records skipped batches. All processes see the same numbers and decide alike."""
+    """Judges steps and records faults. All processes see the same numbers and decide alike."""
 
     def __init__(self, settings: Faults) -> None:
         self.settings = settings
-        self.skipped: Ranges = ()
         self.events: list[dict[str, Any]] = []
         self.recent: deque[tuple[float, float]] = deque(maxlen=settings.spike_window)
 
@@ -69,10 +62,6 @@ class FaultDetector:
     def rolls_back(self) -> bool:
         """True if a fault may load a checkpoint."""
         return FaultAction.ROLL_BACK in (self.settings.not_finite, self.settings.spike)
-
-    def batch_of(self, step: int) -> int:
-        """The batch that trains `step`, both counted from 0."""
-        return batch_of(step, skipped=self.skipped)
 
     def judge(self, *, loss: float, gradient_norm: float) -> Fault | None:
         """The fault of a step with these numbers, or None."""
@@ -105,18 +94,23 @@ class FaultDetector:
         return self.settings.not_finite if fault.kind is FaultKind.NOT_FINITE else self.settings.spike
 
     def note(
-        self, fault: Fault, *, action: FaultAction, step: int, batch: int, back_to: int | None = None
+        self,
+        fault: Fault,
+        *,
+        action: FaultAction,
+        step: int,
+        batch: int,
+        skipped: tuple[int, int],
+        back_to: int | None = None,
     ) -> dict[str, Any]:
-        """Record `fault` at `step`, skip the batches that `action` asks for, and return the event.
+        """Record `fault` at `step` and return the event.
 
-        `batch` was to train the step. `back_to`: for a roll-back, the number of steps at the loaded checkpoint.
+        `batch` was the first to train the step. `skipped`: the first and the last batch that no step trains on, unless
+        `action` is to stop. `back_to`: for a roll-back, the number of steps at the loaded checkpoint.
         """
         message = f"{fault.message} in step {step + 1}"
         if action is FaultAction.STOP and len(self.events) >= self.settings.max_events > 0:
             message += f", after {len(self.events)} events before it"
-        first = batch if back_to is None else self.batch_of(back_to)
-        if action is not FaultAction.STOP:
-            self.skipped = with_skipped(self.skipped, first=first, last=batch)
         event = {
             "event": len(self.events) + 1,
             "kind": fault.kind.value,
@@ -127,7 +121,7 @@ class FaultDetector:
             "loss": _finite(fault.loss),
             "gradient_norm": _finite(fault.gradient_norm),
             "back_to_step": back_to,
-            "passed_over": None if action is FaultAction.STOP else [first, batch],
+            "passed_over": None if action is FaultAction.STOP else list(skipped),
             "time": datetime.now(tz=UTC).isoformat(timespec="seconds"),
         }
         self.events.append(event)
@@ -135,11 +129,7 @@ class FaultDetector:
 
     def state(self) -> dict[str, Any]:
         """The state that a checkpoint's manifest holds."""
-        return {
-            "skipped": [list(r) for r in self.skipped],
-            "events": list(self.events),
-            "recent": [list(r) for r in self.recent],
-        }
+        return {"events": list(self.events), "recent": [list(r) for r in self.recent]}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`."""
@@ -148,37 +138,8 @@ class FaultDetector:
 
     def rewind(self, state: Mapping[str, Any]) -> None:
         """Return to `state`, but keep the events since then."""
-        self.skipped = tuple((first, last) for first, last in state.get("skipped", ()))
         self.recent.clear()
         self.recent.extend((loss, norm) for loss, norm in state.get("recent", ()))
-
-
-def batch_of(step: int, *, skipped: Ranges) -> int:
-    """The `step`-th number, from 0, that is in none of the ranges.
-
-    >>> [batch_of(step, skipped=((2, 3), (6, 6))) for step in range(6)]
-    [0, 1, 4, 5, 7, 8]
-    """
-    batch = step
-    for first, last in skipped:
-        if first > batch:
-            break
-        batch += last - first + 1
-    return batch
-
-
-def with_skipped(skipped: Ranges, *, first: int, last: int) -> Ranges:
-    """`skipped` and all of `first` to `last`; adjacent ranges are merged.
-
-    >>> with_skipped(((2, 3), (6, 6)), first=4, last=4)
-    ((2, 4), (6, 6))
-    >>> with_skipped(((2, 3), (6, 6)), first=4, last=9)
-    ((2, 9),)
-    """
-    apart = [r for r in skipped if r[1] < first - 1 or r[0] > last + 1]
-    touched = [r for r in skipped if r not in apart]
-    joined = (min([first, *(r[0] for r in touched)]), max([last, *(r[1] for r in touched)]))
-    return tuple(sorted([*apart, joined]))
 
 
 def threshold(values: Sequence[float], *, deviations: float) -> float | None:

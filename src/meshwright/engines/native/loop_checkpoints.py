@@ -7,12 +7,13 @@ state of the fault detector under the key `guard`.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.engines.beginning import notes_of
 from meshwright.engines.native.assembly import Assembly
+from meshwright.engines.native.data_position import DataPosition, next_batch_of
 from meshwright.engines.native.fault_detector import FaultDetector
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay
@@ -21,6 +22,7 @@ from meshwright.training import checkpoints
 from meshwright.training.clock import Clock, TrainingPhase
 from meshwright.training.data import Tokenizer
 from meshwright.training.run_identity import (
+    RunIdentity,
     as_document,
     compare,
     continued,
@@ -28,6 +30,14 @@ from meshwright.training.run_identity import (
     tokens_seen,
     with_batch,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedCheckpoint:
+    """A checkpoint that a fault went back to."""
+
+    step: int
+    next_batch: int  # that its next step would have trained on
 
 
 class LoopCheckpoints:
@@ -40,13 +50,14 @@ class LoopCheckpoints:
         num_ranks: int,
         assembly: Assembly,
         detector: FaultDetector,
+        position: DataPosition,
         tokenizer: Tokenizer | None,
         history: ValidationHistory,
         clock: Clock,
         progress: ProgressDisplay,
     ) -> None:
         self.prepared, self.assembly, self.detector = prepared, assembly, detector
-        self.history = history
+        self.position, self.history = position, history
         self.tokenizer, self.clock, self.progress = tokenizer, clock, progress
         self.weights = prepared.weights  # where training started
         settings = prepared.run.train.checkpoint
@@ -96,41 +107,41 @@ class LoopCheckpoints:
         manifest = checkpoints.read_manifest(saved.path)
         self.weights = self.weights or checkpoints.origin_of(manifest)
         with self.progress.phase(f"reading {saved.path}"):
-            self.detector.load(self._load(saved))
+            self.detector.load(self._load(saved).get("guard", {}))
         self.history.load(manifest.get("validation"))
-        self._continue(manifest, step=saved.step)
+        held = identity_of_manifest(manifest)
+        batches = held.batches if held is not None and held.batches else self.prepared.identity.batches
+        self.position.load(manifest, step=saved.step, tokens=tokens_seen(batches, steps=saved.step))
+        if held is not None:
+            self._continue(held, step=saved.step)
         self.progress.say(f"resumed from {saved.path} after step {saved.step}")
         return saved.step
 
-    def _continue(self, manifest: dict[str, Any], *, step: int) -> None:
+    def _continue(self, held: RunIdentity, *, step: int) -> None:
         """Continue the run of the checkpoint. Other processes have compared it; its data may have been replaced."""
-        held, ours = identity_of_manifest(manifest), self.prepared.identity
-        if held is None:
-            return
+        ours = self.prepared.identity
         found = compare(held, ours)
         self.identity = continued(
-            held, ours, step=step, batch=self.detector.batch_of(step), changes=found.changed
+            held, ours, step=step, batch=self.position.next_batch, changes=found.changed
         )
         for line in notes_of(found, step=step):
             self.progress.say(f"note: {line}")
 
-    def tokens(self, steps: int) -> int:
-        """Tokens of the first `steps` steps of the run, in the batches that they had."""
-        return tokens_seen(self.identity.batches, steps=steps)
-
-    def roll_back(self) -> int | None:
-        """Load the newest good checkpoint; the steps taken there, None where no checkpoint is whole."""
+    def roll_back(self) -> LoadedCheckpoint | None:
+        """Load the newest good checkpoint; None where no checkpoint is whole. What was read of the data stays read."""
         assert self.saver is not None  # a run that rolls back saves
         self.saver.wait()
         saved = checkpoints.newest_good(Path(self.saver.settings.folder))
         if saved is None:
             return None
-        self.detector.rewind(self._load(saved))
-        self.history.load(checkpoints.read_manifest(saved.path).get("validation"))
-        tokens_per_step = self.prepared.run.tokens_per_step
+        manifest = self._load(saved)
+        self.detector.rewind(manifest.get("guard", {}))
+        self.history.load(manifest.get("validation"))
+        self.position.tokens = manifest.get("tokens", 0)
+        tokens_per_step = self.prepared.identity.batches[-1][1]
         history = with_batch(self.identity.batches, step=saved.step, tokens_per_step=tokens_per_step)
         self.identity = replace(self.identity, batches=history)
-        return saved.step
+        return LoadedCheckpoint(step=saved.step, next_batch=next_batch_of(manifest, step=saved.step))
 
     def save(self, num_steps: int, *, now: bool) -> None:
         """Save after `num_steps` steps if the settings ask for it there, the validation loss is the best, or `now`."""
@@ -146,7 +157,7 @@ class LoopCheckpoints:
             "run": run.name,
             "model": run.model.name,
             "plan": plan.describe(),
-            "tokens": self.tokens(num_steps),
+            **self.position.state(),
             "guard": self.detector.state(),
             "validation": self.history.state(),
             checkpoints.BEST: best,
@@ -170,8 +181,8 @@ class LoopCheckpoints:
         return {"loss": self.history.best_loss, "step": self.history.best_step, "checkpoint": saved}
 
     def _load(self, saved: checkpoints.SavedCheckpoint) -> dict[str, Any]:
-        """Load the states of `saved` and return the state of the fault detector in its manifest."""
+        """Load the states of `saved` and return its manifest."""
         state = self.assembly.state()
         manifest = checkpoints.load(saved, into=state)
         self.assembly.optimizer.restore(state, step=saved.step)
-        return manifest.get("guard", {})
+        return manifest

@@ -79,11 +79,12 @@ def _test_rank(rank: int, num_ranks: int, test: RangeTest) -> None:
             weights = prepared.weights and prepared.weights.folder
             assembly = assemble(run, coordinates=coordinates, weights=weights)
             loader = open_batch_loader(run, coordinates=coordinates, report=reading(display))
+            next_batch = 0
             for step in range(test.num_steps):
                 rate = rate_of(step, num_steps=test.num_steps, low=test.low, high=test.high)
-                loss = take_bare_step(
-                    assembly, loader.batch(step), coordinates=coordinates, step=step, learning_rate=rate
-                )
+                batch = loader.batch(next_batch)
+                next_batch = batch.counts.last + 1
+                loss = take_bare_step(assembly, batch, coordinates=coordinates, step=step, learning_rate=rate)
                 found = replace(found, rates=(*found.rates, rate), losses=(*found.losses, loss))
                 display.doing(f"step {step + 1}/{test.num_steps}  learning rate {rate:.2e}  loss {loss:.4f}")
                 if found.has_diverged:  # every process has the same losses

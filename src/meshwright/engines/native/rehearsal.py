@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.batch_loader import BatchLoader, count_labels, count_tokens, sum_counts
+from meshwright.engines.native.batch_loader import BatchLoader
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.errors import InfeasibleError
 from meshwright.specs.model import Attention, AttentionKind, BaseFormat, Experts, Lora, Model, Rope
@@ -139,6 +139,7 @@ def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
         model=_toy_model(run.model, num_layers=num_layers, small=small, window=length // 2, of=plan.tensor),
         sequence_length=length,
         global_batch=small.micro_batch * small.data * num_micro,
+        label_tokens=None,
         micro_batch=small.micro_batch,
         plan=small,
         cluster=None,
@@ -385,9 +386,8 @@ class _Rehearsed:
         """One optimizer step; the mean loss of the global batch."""
         batch = self.loader.batch(index)
         is_single_process = self.coordinates.num_ranks == 1
-        num_labels, num_tokens = sum_counts(self.coordinates, count_labels(batch), count_tokens(batch))
-        self.parts.scale_balance_loss(self.coordinates.num_copies / num_tokens)
-        loss = self.parts.stepper.forward_backward(batch, scale=self.coordinates.num_copies / num_labels)
+        self.parts.scale_balance_loss(batch.counts.balance_scale)
+        loss = self.parts.stepper.forward_backward(batch.tensors, scale=batch.counts.loss_scale)
         loss = loss / self.coordinates.plan.tensor
         if not is_single_process:
             dist.all_reduce(loss)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from meshwright.engines.native.assembly import Assembly
 from meshwright.engines.native.batch_loader import BatchLoader
+from meshwright.engines.native.data_position import BatchCounts, DataPosition
 from meshwright.engines.native.loop_checkpoints import LoopCheckpoints
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.engines.native.validation import ValidationLosses
@@ -24,6 +25,7 @@ class RunMeasurements:
     """Numbers that the loop gathers for the record."""
 
     step_s: list[float] = field(default_factory=list)  # without steps under the profiler
+    counts: list[BatchCounts] = field(default_factory=list)  # of the same steps
     first_loss: float | None = None
     last_loss: float | None = None
     validation: ValidationLosses | None = None  # the last ones
@@ -52,7 +54,7 @@ def run_statistics(
     yardstick: Yardstick,
     assembly: Assembly,
     loader: BatchLoader,
-    tokens: int,
+    position: DataPosition,
     checkpoints: LoopCheckpoints,
     ranks: dict[str, Any],
     ending: Ending,
@@ -60,19 +62,25 @@ def run_statistics(
     """`statistics` of the record."""
     step_s, saver = spread_of(measured.step_s), checkpoints.saver
     median_s = step_s.get("median")
+    if run.label_tokens is not None and measured.counts:
+        num_batches = statistics.fmean(counts.num_batches for counts in measured.counts)
+        yardstick = replace(yardstick, tokens_per_step=round(num_batches * run.tokens_per_batch))
     return {
         "steps": measured.num_steps,
-        "tokens": tokens,
+        "tokens": position.tokens,
         "first_loss": measured.first_loss,
         "last_loss": measured.last_loss,
         "validation_loss": measured.validation and measured.validation.loss,
         "validation_losses": measured.validation and (measured.validation.named or None),
         "best": checkpoints.best(),
-        "target": target_reached(run, steps=measured.num_steps, tokens=tokens, elapsed_s=measured.elapsed_s)
+        "target": target_reached(
+            run, steps=measured.num_steps, tokens=position.tokens, elapsed_s=measured.elapsed_s
+        )
         if ending is Ending.REACHED
         else None,
         "elapsed_s": measured.elapsed_s,
         "step_s": step_s,
+        "label_tokens": _label_tokens(measured, run),
         "tokens_per_s_per_device": median_s and yardstick.tokens_per_s_per_device(median_s),
         "throughput": throughput_of(step_s, by=yardstick),
         "mfu": median_s and yardstick.mfu(median_s),
@@ -85,8 +93,21 @@ def run_statistics(
         "trained_parameters": assembly.num_trained,
         "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
         "data_workers": {what: choice and asdict(choice) for what, choice in loader.workers().items()},
-        "data_usage": loader.usage,
-        "data_progress": {name: asdict(source) for name, source in loader.progress().items()},
+        "data_usage": loader.corpus.usage,
+        "data_progress": {
+            name: asdict(source) for name, source in loader.progress(position.next_batch).items()
+        },
         "num_checkpoints": 0 if saver is None else saver.num_saved,
         "checkpoint_stall_s": None if saver is None else sum(saver.stalls.seconds),
+    }
+
+
+def _label_tokens(measured: RunMeasurements, run: Run) -> dict[str, Any] | None:
+    """Sizes of the steps of `batch.label_tokens`; None without it."""
+    if run.label_tokens is None:
+        return None
+    return {
+        "aim": run.label_tokens,
+        "labels": spread_of([counts.num_labels for counts in measured.counts]),
+        "sequences": spread_of([float(run.global_batch * counts.num_batches) for counts in measured.counts]),
     }

@@ -1,6 +1,6 @@
 """The training loop of one process. Every process of a run executes this file in step with the others.
 
-for each step:   read the batch of this step (a pure function of seed and step)
+for each step:   read the next batch, or batches until they have `batch.label_tokens` labels
                  forward and backward                             -> gradients, loss
                  sum loss, stop requests and disk errors          -> one all-reduce
                  judge loss and gradient norm; then clip and update, or skip, roll back, stop
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,9 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engines.native.assembly import Assembly, assemble
-from meshwright.engines.native.batch_loader import (
-    BatchLoader,
-    count_labels,
-    count_tokens,
-    open_batch_loader,
-    sum_counts,
-)
+from meshwright.engines.native.batch_loader import BatchLoader, LoadedBatch, open_batch_loader
 from meshwright.engines.native.closing import sample_of, write_adapters
+from meshwright.engines.native.data_position import BatchCounts, DataPosition
 from meshwright.engines.native.expectation import Expectation, measure_expectation
 from meshwright.engines.native.fault_detector import Fault, FaultDetector
 from meshwright.engines.native.loop_checkpoints import LoopCheckpoints
@@ -42,7 +37,6 @@ from meshwright.engines.native.run_statistics import (
     gather_rank_statistics,
     run_statistics,
 )
-from meshwright.engines.native.step import BatchTensors
 from meshwright.engines.native.validation import ValidationLosses, validation_losses
 from meshwright.engines.native.validation_history import ValidationHistory
 from meshwright.engines.native.warm_up import warm_up
@@ -66,11 +60,12 @@ STEPS_OF_ESTIMATE = 20  # the time that is left follows from the median of so ma
 class StepOutcome:
     """The result of one step, the same on all processes."""
 
-    loss: float  # mean of the global batch
+    loss: float  # mean of its labels
     norm: float  # of the gradients, before clipping
     is_asked_to_stop: bool  # any process was
     fault: Fault | None  # not None: the update was not applied
     load_ratio: float  # rows of the busiest expert over the mean; 0 without experts
+    counts: BatchCounts
 
 
 def train_rank(rank: int, num_ranks: int, prepared: PreparedRun) -> None:
@@ -109,26 +104,36 @@ def _open_trainer(
 ) -> Trainer:
     """Measure the machine, build the model, open the data."""
     run, plan, weights = prepared.run, prepared.plan, prepared.weights
+    # The labels in the data decide how large a step is, and so what to expect of it.
+    loader = None if run.label_tokens is None else _open_loader(prepared, coordinates, progress=progress)
     with progress.phase("measuring this machine"):
         expectation = measure_expectation(
-            run, plan=plan, device=coordinates.device, measuring=prepared.options.measuring
-        )
+            run, plan=plan, device=coordinates.device, measuring=prepared.options.measuring,
+            label_ratio=loader and loader.corpus.label_ratio,
+        )  # fmt: skip
     for line in expectation.lines():
         progress.say(line)
     with progress.phase("building the model"):
         assembly = assemble(run, coordinates=coordinates, weights=weights and weights.folder)
     with progress.phase("taking warm-up steps"):
         warm_up(run, assembly=assembly, coordinates=coordinates, num_steps=prepared.warm_up_steps)
-    with coordinates.in_step():
-        prepared.observer.opening_data()
-    with progress.phase("opening the data"):
-        loader = open_batch_loader(run, coordinates=coordinates, report=reading(progress))
-    for line in loader.notes:
-        progress.say(f"note: {line}")
+    loader = loader or _open_loader(prepared, coordinates, progress=progress)
     return Trainer(
         prepared, coordinates=coordinates, expectation=expectation, assembly=assembly, loader=loader,
         request=request, clock=clock, progress=progress, watchdog=watchdog,
     )  # fmt: skip
+
+
+def _open_loader(
+    prepared: PreparedRun, coordinates: MeshCoordinates, *, progress: ProgressDisplay
+) -> BatchLoader:
+    with coordinates.in_step():
+        prepared.observer.opening_data()
+    with progress.phase("opening the data"):
+        loader = open_batch_loader(prepared.run, coordinates=coordinates, report=reading(progress))
+    for line in loader.corpus.notes:
+        progress.say(f"note: {line}")
+    return loader
 
 
 class Trainer:
@@ -155,10 +160,11 @@ class Trainer:
         self.num_steps = self.run.num_steps
         self.measured = RunMeasurements()
         self.detector = FaultDetector(self.run.train.faults)
+        self.position = DataPosition()
         self.history = ValidationHistory()
         self.checkpoints = LoopCheckpoints(
             prepared, history=self.history, num_ranks=coordinates.num_ranks, assembly=assembly, detector=self.detector,
-            tokenizer=loader.tokenizer, clock=clock, progress=progress,
+            position=self.position, tokenizer=loader.tokenizer, clock=clock, progress=progress,
         )  # fmt: skip
         self.output = RunOutput(prepared, is_main=coordinates.is_main, progress=progress)
         self.profiler: StepProfiler | None = None
@@ -171,7 +177,7 @@ class Trainer:
         self._set_up()
         try:
             ending = self._take_steps()
-            self.observer.ended(num_samples=self._num_samples(self.measured.num_steps), ending=ending)
+            self.observer.ended(num_samples=self._num_samples(), ending=ending)
             sample = self._finish(ending)
         except Exception:
             self.checkpoints.abandon()
@@ -188,6 +194,10 @@ class Trainer:
         self.first_step = self.checkpoints.start()
         self.measured.num_steps = self.first_step
         self.loader.begin_at(self.checkpoints.identity.sequence_offset)
+        for line in self.loader.planned_epochs(
+            num_steps=max(0, self.num_steps - self.first_step), next_batch=self.position.next_batch
+        ):
+            self.progress.say(f"note: {line}")
         self.output.open(
             after_step=self.first_step,
             tokenizer=self.loader.tokenizer,
@@ -210,11 +220,11 @@ class Trainer:
         step = self.first_step
         if self.history.is_exhausted(self.run.train.evaluate):
             return Ending.NO_IMPROVEMENT
-        self.observer.training(num_samples=self._num_samples(step))
+        self.observer.training(num_samples=self._num_samples())
         while step < self.num_steps:
             outcome, step_s = self._timed_step(step)
             if outcome.fault is not None:
-                next_step = self._handle_fault(outcome.fault, step=step)
+                next_step = self._handle_fault(outcome.fault, step=step, counts=outcome.counts)
                 if next_step is None:
                     return Ending.DIVERGED
                 step = next_step
@@ -224,7 +234,7 @@ class Trainer:
             is_last = step == self.num_steps
             ending = self._ending_by(validation_loss, step=step)
             if validation_loss is not None and ending is None and not is_last:
-                self.observer.training(num_samples=self._num_samples(step))
+                self.observer.training(num_samples=self._num_samples())
             self.checkpoints.save(step, now=is_last or ending is not None or outcome.is_asked_to_stop)
             if ending is not None:
                 return ending
@@ -271,8 +281,14 @@ class Trainer:
     def _take_step(self, step: int) -> StepOutcome:
         """Forward, backward, agreement, and the update unless the step is faulty."""
         self.assembly.before_step(step)
-        batch = self.loader.batch(self.detector.batch_of(step))
-        local_loss = self.assembly.stepper.forward_backward(batch, scale=self._loss_scale(batch))
+        batch = self.loader.batch(self.position.next_batch)
+        self.position.next_batch = batch.counts.last + 1
+        self.assembly.scale_balance_loss(batch.counts.balance_scale)
+        if (
+            not batch.counts.num_labels
+        ):  # a stream of documents of one token each: samples of answers have a label
+            self.progress.say("note: a batch has no label; it counts with a loss of 0")
+        local_loss = self.assembly.stepper.forward_backward(batch.tensors, scale=batch.counts.loss_scale)
         has_failed = self.checkpoints.has_failed
         load_LE = self.assembly.collect_expert_load()
         # The load is the same on all processes: each adds its share of the ratio to the sum.
@@ -293,24 +309,14 @@ class Trainer:
         if fault is None:
             self.detector.accept(loss=loss, gradient_norm=norm)
             self.assembly.after_step(load_LE)
+            self.position.tokens += batch.counts.num_batches * self.run.tokens_per_batch
         return StepOutcome(
-            loss=loss, norm=norm, is_asked_to_stop=num_stop > 0, fault=fault, load_ratio=load_ratio
-        )
+            loss=loss, norm=norm, is_asked_to_stop=num_stop > 0, fault=fault, load_ratio=load_ratio,
+            counts=batch.counts,
+        )  # fmt: skip
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(self.run.optimizer, step=step, num_steps=self.num_steps)
-
-    def _loss_scale(self, batch: BatchTensors) -> float:
-        """One over the labels that count in the global batch. The balance loss is a mean over its tokens."""
-        count, num_tokens = sum_counts(self.coordinates, count_labels(batch), count_tokens(batch))
-        self.assembly.scale_balance_loss(self.coordinates.num_copies / max(1.0, num_tokens))
-        if not count:  # a stream of documents of one token each: samples of answers always have a label
-            self.progress.say("note: a batch has no label; it counts with a loss of 0")
-        return self.coordinates.num_copies / max(1.0, count)
-
-    def _num_labels(self, batch: BatchTensors) -> float:
-        """Labels of the global batch, as often as processes see them."""
-        return sum_counts(self.coordinates, count_labels(batch))[0]
 
     def _sum_over_processes(self, local_loss: torch.Tensor, *others: float | torch.Tensor) -> list[float]:
         """Sums over all processes: of the losses (each counted once) and of `others`."""
@@ -324,24 +330,28 @@ class Trainer:
             dist.all_reduce(local)
         return local.tolist()
 
-    def _handle_fault(self, fault: Fault, *, step: int) -> int | None:
+    def _handle_fault(self, fault: Fault, *, step: int, counts: BatchCounts) -> int | None:
         """Do what the run says about `fault`; the step to continue with, or None to end."""
-        action, batch, back_to = self.detector.action(fault), self.detector.batch_of(step), None
+        action, first_skipped, back_to = self.detector.action(fault), counts.first, None
         if action is FaultAction.ROLL_BACK:
-            back_to = self.checkpoints.roll_back()
-            if back_to is None:
+            checkpoint = self.checkpoints.roll_back()
+            if checkpoint is None:
                 action = FaultAction.STOP
             else:
+                back_to, first_skipped = checkpoint.step, checkpoint.next_batch
                 self.output.rewind(after_step=back_to)
-        event = self.detector.note(fault, action=action, step=step, batch=batch, back_to=back_to)
+        event = self.detector.note(
+            fault, action=action, step=step, batch=counts.first, skipped=(first_skipped, counts.last),
+            back_to=back_to,
+        )  # fmt: skip
         self.output.event(event)
         if action is FaultAction.STOP:
             return None
         return step if back_to is None else back_to
 
-    def _num_samples(self, num_steps: int) -> int:
-        """Sequences of the first `num_steps` steps of the run."""
-        return self.checkpoints.tokens(num_steps) // self.run.sequence_length
+    def _num_samples(self) -> int:
+        """Sequences of the steps taken."""
+        return self.position.tokens // self.run.sequence_length
 
     # --- after a step ---
 
@@ -352,6 +362,7 @@ class Trainer:
         m.first_loss = outcome.loss if m.first_loss is None else m.first_loss
         if self.clock.phase is not TrainingPhase.PROFILING and not self.is_compiling:
             m.step_s.append(step_s)
+            m.counts.append(outcome.counts)
         self.is_compiling = False
         validation = self._validate(step + 1)
         m.elapsed_s = time.perf_counter() - self.begin_s
@@ -366,7 +377,7 @@ class Trainer:
         evaluate = self.run.train.evaluate
         if evaluate is None or not evaluate.is_due(num_steps, is_last=num_steps == self.num_steps):
             return None
-        self.observer.evaluating(num_samples=self._num_samples(num_steps))
+        self.observer.evaluating(num_samples=self._num_samples())
         self.assembly.eval_mode()
         with self.clock.during(TrainingPhase.VALIDATION), self.progress.phase("validating"):
             losses = validation_losses(
@@ -378,16 +389,14 @@ class Trainer:
         self.watchdog.stop_timer()
         self.assembly.train_mode()
         self.measured.validation = losses
-        self.observer.evaluated(num_samples=self._num_samples(num_steps), loss=losses.loss)
+        self.observer.evaluated(num_samples=self._num_samples(), loss=losses.loss)
         self.progress.say(f"step {num_steps}  validation loss {losses.describe()}")
         return losses
 
-    def _loss_of(self, batch: BatchTensors) -> tuple[float, float]:
-        """Mean loss and labels of a global batch, without gradients."""
-        count = self._num_labels(batch)
-        loss = self.assembly.stepper.loss(batch, scale=self.coordinates.num_copies / max(1.0, count))
-        (mean,) = self._sum_over_processes(loss)
-        return mean, count / self.coordinates.num_copies
+    def _loss_of(self, batch: LoadedBatch) -> float:
+        """Mean loss of a global batch, without gradients."""
+        loss = self.assembly.stepper.loss(batch.tensors, scale=batch.counts.loss_scale)
+        return self._sum_over_processes(loss)[0]
 
     def _ending_by(self, validation_loss: float | None, *, step: int) -> Ending | None:
         """The ending that a validation brings about. Every process sums the same losses, so all of them agree."""
@@ -406,20 +415,24 @@ class Trainer:
         self, step: int, outcome: StepOutcome, *, step_s: float, validation: ValidationLosses | None
     ) -> dict[str, Any]:
         """One line of `steps.jsonl`."""
-        yardstick, saver = self.expectation.yardstick, self.checkpoints.saver
+        counts, saver = outcome.counts, self.checkpoints.saver
+        num_tokens = counts.num_batches * self.run.tokens_per_batch
+        yardstick = replace(self.expectation.yardstick, tokens_per_step=num_tokens)
         entry = {
             "step": step + 1,
-            "batch": self.detector.batch_of(step),
+            "batch": counts.first,
             "loss": outcome.loss,
             "gradient_norm": outcome.norm,
             "learning_rate": self._learning_rate(step),
-            "tokens": self.checkpoints.tokens(step + 1),
+            "tokens": self.position.tokens,
             "step_s": step_s,
             "elapsed_s": self.measured.elapsed_s,
             "tokens_per_s_per_device": yardstick.tokens_per_s_per_device(step_s),
             "mfu": yardstick.mfu(step_s),
             "memory_bytes": device.peak_memory_bytes(self.coordinates.device),
         }
+        if self.run.label_tokens is not None:
+            entry |= {"batches": counts.num_batches, "labels": round(counts.num_labels)}
         if self.clock.phase is TrainingPhase.PROFILING:
             entry["profiled"] = True
         if validation is not None:
@@ -447,7 +460,7 @@ class Trainer:
                 yardstick=self.expectation.yardstick,
                 assembly=self.assembly,
                 loader=self.loader,
-                tokens=self.checkpoints.tokens(self.measured.num_steps),
+                position=self.position,
                 checkpoints=self.checkpoints,
                 ranks=ranks,
                 ending=ending,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from meshwright.engines.native.batch_loader import BatchLoader
-from meshwright.engines.native.step import BatchTensors
+from meshwright.engines.native.batch_loader import BatchLoader, LoadedBatch
 from meshwright.specs.run import MEAN
 
-LossOfBatch = Callable[[BatchTensors], tuple[float, float]]
-"""Mean loss and number of labels of a global batch, the same on all processes."""
+LossOfBatch = Callable[[LoadedBatch], float]
+"""Mean loss of a global batch, the same on all processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +54,9 @@ def validation_losses(
         sums[name] = counts[name] = 0.0
         for index in range(num_batches):
             before_batch()
-            loss, num_labels = loss_of(loader.validation_batch(name, index))
-            sums[name] += loss * num_labels
-            counts[name] += num_labels
+            batch = loader.validation_batch(name, index)
+            sums[name] += loss_of(batch) * batch.counts.num_labels
+            counts[name] += batch.counts.num_labels
     return ValidationLosses(
         by_source={name: sums[name] / max(1.0, counts[name]) for name in sums},
         mean=sum(sums.values()) / max(1.0, sum(counts.values())),

@@ -40,7 +40,7 @@ def warm_up(run: Run, *, assembly: Assembly, coordinates: MeshCoordinates, num_s
             )
         if run.train.evaluate is not None:
             assembly.eval_mode()
-            assembly.stepper.loss(loader.validation_batch(VALIDATION, 0), scale=1.0)
+            assembly.stepper.loss(loader.validation_batch(VALIDATION, 0).tensors, scale=1.0)
             assembly.train_mode()
 
 

@@ -57,7 +57,7 @@ def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:
         "accelerator": request.cluster.accelerator.name,
         "num_devices": request.num_devices,
         "global_batch_sequences": request.global_batch,
-        "global_batch_tokens": run.tokens_per_step,
+        "global_batch_tokens": request.global_batch * request.seq_len,
         "sequence_length": request.seq_len,
         "task": run.task,
         "precision": request.precision.name,

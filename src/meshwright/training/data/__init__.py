@@ -4,7 +4,7 @@ open_data(run)  ->  Corpus(train, validations, tokenizer)
 Batches(samples=corpus.train, global_batch=..., seed=..., data_rank=..., data_width=...).at(step)
 """
 
-from meshwright.training.data.batches import Batch, Batches
+from meshwright.training.data.batches import Batch, Batches, joined
 from meshwright.training.data.corpus import Corpus, open_data, open_tokenizer, require_sources
 from meshwright.training.data.packing import PADDING_DOCUMENT, Samples
 from meshwright.training.data.tokenization import TokenizationProgress
@@ -23,6 +23,7 @@ __all__ = [
     "TokenizationProgress",
     "Tokenizer",
     "WorkerChoice",
+    "joined",
     "measure_workers",
     "open_data",
     "open_tokenizer",

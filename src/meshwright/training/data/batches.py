@@ -9,7 +9,7 @@ of processes, and the step number is all the state there is: resuming means aski
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -62,6 +62,13 @@ class Batch:
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """The rows of all `batches`, in order."""
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(**{f.name: torch.cat([getattr(batch, f.name) for batch in batches]) for f in fields(Batch)})
 
 
 @dataclass(frozen=True, kw_only=True)

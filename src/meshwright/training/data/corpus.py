@@ -67,6 +67,26 @@ class Corpus:
         lines = (usage.describe(name) for name, usage in usages.items())
         return (*self.reading_notes, *(line for line in lines if line is not None))
 
+    @property
+    def label_ratio(self) -> float:
+        """Labels that the loss counts over positions, in the samples that training reads."""
+        if not self.train_usages:
+            return 1.0
+        if not isinstance(self.train, Mixture):
+            return self.train_usages[TRAINING].label_ratio
+        sources = self.train.progress(0)
+        return sum(source.share * self.train_usages[name].label_ratio for name, source in sources.items())
+
+    def planned_epochs(self, *, num_steps: int | None, num_sequences: int) -> Iterator[str]:
+        """Lines about the share of each source of a mixture, and how often a run reads it that takes `num_steps` steps
+        and ends before sequence `num_sequences`."""
+        if not isinstance(self.train, Mixture):
+            return
+        for name, source in self.train.progress(num_sequences).items():
+            num_samples = self.train.sources[name].num_samples
+            epochs = "" if num_steps is None else f", {source.num_epochs:.2f} epochs in {num_steps:,} steps"
+            yield f"{_training_data(name)}: {100 * source.share:.1f} % of the samples, {num_samples:,} an epoch{epochs}"
+
 
 def _training_data(name: str) -> str:
     return "training data" if name == TRAINING else f"training data {name}"
@@ -119,11 +139,8 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
     for name, samples in held_out.items():
         # Other engines repeat samples to fill a batch, which would count some of them twice.
         require_samples(samples, name=places[name], needed=1 if run.engine == NATIVE else run.global_batch)
-    train = _mixed(run.data, parts)
-    if isinstance(train, Mixture):
-        notes += tuple(_planned_epochs(run, train))
     return Corpus(
-        train=train,
+        train=_mixed(run.data, parts),
         validations=held_out,
         tokenizer=tokenizer,
         num_tokens=num_tokens,
@@ -137,16 +154,6 @@ def _mixed(data: Data, parts: Mapping[str, StreamSamples | WholeSamples]) -> Sam
     if isinstance(data.source, str):
         return parts[TRAINING]
     return Mixture(sources=parts, weights={name: source.weight for name, source in data.sources.items()})
-
-
-def _planned_epochs(run: Run, mixture: Mixture) -> Iterator[str]:
-    """Lines about the share of each source, and how often the run reads it."""
-    for name, source in mixture.progress((run.num_steps or 0) * run.global_batch).items():
-        num_samples = mixture.sources[name].num_samples
-        epochs = (
-            "" if run.num_steps is None else f", {source.num_epochs:.2f} epochs in {run.num_steps:,} steps"
-        )
-        yield f"{_training_data(name)}: {100 * source.share:.1f} % of the samples, {num_samples:,} an epoch{epochs}"
 
 
 def _open_store(

@@ -64,7 +64,8 @@ class ReadAhead(Generic[T]):
     """`at(number)` is `read(number)`; consecutive numbers are prefetched. The number of threads changes no result.
 
     `num_workers` sets the number of threads. Without it one thread begins; after `num_steps` batches the time between
-    them is the step that reading must keep up with, and `measure_workers` chooses the number.
+    them (its `summary`, the median) is the step that reading must keep up with, and `measure_workers` chooses the
+    number.
 
     Nothing at or beyond `stop` is read: the threads end with the last batch before it.
     """
@@ -80,6 +81,7 @@ class ReadAhead(Generic[T]):
         self.read = read
         self.stop = stop
         self.num_steps = num_steps
+        self.summary: Callable[[list[float]], float] = statistics.median
         self.choice: WorkerChoice | None = None  # None: not measured yet
         if num_workers is not None:
             self.choice = WorkerChoice(num_workers=num_workers, step_s=None, batch_s={})
@@ -94,7 +96,7 @@ class ReadAhead(Generic[T]):
         if in_order and self.choice is None:
             self._used_s.append(time.perf_counter() - self._given_s)
             if len(self._used_s) >= self.num_steps:
-                step_s = statistics.median(self._used_s)
+                step_s = self.summary(self._used_s)
                 self.choice = measure_workers(self.read, step_s=step_s, start=number)
                 in_order = self.choice.num_workers == FIRST_WORKERS
         if not in_order:
