@@ -9,12 +9,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name `path` in every OSError that names no file: a full disk fails in `write`, which knows none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` as UTF-8 beside `path` and rename it into place. Raises OSError; then `path` is as before."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     partial = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with naming(path), os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from meshwright.files import write_atomically
+from meshwright.files import naming, write_atomically
 
 
 def test_writes_utf_8(tmp_path):
@@ -58,3 +59,12 @@ def test_a_killed_writer_does_not_show(tmp_path, monkeypatch):
 def test_a_missing_folder_is_the_callers(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_atomically(tmp_path / "absent" / "out.json", "x")
+
+
+def test_an_error_of_a_full_disk_names_the_file(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, naming(tmp_path / "out.json"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(tmp_path / "out.json")
+    with pytest.raises(FileNotFoundError) as caught, naming(tmp_path):
+        (tmp_path / "absent").read_text()
+    assert caught.value.filename == str(tmp_path / "absent")

@@ -187,6 +187,8 @@ def run(args: Sequence[str]) -> int:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            return _fail_on_file(error, as_json=as_json)
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _silence_stdout()  # it may be what is full, and its buffer would fail again at exit
             return _fail(
@@ -224,6 +226,13 @@ def _fail(message: str, *, hint: str | None, exit_code: int, as_json: bool) -> i
     if as_json:
         emit_json({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
     return exit_code
+
+
+def _fail_on_file(error: OSError, *, as_json: bool) -> int:
+    """Report a file that cannot be read or written: what writes names its path (`files.naming`)."""
+    hint = "free some room, or write elsewhere" if error.errno in _NO_ROOM else None
+    message = f"{error.filename}: {error.strerror}"
+    return _fail(message, hint=hint, exit_code=EXIT_USAGE, as_json=as_json)
 
 
 def _fail_unexpected(error: Exception, *, as_json: bool) -> int:

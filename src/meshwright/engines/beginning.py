@@ -81,8 +81,11 @@ def begin(
     found = compare(held, identity)
     refuse_differences(found, checkpoint=f"{folder}, after step {step}")
     _refuse_other_results(options.folder, held)
+    begun = _with_steps(run, held, step=step, folder=folder)
+    if options.resume:
+        _refuse_fewer_steps(run, begun, step=step)
     return Beginning(
-        run=_with_steps(run, held, step=step, folder=folder),
+        run=begun,
         identity=identity,
         held=held,
         step=step,
@@ -119,6 +122,20 @@ def _refuse_other_results(folder: Path, held: RunIdentity) -> None:
         )  # fmt: skip
 
 
+def _refuse_fewer_steps(run: Run, begun: Run, *, step: int) -> None:
+    """Raise InputError if `run` ends before its newest checkpoint, after `step` steps."""
+    if begun.num_steps is None or begun.num_steps >= step:
+        return
+    tokens = run.train.tokens
+    raise InputError(
+        f"train.{'steps' if tokens is None else 'tokens'}: the run has gone further, its newest checkpoint is from "
+        f"after step {step}",
+        got=begun.num_steps if tokens is None else f"{tokens}, which is step {begun.num_steps}",
+        allowed=f"step {step} or later",
+        hint=f"train.steps={step} or more; --branch (branch=True in Python) starts a new run from its weights",
+    )
+
+
 def _note_on_branch(run: Run, identity: RunIdentity) -> tuple[str, ...]:
     branch, saves = identity.branched_from, run.train.checkpoint
     if branch is None:
@@ -144,7 +161,7 @@ def _with_steps(run: Run, held: RunIdentity, *, step: int, folder: Path) -> Run:
     if run.train.tokens is None or not held.batches:
         return run
     left = run.train.tokens - tokens_in(folder, held=held, step=step)
-    steps = step + max(0, -(-left // run.tokens_per_step))
+    steps = step + -(-left // run.tokens_per_step)
     if steps == run.num_steps:
         return run
     return replace(run, train=replace(run.train, steps=steps, tokens=None))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
+from meshwright.files import naming, write_atomically
 from meshwright.records.files import Cells, csv_line, differing, read_lines, read_sidecar, sidecar_text
 from meshwright.records.measurement import Measurement
 from meshwright.records.points import KERNELS, POINT_FIELDS, Point, PointFamily
@@ -164,7 +164,7 @@ class DeviceRecorder:
 
     def append(self, row: DeviceRow) -> None:
         """Add one line; it is in the file when this returns."""
-        with self.path.open("a", encoding="utf-8", newline="") as stream:
+        with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as stream:
             stream.write(_line(row))
         if row.status is not PointStatus.FAILED:
             self.done.add(row.point)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
+from meshwright.files import naming, write_atomically
 from meshwright.records.files import csv_line, read_lines, read_sidecar, sidecar_text, whole_lines
 
 SCHEMA = "meshwright bench serving 1"
@@ -296,12 +296,15 @@ class ServingRecorder:
 
     def append_requests(self, load: Load, repeat: int, requests: Sequence[RequestRecord]) -> None:
         """Add requests; they are in the file when this returns."""
-        with (self.folder / REQUESTS_NAME).open("a", encoding="utf-8") as stream:
+        with (
+            naming(self.folder / REQUESTS_NAME),
+            (self.folder / REQUESTS_NAME).open("a", encoding="utf-8") as stream,
+        ):
             stream.writelines(_request_line(load, repeat, request) for request in requests)
 
     def append(self, point: ServingPoint) -> None:
         """Add one line; it is in the file when this returns."""
-        with self.path.open("a", encoding="utf-8", newline="") as stream:
+        with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as stream:
             stream.write(csv_line(cells_of(point)))
         self.points.append(point)
 

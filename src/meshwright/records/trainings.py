@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
+from meshwright.files import naming, write_atomically
 from meshwright.records.files import Cells, csv_line, differing, read_lines, read_sidecar, sidecar_text
 from meshwright.records.sweep import Configuration
 
@@ -137,7 +137,7 @@ class TrainingRecorder:
 
     def append(self, row: TrainingRow) -> None:
         """Add one line; it is in the file when this returns."""
-        with self.path.open("a", encoding="utf-8", newline="") as stream:
+        with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as stream:
             stream.write(_line(row))
         self.rows.append(row)
 

@@ -65,6 +65,26 @@ def test_a_run_of_so_many_tokens_ends_after_them_in_another_batch_too(run):
     assert (found.json["statistics"]["steps"], found.json["statistics"]["tokens"]) == (6, 512)
 
 
+@pytest.mark.parametrize("length", ["train.steps=3", "train.tokens=190"])
+def test_fewer_steps_than_were_taken_are_refused(run, tmp_path, length):
+    before = (tmp_path / "out" / "record.json").read_bytes()
+    steps_left = () if "steps" in length else ("--set", "train.steps=null")
+    found = run("--resume", "--set", length, *steps_left)
+    assert found.exit_code == 2
+    assert "its newest checkpoint is from after step 4" in found.stderr
+    assert "hint: train.steps=4 or more" in found.stderr
+    assert (tmp_path / "out" / "record.json").read_bytes() == before
+
+
+def test_as_many_steps_as_were_taken_are_done(run, tmp_path):
+    before = json.loads((tmp_path / "out" / "record.json").read_text())
+    found = run("--resume")
+    assert found.exit_code == 0
+    assert "nothing is left to do" in found.stderr
+    assert json.loads((tmp_path / "out" / "record.json").read_text()) == before
+    assert found.json["statistics"]["steps"] == 4
+
+
 def test_an_old_checkpoint_is_read_and_what_it_lacks_is_said(run, tmp_path):
     from meshwright.training.checkpoints.files import sealed
 

@@ -92,6 +92,20 @@ def test_weights_go_to_hugging_face_and_back(meshwright, trained, run_file, tiny
     assert begun.json["statistics"]["steps"] == 4
 
 
+def test_weights_that_do_not_fit_on_the_disk_name_their_folder(meshwright, trained, run_file):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        found = meshwright("checkpoint", "to-hf", run_file, "hf", "--json")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert found.exit_code == 2
+    assert "hf" in found.json["error"]["message"]
+    assert "File too large" in found.json["error"]["message"]
+    assert not [path for path in trained.iterdir() if "hf" in path.name]
+
+
 def test_what_came_from_hugging_face_stays_through_training(meshwright, trained, run_file, tiny_text):
     first = meshwright("checkpoint", "to-hf", run_file, "hf")
     assert "note: the run has no tokenizer" in first.stderr

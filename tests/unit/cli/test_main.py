@@ -1,3 +1,4 @@
+import errno
 import os
 import shlex
 import subprocess
@@ -202,3 +203,52 @@ def test_a_full_disk_is_no_bug(args):
         )
     assert done.returncode == 2
     assert done.stderr == "error: cannot write the output: No space left on device\n"
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """Files end after 64 bytes, as on a full disk."""
+    (tmp_path / "run.yaml").write_text(RUN)
+    resource = pytest.importorskip("resource")
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+ASKED = ("--model", "llama3.1-8b", "--cluster", "h100-8x1", "--gbs", "8", "--seq", "4096")
+RUN = """
+model: llama3.1-8b
+data: {sequence_length: 4096}
+batch: {global_sequences: 8}
+cluster: h100-8x1
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "written"),
+    [
+        (("plan", *ASKED, "--write", "out.yaml"), "out.yaml"),
+        (("estimate", "run.yaml", "--html", "page.html"), "page.html"),
+        (("estimate", "run.yaml", "--trace", "trace.json"), "trace.json"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[-2],
+)
+def test_a_file_that_does_not_fit_is_named(meshwright, tmp_path, monkeypatch, full_disk, args, written):
+    monkeypatch.chdir(tmp_path)
+    found = meshwright(*args)
+    assert found.exit_code == 2, found.stderr
+    assert written in found.stderr
+    assert "File too large" in found.stderr
+    assert not (tmp_path / written).exists()
+
+
+def test_an_error_about_a_file_names_it(install, meshwright):
+    def fails(**_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/where")
+
+    install(fails)
+    found = meshwright("probe", "--json")
+    assert found.exit_code == 2
+    assert "error: /some/where: Permission denied" in found.stderr
+    assert found.json["error"]["exit_code"] == 2

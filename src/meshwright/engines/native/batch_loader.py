@@ -38,7 +38,7 @@ READS_TO_MEASURE = 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedBatch:
-    """What a step or an evaluation computes at once."""
+    """Sequences that a step or an evaluation computes at once."""
 
     tensors: dict[str, Tensor]  # this process's part, on its device
     counts: BatchCounts
@@ -85,7 +85,7 @@ class BatchLoader:
         self._training.read = self.batches.at
 
     def batch(self, first: int) -> LoadedBatch:
-        """What a step trains on that begins with the global batch `first`; what follows is prefetched. Collective."""
+        """Sequences of a step that begins with the global batch `first`; batches behind are prefetched. Collective."""
         parts: list[Batch] = []
         num_labels = num_tokens = 0.0
         while not parts or num_labels < (self.run.label_tokens or 0):

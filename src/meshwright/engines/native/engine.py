@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from meshwright.engines.native.expectation import Expectation, measure_expectati
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.trainer import train_rank
 from meshwright.errors import InputError
-from meshwright.records.training import Record, read_record
+from meshwright.records.training import Ending, Record, read_record
 from meshwright.specs.hardware import HERE
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import NATIVE, Run
@@ -49,11 +50,17 @@ def train(run: Run, *, options: TrainOptions) -> Record:
 def launch(prepared: PreparedRun) -> None:
     """Train until all steps are taken; the record is then in the folder of the results.
 
+    A resumed training that has taken them, and whose record says so, is left as it is.
     Raises InputError where checkpoints are in the way, WorkerLostError when a process was lost.
     """
+    options = prepared.options
+    if options.resume and _is_done(prepared):
+        if not options.quiet:
+            steps = f"all {prepared.run.num_steps:,} steps were taken"
+            print(f"note: {steps}: nothing is left to do", file=sys.stderr, flush=True)
+        return
     if not under_launcher():
         _open_folder(prepared)
-    options = prepared.options
     try:
         run_ranks(
             _train_launched if under_launcher() else train_rank,
@@ -69,6 +76,21 @@ def launch(prepared: PreparedRun) -> None:
             error.hint = f"the stacks of the processes are in {stacks}; {error.hint}"
         raise
     watchdog.clear(options.folder)
+
+
+def _is_done(prepared: PreparedRun) -> bool:
+    """True if the newest checkpoint and the record are of the last step. Raises InputError for a damaged checkpoint."""
+    saves, folder = prepared.run.train.checkpoint, prepared.options.folder
+    if saves is None or prepared.is_restart or _newest_step(Path(saves.folder)) != prepared.run.num_steps:
+        return False
+    try:
+        record = read_record(folder)
+    except (OSError, ValueError, TypeError):
+        return False
+    if record.ending is not Ending.DONE or record.statistics.get("steps") != prepared.run.num_steps:
+        return False
+    checkpoint.newest(Path(saves.folder))
+    return True
 
 
 def _train_launched(rank: int, num_ranks: int, prepared: PreparedRun) -> None:

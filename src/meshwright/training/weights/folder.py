@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import distributed
 
 from meshwright.errors import InputError
+from meshwright.files import naming
 
 
 def is_writer() -> bool:
@@ -21,7 +22,7 @@ def is_writer() -> bool:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to fill, which is renamed to `folder` at the end of the block.
 
-    Raises InputError when `folder` holds anything already.
+    Raises InputError when `folder` holds anything already, and OSError, which names a path, when it cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("the folder is not empty", got=str(folder), hint="name one that does not exist")
@@ -29,7 +30,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        yield unfinished
+        with naming(folder):
+            yield unfinished
         if folder.exists():
             folder.rmdir()  # empty: its place is needed
         unfinished.rename(folder)

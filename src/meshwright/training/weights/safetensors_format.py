@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.files import naming
 
 _FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 
@@ -55,7 +56,7 @@ def write_file(path: Path, entries: Sequence[TensorEntry], *, metadata: dict[str
         start = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for entry in entries:
             tensor = entry.make().detach().to(device="cpu", dtype=entry.dtype).contiguous()
