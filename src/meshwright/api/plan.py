@@ -29,6 +29,7 @@ def plan(
     fixed: Mapping[str, Any] | str | None = None,
     why_not: Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str] = (),
     front: bool = False,
+    neighbours: bool = False,
     top: int = 10,
 ) -> PlanRanking:
     """Search all legal sharding plans of a run and rank them. A plan that the run pins is ignored.
@@ -48,6 +49,7 @@ def plan(
         fixed: fields of every plan, as {"tensor": 8}.
         why_not: questions, each as {"tensor": 8}: why is no such plan the best?
         front: also return the plans that trade step time for memory.
+        neighbours: also search batch sizes and numbers of devices near the run's, and return the faster ones.
         top: number of plans to return, 1 to 100.
 
     Returns:
@@ -78,4 +80,5 @@ def plan(
         fixed=arguments.plan_fields("fixed", {} if fixed is None else fixed),
         questions=arguments.questions(why_not),
         with_front=arguments.flag("front", front),
+        with_neighbours=arguments.flag("neighbours", neighbours),
     )

@@ -34,7 +34,9 @@ def run(
     run = run_from(run_path, overrides=overrides, objective=objective, **run_options)
     fixed, asked = fixed_fields(fixes), [fixed_fields([question]) for question in questions]
     with progress(f"planning {run.model.name} on {run.cluster_name}"):
-        ranking = plan_run(run, top=top, fixed=fixed, questions=asked, with_front=pareto)
+        ranking = plan_run(
+            run, top=top, fixed=fixed, questions=asked, with_front=pareto, with_neighbours=explain
+        )
     if write_path is not None:
         ranking.write(write_path)
         note(f"wrote {write_path}")
@@ -105,6 +107,11 @@ def _print_losers(ranking: PlanRanking) -> None:
         print_line(f"- {loser_sentence(comparison)}")
     if len(ranking.search.plans) == 1:
         print_line("It is the only plan that is legal and fits.")
+    if ranking.neighbours:
+        print_line()
+        print_line("Faster near this request", style="bold")
+        for neighbour in ranking.neighbours:
+            print_line(f"- {neighbour}")
 
 
 def _print_answers(ranking: PlanRanking) -> None:

@@ -15,6 +15,7 @@ from meshwright.cost.memory import MemoryTable
 from meshwright.cost.tables import plan_from_row
 from meshwright.planner.engines import Severity
 from meshwright.planner.legality import Violation, broken_rules, legality_context, violations
+from meshwright.planner.neighbours import neighbours
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import PlanResult, RankedPlan, search
@@ -177,6 +178,8 @@ def explain_infeasible(result: PlanResult, *, suggest: bool = True) -> Infeasibl
     suggestions = _suggestions(request) if suggest else ()
     if nearest is None:
         rules = forbidding_rules(request, result.space)
+        if suggest and not suggestions:
+            suggestions = tuple(map(str, neighbours(request, best=None)))
         return Infeasible(
             needed_gib=None,
             available_gib=available,

@@ -19,6 +19,7 @@ from meshwright.planner import (
 )
 from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
+from meshwright.planner.neighbours import Neighbour, neighbours
 from meshwright.report.result import Result
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.run import Run
@@ -48,6 +49,7 @@ class PlanRanking(Result):
         why_not: answers to the questions, in their order.
         engine_refuses: what the run's engine cannot do under any of these plans.
         has_front: True if `front` was asked for.
+        neighbours: faster batch sizes and numbers of devices near the run's; None unless asked for.
     """
 
     run: Run
@@ -56,6 +58,7 @@ class PlanRanking(Result):
     why_not: tuple[WhyNot, ...] = ()
     engine_refuses: tuple[Unsupported, ...] = ()
     has_front: bool = False
+    neighbours: tuple[Neighbour, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.estimates)
@@ -163,10 +166,12 @@ def plan_run(
     fixed: Mapping[str, object] | None = None,
     questions: Sequence[Mapping[str, object]] = (),
     with_front: bool = False,
+    with_neighbours: bool = False,
 ) -> PlanRanking:
     """Search all legal plans of `run` and estimate the best `top`. A plan that the run pins is ignored.
 
-    `fixed` holds fields of the plan, each `questions` entry asks why no plan has these fields.
+    `fixed` holds fields of the plan, each `questions` entry asks why no plan has these fields. `with_neighbours`
+    searches batch sizes and numbers of devices near the run's too, about eight times as long.
     Raises InfeasibleError when no plan is legal and fits.
     """
     request, goal = free_request(run).fixing(**(fixed or {})), goal_of(run)
@@ -180,6 +185,7 @@ def plan_run(
         why_not=tuple(answers),
         engine_refuses=tuple(not_run(run)),
         has_front=with_front,
+        neighbours=neighbours(request, best=search.best) if with_neighbours else None,
     )
 
 

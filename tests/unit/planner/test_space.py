@@ -106,7 +106,7 @@ def test_columns_are_wide_enough_for_products():
 
 
 def test_fixed_fields_hold_even_where_the_space_would_not_go():
-    space = default_space(request(fixed={"tensor": 16, "schedule": "gpipe", "data_shard": 1}))
+    space = default_space(request(fixed={"tensor": 16, "schedule": "gpipe", "data_shard": 1, "pipeline": 1}))
     plan = enumerate_plans(space)
     assert space.tensor == (16,)
     assert space.schedule == (Schedule.GPIPE,)
@@ -164,3 +164,9 @@ def test_choices_do_not_repeat():
 def test_divisors_multiply_back():
     assert all(360 % d == 0 for d in divisors(360))
     assert len(divisors(360)) == 24
+
+
+def test_who_fixes_a_schedule_asks_for_a_pipeline():
+    assert 1 in default_space(request()).pipeline
+    assert 1 not in default_space(request(fixed={"schedule": "1f1b"})).pipeline
+    assert default_space(request(fixed={"schedule": "1f1b", "pipeline": 1})).pipeline == (1,)

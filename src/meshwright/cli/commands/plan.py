@@ -44,7 +44,10 @@ from meshwright.cli.verbs import verb
 @set_option
 @calibration_option
 @click.option(
-    "--explain", is_flag=True, help="Explain why the first plan is best, and what the next ones lose."
+    "--explain",
+    is_flag=True,
+    help="Explain why the first plan is best, what the next ones lose, and which batch sizes and numbers of devices "
+    "near these are faster.",
 )
 @why_not_option
 @click.option("--pareto", is_flag=True, help="Also show the Pareto front of step time and memory.")

@@ -9,6 +9,7 @@ from meshwright.units import DAY_S
 if TYPE_CHECKING:
     from meshwright.planner import PlanComparison, PlanRequest, WhyNot
     from meshwright.planner.explain import Difference
+    from meshwright.planner.neighbours import Neighbour
     from meshwright.planner.training import Training
     from meshwright.report.plan_ranking import PlanRanking
     from meshwright.specs.estimate import Estimate, StepEstimate
@@ -39,12 +40,25 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
             "engine_refuses": [str(problem) for problem in ranking.engine_refuses],
         },
     }
+    if ranking.neighbours is not None:
+        document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
     if ranking.has_front:
         document["pareto"] = [
             {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
             for r in ranking.front
         ]
     return document
+
+
+def neighbour_document(neighbour: Neighbour) -> dict[str, Any]:
+    """A batch size or number of devices near the run's. `gain`: its tokens/s over those of the first plan."""
+    return {
+        **plan_document(neighbour.plan),
+        "global_batch_sequences": neighbour.global_batch,
+        "num_idle_devices": neighbour.num_idle,
+        "tokens_per_s": neighbour.tokens_per_s,
+        "gain": neighbour.gain,
+    }
 
 
 def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:

@@ -1,0 +1,53 @@
+"""Batch sizes and numbers of devices near a request."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tiny_runs import tiny_run
+
+from meshwright.planner import request_for
+from meshwright.planner.explain import explain_infeasible
+from meshwright.planner.neighbours import LEAST_GAIN, REACH, neighbours
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.search import search
+
+
+def request(*, cluster: str, batch: int) -> PlanRequest:
+    return request_for(tiny_run(f"cluster={cluster}", f"batch.global_sequences={batch}"))
+
+
+def test_a_request_without_a_plan_has_neighbours_that_have_one():
+    """72 devices and 64 sequences have a factor of 8 in common, and the model's 4 heads and 4 layers take none of 9."""
+    without = request(cluster="h100-8x9", batch=64)
+    result = search(without, top=1)
+    assert result.best is None
+    batch, devices = neighbours(without, best=None)
+    assert (batch.global_batch, batch.num_idle, batch.gain) == (72, 0, None)
+    assert (devices.global_batch, devices.gain) == (64, None)
+    assert devices.num_idle > 0
+    hint = "; ".join(explain_infeasible(result).suggestions)
+    assert "a global batch of 72 sequences" in hint
+    assert f"devices ({devices.num_nodes} x 8), {devices.num_idle} idle" in hint
+
+
+def test_fewer_devices_of_one_node():
+    batch, devices = neighbours(request(cluster="h100-7x1", batch=128), best=None)
+    assert (batch.global_batch % 7, batch.num_idle) == (0, 0)
+    assert (devices.global_batch, devices.num_nodes) == (128, 1)
+    assert devices.devices_per_node in (4, 5, 6)
+
+
+@settings(max_examples=10)
+@given(nodes=st.integers(1, 6), per_node=st.sampled_from([1, 4, 7, 8]), batch=st.integers(8, 300))
+def test_neighbours_are_near_legal_and_faster(nodes, per_node, batch):
+    asked = request(cluster=f"h100-{per_node}x{nodes}", batch=batch)
+    best = search(asked, top=1).best
+    for near in neighbours(asked, best=best):
+        assert abs(near.global_batch - batch) <= REACH * batch
+        assert near.num_devices == near.plan.num_devices
+        assert near.num_devices + near.num_idle == asked.num_devices
+        assert (
+            near.global_batch % (near.plan.micro_batch * near.plan.data_shard * near.plan.data_replicate) == 0
+        )
+        assert near.gain is None if best is None else near.gain >= LEAST_GAIN
