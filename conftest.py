@@ -23,6 +23,9 @@ from typing import Any
 
 # Two test processes and the ranks that they start share the cores: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The commands and ranks that tests start are hundreds: without compiled files each would compile all sources again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
