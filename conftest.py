@@ -14,22 +14,22 @@ import doctest
 import importlib.util
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+from tests.warm_shell import WarmShell
 
 # Two test processes and the ranks that they start share the cores: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The commands and ranks that tests start are hundreds: without compiled files each would compile all sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-
-from sybil import Example, Sybil
-from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
-from tests.warm import WarmProcess
 
 pytest_plugins = ["tests.lanes"]
 ROOT = Path(__file__).parent
@@ -50,36 +50,19 @@ ENVIRONMENT_SETUP = re.compile(r"python3 -m venv \S+ && \S+/pip install [^&\n]+ 
 """Set-up that a README command needs on a fresh machine; the tests already run inside such an environment."""
 
 
-QUOTED = re.compile(r"'[^']*'|\\\n")
-FOR_A_SHELL = re.compile(r"""[|&;<>()$`*?~{}\[\]#"'\\]""")
+@cache
+def _shell() -> WarmShell:
+    return WarmShell()
 
 
 def _run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "110",
-        "NO_COLOR": "1",
-    }
-    if commands := _without_a_shell(command):
-        printed = ""
-        for words in commands:
-            process = WarmProcess(words, folder=folder, environment=environment, measures=True, in_one=True)
-            printed += process.communicate(timeout=300)[0]
-            if process.returncode:
-                break
-        return subprocess.CompletedProcess(command, process.returncode or 0, stdout=printed)
+    path = [str(_shell().folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment = os.environ | {"PATH": os.pathsep.join(path), "COLUMNS": "110", "NO_COLOR": "1"}
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", ENVIRONMENT_SETUP.sub("", command)],
-        cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
+        cwd=folder, env=environment, text=True, timeout=300,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-
-
-def _without_a_shell(command: str) -> list[list[str]]:
-    """Arguments of each line when all lines are plain `meshwright ...` commands, which start warm; else none."""
-    if FOR_A_SHELL.search(QUOTED.sub("", command)):
-        return []
-    lines = [shlex.split(line) for line in command.replace("\\\n", " ").splitlines() if line.strip()]
-    return [words[1:] for words in lines] if all(words[0] == "meshwright" for words in lines) else []
 
 
 def _evaluate_bash(example: Example) -> str | None:

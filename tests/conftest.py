@@ -204,10 +204,16 @@ class Training:
     folder: Path
     text: str
 
-    def start(self, *arguments: str, under: tuple[str, ...] | None = None, page: bool = False) -> Command:
+    def start(
+        self,
+        *arguments: str,
+        under: tuple[str, ...] | None = None,
+        page: bool = False,
+        script: Path | None = None,
+    ) -> Command:
         """Start `meshwright train` at the head of a process group, with a sample and a page only if asked for.
 
-        It starts warm (`tests/warm.py`); with `under` a new Python runs that.
+        It starts warm (`tests/warm.py`), after `script` if there is one; with `under` a new Python runs that.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "run.yaml").write_text(self.text)
@@ -216,7 +222,7 @@ class Training:
             command.append("--only-steps")
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         if under is None:
-            return WarmProcess(command, folder=self.folder, environment=environment)
+            return WarmProcess(command, folder=self.folder, environment=environment, script=script)
         return subprocess.Popen(
             [sys.executable, *under, *command],
             cwd=self.folder,

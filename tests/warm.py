@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.util import find_spec
+from multiprocessing import reduction
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,57 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "meshwright.engines.native.rehearsal",
     "meshwright.engines.native.trainer",
-    "meshwright.cli.train",
+    *(
+        f"meshwright.cli.{name}"
+        for name in ("train", "plan", "estimate", "scale", "checkpoint", "evaluate", "generate")
+    ),
     "tests.warm",
 )
+
+
+class Descriptor:
+    """An open file that goes to a process with its arguments."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Callable[..., Descriptor], tuple[Any]]:
+        """Called as the process starts, which gets a copy."""
+        return _received, (reduction.DupFd(self.number),)
+
+
+def _received(copy: Any) -> Descriptor:
+    return Descriptor(copy.detach())
+
+
+def start_command(
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    environment: dict[str, str],
+    descriptors: Sequence[int],
+    measures: bool = False,
+    script: Path | None = None,
+) -> ForkServerProcess:
+    """Start `meshwright ARGUMENTS` in `folder`, at the head of a process group.
+
+    `descriptors` are its stdin, stdout and stderr. `measures`: a training measures this machine first. `script`: Python
+    that runs before the command, in its process and so in all that are forked from it.
+    """
+    multiprocessing.set_forkserver_preload(list(PRELOADED))
+    context = multiprocessing.get_context("forkserver")
+    inherited = [Descriptor(number) for number in descriptors]
+    ready, is_ready = context.Pipe(duplex=False)
+    with ready:
+        with is_ready:
+            process = context.Process(
+                target=_run_command,
+                args=(list(arguments), folder, environment, inherited, measures, script, is_ready),
+                daemon=True,  # one that a failed test leaves ends with the tests
+            )
+            process.start()
+        ready.recv()
+    return process
 
 
 class WarmProcess:
@@ -38,28 +87,22 @@ class WarmProcess:
         *,
         folder: Path,
         environment: dict[str, str],
-        measures: bool = False,
-        in_one: bool = False,
+        script: Path | None = None,
     ) -> None:
-        """Start it, at the head of a process group.
-
-        `measures`: a training measures this machine first. `in_one`: stderr goes where stdout goes.
-        """
-        self._outputs = [folder / ".stdout", folder / (".stdout" if in_one else ".stderr")]
-        for path in self._outputs:
-            path.write_text("")
-        multiprocessing.set_forkserver_preload(list(PRELOADED))
-        context = multiprocessing.get_context("forkserver")
-        ready, is_ready = context.Pipe(duplex=False)
-        with ready:
-            with is_ready:
-                self._process: ForkServerProcess = context.Process(
-                    target=_run_command,
-                    args=(list(arguments), folder, environment, self._outputs, measures, is_ready),
-                    daemon=True,  # one that a failed test leaves ends with the tests
-                )
-                self._process.start()
-            ready.recv()
+        """Start it; its output goes to files. `script`: see `start_command`."""
+        self._outputs = [folder / ".stdout", folder / ".stderr"]
+        with (
+            Path(os.devnull).open() as nothing,
+            self._outputs[0].open("w") as stdout,
+            self._outputs[1].open("w") as stderr,
+        ):
+            self._process = start_command(
+                arguments,
+                folder=folder,
+                environment=environment,
+                descriptors=[file.fileno() for file in (nothing, stdout, stderr)],
+                script=script,
+            )
         assert self._process.pid is not None
         self.pid: int = self._process.pid
 
@@ -93,18 +136,19 @@ def _run_command(
     arguments: list[str],
     folder: Path,
     environment: dict[str, str],
-    outputs: list[Path],
+    descriptors: list[Descriptor],
     measures: bool,
+    script: Path | None,
     is_ready: Any,
 ) -> None:
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    for number, path in enumerate(outputs, start=1):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor.number, number)
+        os.close(descriptor.number)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  multiprocessing has closed the other
     multiprocessing.current_process()._config["daemon"] = False  # it may have ranks of its own
     sys.argv = ["meshwright", *arguments]
     is_ready.send(None)
@@ -115,9 +159,11 @@ def _run_command(
     if find_spec("torch") is not None:
         from meshwright.training import processes
 
-        processes.start_processes = partial(processes.start_processes, start_method="fork")
+        processes.start_processes = _fork_ranks
         if not measures:
             measure_nothing(setattr)
+    if script is not None:
+        runpy.run_path(str(script))
     sys.exit(main.run(arguments))
 
 
@@ -133,6 +179,13 @@ def measure_nothing(replace: Callable[[Any, str, Any], None]) -> None:
     rates = device.Rates(matmul_flops_per_s=dict.fromkeys(device.FORMATS, 1e11), copy_bytes_per_s=1e10)
     assert hasattr(expectation, "measure_machine")
     replace(expectation, "measure_machine", lambda *_, **__: MachineMeasurement(rates=rates))
+
+
+def _fork_ranks(*args: Any, **options: Any) -> Any:
+    """Take the place of PyTorch's `start_processes` in a process that is warm itself."""
+    from torch.multiprocessing.spawn import start_processes
+
+    return start_processes(*args, **options | {"start_method": "fork"})
 
 
 def start_warm_ranks(function: Callable[..., None], args: tuple[Any, ...] = (), **options: Any) -> Any:

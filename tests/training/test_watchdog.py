@@ -29,22 +29,19 @@ def batch(self, number):
     return read(self, number)
 
 BatchLoader.batch = batch
-
-if __name__ == "__main__":
-    from meshwright.cli.main import main
-    main()
 """
 
 
 @pytest.mark.distributed
 def test_a_hanging_process_is_found_and_replaced(tiny_run, tmp_path):
-    (tmp_path / "hangs.py").write_text(HANGS_ONCE)
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS_ONCE)
     training = tiny_run(
         tmp_path,
         parallel="{data_shard: 2, sharding: parameters}",
         train="{steps: 30, checkpoint: {folder: saved, every_steps: 5}}",
     )
-    process = training.start("--timeout", "8", "--max-restarts", "1", under=("hangs.py",))
+    process = training.start("--timeout", "8", "--max-restarts", "1", script=script)
     _, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stderr
     assert "a step took longer than 8 s" in stderr

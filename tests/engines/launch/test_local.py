@@ -21,6 +21,7 @@ SECTIONS = {
     "optimizer": "{learning_rate: 1.0e-3, schedule: constant}",
     "train": "{steps: 24, checkpoint: {folder: saved, every_steps: 4}}",
 }
+ALONE = SECTIONS | {"parallel": "{data_shard: 1}"}  # where one process shows as much as two
 
 
 def start(training, *arguments: str) -> subprocess.Popen[str]:
@@ -74,17 +75,21 @@ def test_a_lost_worker_starts_again_and_the_losses_are_those_of_a_run_that_nobod
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a process of its parent's end")
-def test_a_killed_launcher_leaves_nothing_that_trains(tmp_path, tiny_run, wait_for):
+def test_a_killed_launcher_leaves_nothing_that_trains(tmp_path, tiny_run, wait_for, meshwright, monkeypatch):
     training = tiny_run(tmp_path, **SECTIONS | {"train": "{steps: 5000, checkpoint: {folder: saved}}"})
     process = start(training)
     wait_for(lambda: len(training.steps()) > 1, process)
     workers = list(workers_of(process.pid).values())
     assert len(workers) == 2
-    for word in ("launch run.yaml --on local --resume", "train run.yaml"):  # nor does another write between
-        command = [sys.executable, "-m", "meshwright", *word.split(), "--out", "out"]
-        second = subprocess.run(command, cwd=training.folder, capture_output=True, text=True, check=False)
-        assert second.returncode == 2
+    for worker in workers:  # they hold their folder, and leave the processors to this one
+        os.kill(worker, signal.SIGSTOP)
+    monkeypatch.chdir(training.folder)
+    for words in ("launch run.yaml --on local --resume", "train run.yaml"):  # nor does another write between
+        second = meshwright(*words.split(), "--out", "out")
+        assert second.exit_code == 2
         assert "another training writes there now: got 'out'" in second.stderr
+    for worker in workers:
+        os.kill(worker, signal.SIGCONT)
     training.kill(process)
     deadline_s = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
@@ -94,7 +99,7 @@ def test_a_killed_launcher_leaves_nothing_that_trains(tmp_path, tiny_run, wait_f
 
 
 def test_bad_input_is_exit_code_2_and_is_tried_once(tmp_path, tiny_run):
-    training = tiny_run(tmp_path, **SECTIONS, data="{source: nowhere.txt, sequence_length: 16}")
+    training = tiny_run(tmp_path, **ALONE, data="{source: nowhere.txt, sequence_length: 16}")
     process = start(training, "--max-restarts", "2")
     stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == json.loads(stdout)["exit_code"] == 2, stderr
@@ -116,7 +121,7 @@ def test_checkpoints_in_the_way_are_bad_input(tmp_path, tiny_run):
 
 
 def test_processes_that_are_asked_to_stop_do_not_start_again(tmp_path, tiny_run, wait_for):
-    training = tiny_run(tmp_path, **SECTIONS | {"train": "{steps: 5000, checkpoint: {folder: saved}}"})
+    training = tiny_run(tmp_path, **ALONE | {"train": "{steps: 5000, checkpoint: {folder: saved}}"})
     process = start(training, "--max-restarts", "2")
     wait_for(lambda: len(training.steps()) > 1, process)
     process.send_signal(signal.SIGTERM)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
-from tests.warm import measure_nothing
+from tests.warm import WarmProcess, measure_nothing
 
 from meshwright import runfile
 from meshwright.engines.base import TrainOptions, find_engine
@@ -97,12 +97,9 @@ class Toy:
             bias_E.uniform_(-0.05, 0.05, generator=torch.Generator().manual_seed(seed))
         save_weights(model, self.folder / "start", dtype=torch.float32)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> WarmProcess:
         """A command in a process of its own."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "meshwright", *arguments],
-            cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        return WarmProcess(arguments, folder=self.folder, environment=self.environment)
 
     def run(self, *arguments: str) -> tuple[int, str]:
         """Its exit code and what it says on stderr."""
@@ -134,9 +131,10 @@ class Toy:
         return {key: value for key, value in self.record(out)["device"].items() if key != "threads"}
 
     @staticmethod
-    def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    def ended(process: WarmProcess) -> tuple[int, str]:
         """Exit code and stderr of a command, once it has ended."""
         _, stderr = process.communicate(timeout=500)
+        assert process.returncode is not None
         return process.returncode, stderr
 
     def assert_native(self, taken: list[dict[str, float]]) -> None:

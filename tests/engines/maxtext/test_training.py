@@ -7,10 +7,10 @@ last digits that sums in another order leave. Devices are virtual ones of one pr
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest
+from tests.warm import WarmProcess
 
 pytest.importorskip("torch", reason="the native engine needs PyTorch")
 
@@ -61,10 +61,11 @@ def latents(make_toy):
 
 
 @pytest.fixture(scope="module")
-def command(dense) -> Iterator[subprocess.Popen[str]]:
+def command(dense) -> Iterator[WarmProcess]:
     """A training on one device, which goes on beside that of the first test."""
-    with dense.start("train", "run.yaml", "--json", "--out=one") as process:
-        yield process
+    process = dense.start("train", "run.yaml", "--json", "--out=one")
+    yield process
+    if process.poll() is None:
         process.kill()
 
 

@@ -1,7 +1,11 @@
-"""Several trainings one after the other in the same processes: a start costs more than twenty steps do."""
+"""Several trainings one after the other in the same processes: a start costs more than twenty steps do.
+
+Arguments are the folders of the trainings, and between them `FROM=TO`: a checkpoint that the next ones go on from.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,8 +16,13 @@ def main() -> None:
     from meshwright.engines.megatron.in_megatron_process.train_loop import train
 
     dist.init_process_group()
-    for folder in sys.argv[1:]:
-        train(Path(folder) / "meshwright_run.yaml")
+    for argument in sys.argv[1:]:
+        source, _, copy = argument.partition("=")
+        if not copy:
+            train(Path(argument) / "meshwright_run.yaml")
+        elif dist.get_rank() == 0:
+            shutil.copytree(source, copy)
+        dist.barrier()
     dist.destroy_process_group()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ if find_spec("megatron") is None:
 pytest.importorskip("torch")
 
 import psutil
-from tests.warm import measure_nothing
+from tests.warm import WarmProcess, measure_nothing
 
 from meshwright import runfile
 from meshwright.engines import local
@@ -143,22 +142,40 @@ def alone(folder: Path, name: str, *overrides: str, model: str = "") -> list[dic
 
 
 @pytest.fixture(scope="module")
-def two(folder) -> dict[str, list[dict[str, float]]]:
-    """Steps of every case, with two processes."""
-    return several(folder, {name: plan for name, (_, plan, *_) in CASES.items()}, kind="two")
+def taken(folder) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """Steps of every case with two processes, and those that other plans take from their checkpoints.
+
+    All are taken by the same two processes.
+    """
+    plans = {"two": {name: plan for name, (_, plan, *_) in CASES.items()}, "onward": OTHER_PLANS}
+    lowered = {kind: lower(folder, plans[kind], kind=kind) for kind in plans}
+    copies = []
+    for name in OTHER_PLANS:
+        saved = Path(saves(folder, name, kind="two"), "step-00000008")
+        copies.append(f"{saved}={Path(saves(folder, name, kind='onward'), saved.name)}")
+    arguments = [*map(str, lowered["two"].values()), *copies, *map(str, lowered["onward"].values())]
+    argv = ("python", str(Path(__file__).with_name("several.py")), *arguments)
+    local.run(Launch(argv=argv, files={}, env=ON_CPU, num_processes=2), folder=folder / "several")
+    return {
+        kind: {name: steps(path / "megatron" / "steps.jsonl") for name, path in where.items()}
+        for kind, where in lowered.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def onward(folder, two) -> dict[str, list[dict[str, float]]]:
+def two(taken) -> dict[str, list[dict[str, float]]]:
+    """Steps of every case, with two processes."""
+    return taken["two"]
+
+
+@pytest.fixture(scope="module")
+def onward(taken) -> dict[str, list[dict[str, float]]]:
     """Steps that other plans take from checkpoints of those."""
-    for name in OTHER_PLANS:
-        saved = Path(saves(folder, name, kind="two"), "step-00000008")
-        shutil.copytree(saved, Path(saves(folder, name, kind="onward"), saved.name))
-    return several(folder, OTHER_PLANS, kind="onward")
+    return taken["onward"]
 
 
-def several(folder: Path, plans: dict[str, str], *, kind: str) -> dict[str, list[dict[str, float]]]:
-    """Steps of cases in these plans, all in the same two processes."""
+def lower(folder: Path, plans: dict[str, str], *, kind: str) -> dict[str, Path]:
+    """Write what Megatron's processes read, and return the folder of each case."""
     engine, where = find_engine("megatron"), {}
     for name, plan in plans.items():
         model, _, *others = CASES[name]
@@ -167,9 +184,7 @@ def several(folder: Path, plans: dict[str, str], *, kind: str) -> dict[str, list
             others.insert(0, f"train.checkpoint={{folder: {saves(folder, name, kind=kind)}, every_steps: 8}}")
         run = loaded(folder, f"parallel={plan}", *others, model=model)
         local.write_files(engine.lower(run, folder=where[name]), where[name])
-    argv = ("python", str(Path(__file__).with_name("several.py")), *map(str, where.values()))
-    local.run(Launch(argv=argv, files={}, env=ON_CPU, num_processes=2), folder=folder / kind)
-    return {name: steps(path / "megatron" / "steps.jsonl") for name, path in where.items()}
+    return where
 
 
 def saves(folder: Path, name: str, *, kind: str) -> str:
@@ -209,13 +224,13 @@ class Training:
     """`meshwright train` in a process of its own."""
 
     folder: Path
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | WarmProcess
 
     def wait_for(self, name: str) -> None:
         """Return when there is a folder of that name."""
         deadline_s = time.monotonic() + 200
         while not (self.folder / name).is_dir():
-            assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
+            assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < deadline_s
             time.sleep(0.002)
 
@@ -227,15 +242,28 @@ class Training:
 
 
 def started(folder: Path, *arguments: str, plan: str, limit_kib: int | None = None) -> Training:
-    """With no file larger than `limit_kib`."""
-    train = [sys.executable, "-m", "meshwright", "train", "run.yaml", "--json", "--only-steps", *arguments,
-             f"--set=parallel={plan}"]  # fmt: skip
-    if limit_kib is not None:
-        train = ["bash", "-c", f'ulimit -f {limit_kib}; exec "$@"', "bash", *train]
-    process = subprocess.Popen(
-        train, cwd=folder, env=os.environ | ON_CPU, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    """With no file larger than `limit_kib`, for which a shell starts it; else it starts warm."""
+    command = ["train", "run.yaml", "--json", "--only-steps", *arguments, f"--set=parallel={plan}"]
+    environment = os.environ | ON_CPU
+    if limit_kib is None:
+        process = WarmProcess(command, folder=folder, environment=environment)
+        return Training(folder=folder, process=process)
+    words = [
+        "bash",
+        "-c",
+        f'ulimit -f {limit_kib}; exec "$@"',
+        "bash",
+        sys.executable,
+        "-m",
+        "meshwright",
+        *command,
+    ]
+    return Training(
+        folder=folder,
+        process=subprocess.Popen(
+            words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ),
     )
-    return Training(folder=folder, process=process)
 
 
 @pytest.mark.distributed

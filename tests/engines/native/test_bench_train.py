@@ -13,27 +13,43 @@ if importlib.util.find_spec("torch") is None:
 
 from meshwright.records.trainings import TrainingStatus, read
 
+LAUNCHER = shlex.join([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"])
 
-@pytest.mark.distributed
-def test_a_launcher_starts_the_processes_of_each_training(meshwright, tmp_path, monkeypatch, tiny_text):
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture
+def sweep(meshwright, tmp_path, monkeypatch, tiny_text):
+    """`sweep(plans)`: a sweep of the tiny run over these plans, each training started by LAUNCHER."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(tiny_text)
-    launcher = shlex.join([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"])
-    plans = "parallel={data_shard: 1, tensor: 2},{data_shard: 1, tensor: 4}"
-    outcome = meshwright(
-        "bench", "train", "tiny.yaml", "--sweep", plans, "--launcher", launcher, "--json",
-        "--runs", 1, "--steps", 3, "--warmup", 1,
-    )  # fmt: skip
-    assert outcome.exit_code == 0, outcome.stderr
-    two, four = outcome.json["configurations"]
+
+    def run(plans: str, *, exit_code: int = 0):
+        outcome = meshwright(
+            "bench", "train", "tiny.yaml", "--sweep", f"parallel={plans}", "--launcher", LAUNCHER, "--json",
+            "--runs", 1, "--steps", 3, "--warmup", 1,
+        )  # fmt: skip
+        assert outcome.exit_code == exit_code, outcome.stderr
+        return outcome.json["configurations"], read(tmp_path / "bench-train").rows
+
+    return run
+
+
+def test_a_launcher_starts_the_processes_of_each_training(sweep, tmp_path):
+    (two,), (row,) = sweep("{data_shard: 1, tensor: 2}")
     assert two["num_devices"] == 2
     assert two["predicted"]["step_s"]["low"] < two["predicted"]["step_s"]["high"]
+    assert row.status is TrainingStatus.OK
+    assert row.steps == 3
+    assert row.tokens_per_s_per_device == pytest.approx(64 / row.step_s_median / 2)
+    assert not (tmp_path / "saved").exists()  # the run file's checkpoints
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow  # reasons of refusals: tests/unit/bench/test_training.py, and docs/guides/bench-train.md trains one
+def test_what_the_processes_of_a_launcher_refuse_has_its_reason(sweep):
+    (four,), (row,) = sweep("{data_shard: 1, tensor: 4}", exit_code=1)
     assert four["failures"][0]["reason"].startswith(
         "the native engine cannot do this run: parallel.tensor: 4"
     )
-    rows = read(tmp_path / "bench-train").rows
-    assert [row.status for row in rows] == [TrainingStatus.OK, TrainingStatus.REFUSED]
-    assert rows[0].steps == 3
-    assert rows[0].tokens_per_s_per_device == pytest.approx(64 / rows[0].step_s_median / 2)
-    assert not (tmp_path / "saved").exists()  # the run file's checkpoints
-    assert not (tmp_path / "runs").exists()
+    assert row.status is TrainingStatus.REFUSED

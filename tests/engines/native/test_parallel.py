@@ -30,7 +30,7 @@ PLANS = {
     "pipeline, fsdp": Plan(pipeline=2, data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2),
     "pipeline, tensor": Plan(pipeline=2, tensor=2, micro_batch=2),
 }
-IN_SHORT = ("zero1", "fsdp", "tensor", "1f1b", "pipeline, fsdp")  # the others run with -m slow
+IN_SHORT = (("zero1", "fsdp", "tensor", "1f1b"), ("pipeline, fsdp",))  # in the same processes
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +39,33 @@ def run():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    "name", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in PLANS]
-)
-def test_a_plan_equals_one_process(run, name, equals_one_process):
-    equals_one_process([(run, PLANS[name])])
+@pytest.mark.parametrize("names", IN_SHORT, ids=["two processes", "four processes"])
+def test_plans_equal_one_process(run, names, equals_one_process):
+    equals_one_process([(run, PLANS[name]) for name in names])
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [PLANS["fsdp"], PLANS["hsdp"], PLANS["zero1"], PLANS["1f1b"]])
-def test_a_mixture_of_experts_equals_one_process(plan, equals_one_process):
-    equals_one_process([(tiny_run("train.z_loss=1.0e-2", SHARED_EXPERT), plan)])
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_more_plans_equal_one_process(run, num_processes, equals_one_process):
+    shorter = {name for names in IN_SHORT for name in names}
+    others = [
+        (run, plan)
+        for name, plan in PLANS.items()
+        if name not in shorter and plan.num_devices == num_processes
+    ]
+    assert others
+    equals_one_process(others)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names", [("fsdp", "zero1", "1f1b"), ("hsdp",)], ids=["two processes", "four processes"]
+)
+def test_a_mixture_of_experts_equals_one_process(names, equals_one_process):
+    mixture = tiny_run("train.z_loss=1.0e-2", SHARED_EXPERT)
+    equals_one_process([(mixture, PLANS[name]) for name in names])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ ALONE = {
 FSDP = {
     "parallel": "{data_shard: 2, sharding: parameters}",
     "optimizer": OPTIMIZER,
-    "train": "{steps: 60, checkpoint: {folder: saved, every_steps: 7, keep: 3}}",
+    "train": "{steps: 40, checkpoint: {folder: saved, every_steps: 5, keep: 3}}",
 }
 TORCHRUN = (
     "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "meshwright",
@@ -77,7 +77,7 @@ def test_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections, undisturbe
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("sections", [ALONE, FSDP], ids=["one process", "two processes"])
 def test_many_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections, seed, undisturbed):
-    sections = sections | {"train": sections["train"].replace("steps: 60", "steps: 160")}  # room for eight
+    sections = sections | {"train": sections["train"].replace("steps: 40", "steps: 160")}  # room for eight
     disturbed = tiny_run(tmp_path / "cut", **sections)
     kill_at_random(disturbed, wait_for, kills=8, seed=seed)
     assert disturbed.losses() == undisturbed(sections).losses()
@@ -89,6 +89,7 @@ def ranks_below(pid: int) -> list[int]:
     return [int(c) for c in children if "meshwright" in Path(f"/proc/{c}/cmdline").read_text()]
 
 
+@pytest.mark.slow  # as launch/test_local.py, where `launch` starts the torchrun
 @has_proc
 @pytest.mark.distributed
 def test_torchrun_replaces_a_killed_process(tiny_run, tmp_path, wait_for, undisturbed):
@@ -100,7 +101,7 @@ def test_torchrun_replaces_a_killed_process(tiny_run, tmp_path, wait_for, undist
     assert process.returncode == 0, stderr
     assert "exitcode: -9" in stderr  # the one that was lost, and not those that lost it
     record = json.loads((training.folder / "out" / "record.json").read_text())
-    assert (record["ending"], record["statistics"]["steps"]) == ("done", 60)
+    assert (record["ending"], record["statistics"]["steps"]) == ("done", 40)
     assert training.losses() == undisturbed(FSDP).losses()
 
 
@@ -133,6 +134,7 @@ def test_a_run_goes_from_plan_to_plan(tiny_run, tmp_path, plans):
     assert changing.losses() == pytest.approx(steady.losses(), rel=1e-5)
 
 
+@pytest.mark.slow  # as launch/test_local.py, where `launch` is killed
 @has_proc
 @pytest.mark.distributed
 def test_workers_end_when_torchrun_is_killed(tiny_run, tmp_path, wait_for):

@@ -68,16 +68,13 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_in(folder: Path, *arguments: str, with_shim: bool) -> subprocess.CompletedProcess[str]:
-    """`meshwright ARGUMENTS` in a process of its own."""
+    """`meshwright ARGUMENTS` in a process of its own. Only those that it starts import torchtitan, with the shim."""
     path = os.pathsep.join([*([str(SHIM)] if with_shim else []), *filter(None, sys.path)])
-    return subprocess.run(
-        [sys.executable, "-m", "meshwright", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    process = WarmProcess(arguments, folder=folder, environment=environment)
+    stdout, stderr = process.communicate(timeout=500)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(arguments, process.returncode, stdout=stdout, stderr=stderr)
 
 
 @pytest.fixture(scope="session")

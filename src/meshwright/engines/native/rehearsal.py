@@ -1,8 +1,8 @@
 """A plan's parallel structure on local processes, compared with one process.
 
 `shrink` makes a plan small enough for this machine: fewer processes on every axis, a model of toy width with the same
-kinds of layers. `rehearse` runs it. Every process takes some steps of the plan, and as a reference the same steps by
-itself on the whole batch. Compared are
+kinds of layers. `rehearse` runs it. Every process takes some steps of the plan; as a reference the first one takes the
+same steps by itself on the whole batch. Compared are
 
     losses      of every step: forward, backward and optimizer
     gradients   of the first step, parameter by parameter
@@ -69,7 +69,7 @@ class RehearsalResult:
     reference_losses: list[float]
     gradient_errors: dict[str, float]  # by parameter; the worst process
     weight_errors: dict[str, float]
-    memory_bytes: list[int]  # of every process, the reference included
+    memory_bytes: list[int]  # of every process; the first has taken the reference's steps too
     seconds: float
 
     @property
@@ -330,31 +330,31 @@ def _where(stack: str) -> str:
 def _compare_rank(rank: int, num_ranks: int, cases: _Cases) -> None:
     # Weights are gathered to be compared. PyTorch warns that this is slow, which does not matter here.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    comparisons = []
+    comparisons, references = [], _References()
     for run, plan in cases.runs:
         with cases.stack(rank).open("w", encoding="utf-8") as stack:
             faulthandler.dump_traceback_later(cases.timeout_s, exit=True, file=stack)
             try:
-                comparisons.append(_comparison_of_rank(rank, num_ranks, run, plan))
+                comparisons.append(_comparison_of_rank(rank, num_ranks, run, plan, references))
             finally:
                 faulthandler.cancel_dump_traceback_later()
     if rank == 0:
         cases.answer.write_text(json.dumps([asdict(c) for c in comparisons]), encoding="utf-8")
 
 
-def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> RehearsalResult:
+def _comparison_of_rank(
+    rank: int, num_ranks: int, run: Run, plan: Plan, references: _References
+) -> RehearsalResult:
     """The same on every process."""
     start_s = time.perf_counter()
     cpu = torch.device("cpu")
     coordinates = mesh_coordinates(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
-    single = MeshCoordinates(plan=Plan(micro_batch=plan.micro_batch), device=cpu)
     mine = _Rehearsed(run, coordinates)
-    reference = _Rehearsed(replace(run, train=replace(run.train, compile=False)), single)
     losses = [mine.step(i) for i in range(NUM_STEPS)]
-    reference_losses = [reference.step(i) for i in range(NUM_STEPS)]
+    reference = references.find(run, micro_batch=plan.micro_batch, rank=rank, num_ranks=num_ranks)
     found = (
         _errors(mine.first_gradients, reference.first_gradients),
-        _errors(mine.weights(), reference.weights()),
+        _errors(mine.weights(), reference.weights),
         device.peak_memory_bytes(cpu),
     )
     everywhere = [found]
@@ -365,9 +365,9 @@ def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan) -> Rehe
         plan=plan.describe(),
         num_processes=num_ranks,
         losses=losses,
-        reference_losses=reference_losses,
+        reference_losses=reference.losses,
         gradient_errors=_worst([errors for errors, _, _ in everywhere], names=reference.first_gradients),
-        weight_errors=_worst([errors for _, errors, _ in everywhere], names=reference.weights()),
+        weight_errors=_worst([errors for _, errors, _ in everywhere], names=reference.weights),
         memory_bytes=[memory for _, _, memory in everywhere],
         seconds=time.perf_counter() - start_s,
     )
@@ -415,6 +415,45 @@ class _Rehearsed:
             if gradient is not None:
                 gradients[master.name] = _whole(gradient).clone()
         return gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reference:
+    """Steps of one process on the whole batch."""
+
+    losses: list[float]
+    first_gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+class _References:
+    """References of the runs seen so far: several plans of one run are compared with the same steps."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Run, int, _Reference]] = []
+
+    def find(self, run: Run, *, micro_batch: int, rank: int, num_ranks: int) -> _Reference:
+        """The reference of `run` in these micro-batches. All ranks call it; the first computes, the others receive."""
+        for known_run, known_micro_batch, reference in self._known:
+            if (known_run, known_micro_batch) == (run, micro_batch):
+                return reference
+        shared = [_reference(run, micro_batch=micro_batch) if rank == 0 else None]
+        if num_ranks > 1:
+            dist.broadcast_object_list(shared)
+        (reference,) = shared
+        assert reference is not None
+        self._known.append((run, micro_batch, reference))
+        return reference
+
+
+def _reference(run: Run, *, micro_batch: int) -> _Reference:
+    single = MeshCoordinates(plan=Plan(micro_batch=micro_batch), device=torch.device("cpu"))
+    rehearsed = _Rehearsed(replace(run, train=replace(run.train, compile=False)), single)
+    return _Reference(
+        losses=[rehearsed.step(i) for i in range(NUM_STEPS)],
+        first_gradients=rehearsed.first_gradients,
+        weights=rehearsed.weights(),
+    )
 
 
 def _whole(tensor: Tensor) -> Tensor:
