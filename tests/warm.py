@@ -27,7 +27,16 @@ PRELOADED = (
     "meshwright.engines.native.trainer",
     *(
         f"meshwright.cli.{name}"
-        for name in ("train", "plan", "estimate", "scale", "checkpoint", "evaluate", "generate")
+        for name in (
+            "train",
+            "plan",
+            "bench_train",
+            "estimate",
+            "scale",
+            "checkpoint",
+            "evaluate",
+            "generate",
+        )
     ),
     "tests.warm",
 )

@@ -6,14 +6,15 @@ them, and ends with its exit code.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import socket
 import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
 
 from tests.warm import start_command
 
@@ -32,42 +33,57 @@ with socket.socket(socket.AF_UNIX) as server:
         code = int(stream.readline())
 sys.exit(code if code >= 0 else 128 - code)
 """
+PYTHON = """#!/bin/sh
+shift 2
+exec '{program}' "$@"
+"""
+SCRIPT = """
+from meshwright.cli import bench_train
+
+command = bench_train._command
+bench_train._command = lambda launcher: ({python!r},) if launcher is None else command(launcher)
+"""
+"""The trainings of a sweep are started with `PYTHON -m meshwright`."""
 
 
 class WarmShell:
     """A folder for the front of PATH, in which `meshwright` is the client."""
 
     def __init__(self) -> None:
-        self._temporary = tempfile.TemporaryDirectory(
-            prefix="warm-"
-        )  # short: addresses have at most 107 characters
-        self.folder = Path(self._temporary.name)
+        # A short path: the address of a socket has at most 107 characters.
+        self.folder = Path(tempfile.mkdtemp(prefix="warm-"))
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(str(self.folder / "socket"))
         self._server.listen()
-        client, program = self.folder / "client.py", self.folder / "meshwright"
-        client.write_text(CLIENT.format(address=str(self.folder / "socket")))
-        program.write_text(PROGRAM.format(python=sys.executable, client=client))
-        program.chmod(0o755)
+        self._write("client.py", CLIENT, address=str(self.folder / "socket"))
+        program = self._write("meshwright", PROGRAM, python=sys.executable, client=self.folder / "client.py")
+        python = self._write("meshwright-python", PYTHON, program=program)
+        self._script = self._write("script.py", SCRIPT, python=str(python))
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def _write(self, name: str, template: str, **values: object) -> Path:
+        path = self.folder / name
+        path.write_text(template.format(**values))
+        path.chmod(0o755)
+        return path
 
     def _accept(self) -> None:
         while True:
             connection, _ = self._server.accept()
-            threading.Thread(target=_answer, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
-
-def _answer(connection: socket.socket) -> None:
-    with connection:
-        _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
-        with connection.makefile("rw") as stream:
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rw") as stream:
+            _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
             arguments, folder, environment = json.loads(stream.readline())
-            process: Any = start_command(
+            process = start_command(
                 arguments,
                 folder=Path(folder),
                 environment=environment,
                 descriptors=descriptors,
                 measures=True,
+                script=self._script,
             )
             for descriptor in descriptors:
                 os.close(descriptor)

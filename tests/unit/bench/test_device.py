@@ -6,8 +6,6 @@ import csv
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -18,6 +16,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from tests.warm import WarmProcess
 
 from meshwright.bench import device as campaign
 from meshwright.bench.device import DeviceBenchRequest, DeviceLostError, measure_device, sidecar_of
@@ -190,11 +190,7 @@ def test_collectives_between_two_processes_and_ctrl_c(tmp_path):
         "--out",
         "out",
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "meshwright", *words],
-        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = WarmProcess(words, folder=tmp_path, environment=os.environ | {"OMP_NUM_THREADS": "1"})
     path, deadline_s = tmp_path / "out" / "records.csv", time.monotonic() + 120
     while time.monotonic() < deadline_s and (not path.exists() or path.read_text().count("\n") < 7):
         time.sleep(0.1)
