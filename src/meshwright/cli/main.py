@@ -129,7 +129,7 @@ VERBS: dict[str, Verb] = {
     "mlperf": Verb(
         target="meshwright.cli.commands.mlperf:command",
         section="Measure and tune",
-        help="Check, score and compare results of MLPerf Training and of benchmarks of the same shape.",
+        help="Run, check and score benchmarks of MLPerf Training, and proxies of the same shape.",
     ),
     "doctor": Verb(
         target="meshwright.cli.commands.doctor:command",

@@ -8,11 +8,16 @@ SECTION = "Results"
 
 command = verb_group(
     "mlperf",
-    about="""Check, score and compare results of MLPerf Training and of benchmarks of the same shape.
+    about="""Run, check and score benchmarks of MLPerf Training, and proxies of the same shape that a laptop runs.
 
 Rules of llama31_8b, llama2_70b_lora, gpt_oss_20b, deepseekv3_671b and llama31_405b ship for the rounds 5.0 to 6.1. A
 further benchmark is a TOML file of the same form in a folder that --benchmarks names.""",
     verbs={
+        "run": Verb(
+            target="meshwright.cli.commands.mlperf_run:command",
+            section="Runs",
+            help="Run a benchmark: N timed runs to a target loss, with logs.",
+        ),
         "check": Verb(
             target="meshwright.cli.commands.mlperf_check:command",
             section=SECTION,
@@ -25,6 +30,7 @@ further benchmark is a TOML file of the same form in a folder that --benchmarks 
         ),
     },
     examples=[
+        "meshwright mlperf run proxy_pretrain_xs --out runs/p1",
         "meshwright mlperf check results/MI355X/llama2_70b_lora --round 5.1",
         "meshwright mlperf score results/MI355X/llama2_70b_lora --round 5.1",
     ],

@@ -1,0 +1,118 @@
+"""Data and weights of a benchmark: where they are, whether they are complete, and where to get them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError, MissingDependencyError
+from meshwright.mlperf.benchmarks import PROXIES, Benchmark
+
+DATA_VARIABLE, WEIGHTS_VARIABLE = "MESHWRIGHT_MLPERF_DATA", "MESHWRIGHT_MLPERF_WEIGHTS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkInputs:
+    """Paths as a run file names them."""
+
+    train: str
+    validation: str
+    weights: str | None
+    files: tuple[Path, ...]  # all of the data set
+    train_samples: int
+    facts: Mapping[str, Any]  # logged with each run
+
+
+def find_inputs(benchmark: Benchmark, *, data: Path | None, weights: Path | None) -> BenchmarkInputs:
+    """The data and the weights of a benchmark; those of a proxy are built at their first use.
+
+    Raises MissingDependencyError with the commands that fetch them where they are absent.
+    """
+    if benchmark.training.get("data") == "generated":
+        return _of_proxy(benchmark, data=data, weights=weights)
+    table = benchmark.training.get("inputs")
+    if table is None:
+        raise InputError(
+            f"{benchmark.name} is checked and scored here, and not run: its rules have no run file"
+        )
+    data = data or _from_environment(DATA_VARIABLE)
+    weights = weights or _from_environment(WEIGHTS_VARIABLE)
+    missing = [f"--data DIR or {DATA_VARIABLE}"] if data is None else _absent(data, table["files"])
+    needs_weights = bool(table.get("weights"))
+    if needs_weights:
+        missing += [f"--weights DIR or {WEIGHTS_VARIABLE}"] if weights is None else _absent_weights(weights)
+    if missing:
+        lines = [*table["get"], *(table.get("get_weights", ()) if needs_weights else ())]
+        raise MissingDependencyError(
+            f"{benchmark.name} needs data that is not here: {'; '.join(missing)}", hint="\n      ".join(lines)
+        )
+    assert data is not None
+    return _of_files(benchmark, data, table, weights=str(weights) if needs_weights else None)
+
+
+def _from_environment(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value).expanduser() if value else None
+
+
+def _absent(data: Path, files: list[str]) -> list[str]:
+    return [f"{data / name}" for name in files if not (data / name).is_file()]
+
+
+def _absent_weights(weights: Path) -> list[str]:
+    has_files = (
+        weights.is_dir() and any(weights.glob("*.safetensors")) and (weights / "config.json").is_file()
+    )
+    return [] if has_files else [f"{weights}: config.json and safetensors"]
+
+
+def _of_files(
+    benchmark: Benchmark, data: Path, table: Mapping[str, Any], *, weights: str | None
+) -> BenchmarkInputs:
+    """Token files as they are, or as they are made of packed records, once."""
+    from meshwright.mlperf.packed_records import indexed_from_packed
+    from meshwright.training.data.store import open_store
+
+    length = benchmark.sequence_length
+    assert length is not None
+    prefixes = {}
+    for part in ("train", "validation"):
+        path = data / table[part]
+        is_packed = path.suffix in (".parquet", ".npy")
+        prefixes[part] = indexed_from_packed(path, length=length) if is_packed else path
+    files = tuple(
+        file
+        for prefix in prefixes.values()
+        for file in prefix.parent.glob(f"{prefix.name}.*")
+        if file.is_file()
+    )
+    train = open_store([prefixes["train"]])
+    samples = train.num_documents if train.is_masked else (train.num_tokens - 1) // length
+    return BenchmarkInputs(
+        train=str(prefixes["train"]), validation=str(prefixes["validation"]), weights=weights, files=files,
+        train_samples=samples, facts={},
+    )  # fmt: skip
+
+
+def _of_proxy(benchmark: Benchmark, *, data: Path | None, weights: Path | None) -> BenchmarkInputs:
+    if data is not None or weights is not None:
+        raise InputError(
+            f"{benchmark.name} brings its own data and weights", hint="leave --data and --weights out"
+        )
+    from meshwright.mlperf.proxy_data import build_proxy_data
+
+    folder = build_proxy_data(benchmark)
+    base = benchmark.training.get("base")
+    samples = benchmark.hyperparameters["train_samples"].value
+    assert isinstance(samples, int)
+    return BenchmarkInputs(
+        train=str(folder / "train"),
+        validation=str(folder / "validation"),
+        weights=None if base is None else str(PROXIES / base),
+        files=tuple(sorted(file for file in folder.iterdir() if file.is_file())),
+        train_samples=samples,
+        facts={f"data_{part}_sha256": benchmark.data[f"{part}_sha256"] for part in ("train", "validation")},
+    )

@@ -1,0 +1,271 @@
+"""`meshwright mlperf run`: from a benchmark and a submitter's choices to a set of finished runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshwright import runfile
+from meshwright.errors import InputError
+from meshwright.mlperf.benchmarks import Benchmark, load_benchmark
+from meshwright.mlperf.inputs import BenchmarkInputs, find_inputs
+from meshwright.mlperf.run_files import benchmark_run
+from meshwright.mlperf.run_set import Report, RunResult, RunSet, new_seeds, open_set, run_set
+from meshwright.mlperf.system_description import describe_system, write_description
+from meshwright.specs.run import Run
+
+NOT_MLPERF = (
+    "Not an MLPerf result: {name} is a proxy of Meshwright's own. Its results compare with none of MLPerf."
+)
+UNVERIFIED = "Unverified: result not verified by MLCommons Association."
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunChoices:
+    """What a submitter chooses beside the run file."""
+
+    num_runs: int | None = None  # None: as many as a score takes
+    seeds: tuple[int, ...] = ()  # empty: from the system
+    division: str = "closed"
+    org: str = "unnamed"
+    platform: str | None = None  # None: the name of this machine's processor
+    status: str = "Research, Development, or Internal (RDI)"
+    data: Path | None = None
+    weights: Path | None = None
+    system: Path | None = None  # JSON that is laid over the description of this machine
+    warm_up_steps: int | None = None
+    num_concurrent: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkRuns:
+    """A set of runs that has ended."""
+
+    benchmark: str
+    round: str
+    folder: Path
+    results: tuple[RunResult, ...]
+    num_runs: int
+    target: float
+    missing_system_fields: tuple[str, ...]
+    label: str
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def num_converged(self) -> int:
+        return sum(result.status == "success" for result in self.results)
+
+    @property
+    def mean_minutes(self) -> float | None:
+        """Olympic mean of the minutes: without the fastest and the slowest run; None with fewer than three."""
+        minutes = sorted(result.seconds / 60 for result in self.results)
+        return (
+            statistics.mean(minutes[1:-1])
+            if len(minutes) > 2 and self.num_converged >= len(minutes) - 1
+            else None
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of the command."""
+        return {
+            "benchmark": self.benchmark,
+            "round": self.round,
+            "folder": str(self.folder),
+            "num_runs": self.num_runs,
+            "num_converged": self.num_converged,
+            "target": self.target,
+            "raw_min": self.mean_minutes,
+            "label": self.label,
+            "missing_system_fields": list(self.missing_system_fields),
+            "notes": list(self.notes),
+            "runs": [
+                {
+                    "index": result.index,
+                    "seed": result.seed,
+                    "status": result.status,
+                    "minutes": result.seconds / 60,
+                    "samples": result.samples,
+                    "loss": result.loss,
+                    "log": str(result.log),
+                }
+                for result in self.results
+            ],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSet:
+    """A set before its first run, or in the middle of its runs."""
+
+    benchmark: Benchmark
+    run: Run
+    held: RunSet
+    inputs: BenchmarkInputs
+    folder: Path
+    missing_system_fields: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def named_benchmark(
+    name: str, *, round_name: str | None, folders: Sequence[Path] = ()
+) -> tuple[Benchmark, tuple[str, ...]]:
+    """The benchmark `name`, or that of a run file, with the file's keys as overrides.
+
+    A run file belongs to the benchmark that its `name` names.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        return load_benchmark(name, round_name, folders=folders), ()
+    run = runfile.load(path)
+    return load_benchmark(run.name, round_name, folders=folders), _as_overrides(run)
+
+
+def _as_overrides(run: Run) -> tuple[str, ...]:
+    import json
+
+    from ruamel.yaml import YAML
+
+    content = YAML(typ="safe").load(run.text)
+    flat: list[str] = []
+
+    def walk(value: Any, path: str) -> None:
+        if isinstance(value, dict) and path not in (
+            "model",
+            "lora",
+            "parallel",
+            "data.source",
+            "data.validation",
+        ):
+            for key, inner in value.items():
+                walk(inner, f"{path}.{key}" if path else str(key))
+        else:
+            flat.append(f"{path}={json.dumps(value)}")
+
+    walk({key: value for key, value in content.items() if key != "name"}, "")
+    return (*flat, *run.overrides)
+
+
+def prepare_set(
+    benchmark: Benchmark, *, folder: Path, overrides: tuple[str, ...], choices: RunChoices
+) -> PreparedSet:
+    """Check everything that can be checked before the first run, and open the set in `folder`."""
+    from meshwright.mlperf.worker import observed_engine
+
+    reason = benchmark.training.get("inputs", {}).get("open_only")
+    if reason is not None and choices.division == "closed":
+        raise InputError(
+            f"{benchmark.name} cannot run in the closed division: {reason}", hint="--division open"
+        )
+    inputs = find_inputs(benchmark, data=choices.data, weights=choices.weights)
+    run = benchmark_run(
+        benchmark, overrides=overrides, train=inputs.train, validation=inputs.validation, weights=inputs.weights,
+        division=choices.division,
+    )  # fmt: skip
+    observed_engine(run)
+    seeds, num_runs = _seeds(benchmark, choices)
+    training = benchmark.training
+    threads = training.get("threads")
+    wanted = RunSet(
+        benchmark=benchmark.name,
+        round=benchmark.round,
+        num_runs=num_runs,
+        seeds=seeds,
+        seeds_from="given" if choices.seeds else "system",
+        run_text=runfile.changed_text(run, {}, wanted=run, what="the run of the benchmark"),
+        division=choices.division,
+        submission={
+            "org": choices.org,
+            "platform": choices.platform or _platform(),
+            "status": choices.status,
+        },
+        train_samples=inputs.train_samples,
+        facts=dict(inputs.facts),
+        warm_up_steps=training.get("warm_up_steps", 5)
+        if choices.warm_up_steps is None
+        else choices.warm_up_steps,
+        threads=threads,
+        num_concurrent=choices.num_concurrent or (1 if threads is None else max(1, num_cores() // threads)),
+    )
+    held = open_set(folder, wanted)
+    described = describe_system(
+        run, submitter=choices.org, division=choices.division, status=choices.status, given=choices.system
+    )
+    write_description(folder, described)
+    return PreparedSet(
+        benchmark=benchmark, run=run, held=held, inputs=inputs, folder=folder,
+        missing_system_fields=described.missing, notes=_notes(benchmark, run, choices, num_runs),
+    )  # fmt: skip
+
+
+def take_runs(prepared: PreparedSet, *, report: Report) -> BenchmarkRuns:
+    """Take the runs of the set that are missing."""
+    results = run_set(prepared.folder, prepared.held, inputs=prepared.inputs, report=report)
+    return BenchmarkRuns(
+        benchmark=prepared.benchmark.name,
+        round=prepared.benchmark.round,
+        folder=prepared.folder,
+        results=tuple(results),
+        num_runs=prepared.held.num_runs,
+        target=prepared.benchmark.target,
+        missing_system_fields=prepared.missing_system_fields,
+        label=label_of(prepared.benchmark),
+        notes=prepared.notes,
+    )
+
+
+def label_of(benchmark: Benchmark) -> str:
+    """What every output about results of the benchmark says."""
+    return UNVERIFIED if benchmark.official else NOT_MLPERF.format(name=benchmark.name)
+
+
+def _seeds(benchmark: Benchmark, choices: RunChoices) -> tuple[tuple[int, ...], int]:
+    num_runs = choices.num_runs or (len(choices.seeds) if choices.seeds else benchmark.runs)
+    if not choices.seeds:
+        return new_seeds(num_runs), num_runs
+    if len(set(choices.seeds)) != len(choices.seeds) or len(choices.seeds) != num_runs:
+        raise InputError(
+            "--seeds must be different, one a run",
+            got=", ".join(map(str, choices.seeds)),
+            allowed=f"{num_runs} seeds",
+        )
+    return choices.seeds, num_runs
+
+
+def _notes(benchmark: Benchmark, run: Run, choices: RunChoices, num_runs: int) -> tuple[str, ...]:
+    notes = []
+    if num_runs != benchmark.runs:
+        notes.append(f"a score takes {benchmark.runs} runs, this set has {num_runs}")
+    if choices.seeds:
+        notes.append("seeds are given: the rules ask for seeds of the system")
+    if choices.division == "open":
+        notes.append("open division: not compared with results of the closed one")
+    return tuple(notes)
+
+
+def _platform() -> str:
+    return f"{num_cores()}x{platform.machine()}"
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def as_mapping(prepared: PreparedSet) -> Mapping[str, Any]:
+    """The set before its runs, for a dry run."""
+    held = prepared.held
+    return {
+        "benchmark": held.benchmark,
+        "round": held.round,
+        "num_runs": held.num_runs,
+        "num_concurrent": held.num_concurrent,
+        "warm_up_steps": held.warm_up_steps,
+        "run_file": held.run_text,
+        "notes": list(prepared.notes),
+        "missing_system_fields": list(prepared.missing_system_fields),
+    }

@@ -1,0 +1,128 @@
+"""Shape mode: a benchmark's model, sequence length and batch on random tokens, for its rate. Never a result."""
+
+from __future__ import annotations
+
+import tempfile
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from meshwright import runfile
+from meshwright.engines.base import Measuring, TrainOptions, find_engine
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.mlperf.benchmarks import Benchmark
+from meshwright.mlperf.run_files import DEFAULT_BATCH, references
+from meshwright.planner.estimate import estimate_plan
+from meshwright.planner.request import request_for
+from meshwright.specs.estimate import MemoryEstimate
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run
+from meshwright.training import device as devices
+from meshwright.units import format_bytes
+
+LABEL = "Not a result: random tokens, no target, no clock. {name}'s shapes were trained for their rate only."
+
+
+def measure_shape(
+    benchmark: Benchmark, *, overrides: tuple[str, ...], num_steps: int, dry_run: bool, started_s: float
+) -> dict[str, Any]:
+    """Plan the memory, train `num_steps` on random tokens, and return rate and MFU.
+
+    Raises InfeasibleError where the plan does not fit the devices of this machine.
+    """
+    run = shape_run(benchmark, overrides=overrides, num_steps=num_steps)
+    with tempfile.TemporaryDirectory() as scratch:
+        options = TrainOptions(
+            folder=Path(scratch) / "shape",
+            measuring=Measuring.NEVER if dry_run else Measuring.ONCE,
+            only_steps=True,
+            started_s=started_s,
+        )
+        engine = find_engine(run.engine)
+        start = engine.prepare(run, options=options)
+        memory = planned_memory(start.run, start.plan)
+        document = {
+            "benchmark": benchmark.name,
+            "model": run.model.name,
+            "overrides": list(overrides),
+            "plan": start.plan.describe(),
+            "steps": num_steps,
+            "memory": _arithmetic(memory, start.plan),
+            "memory_bytes": _needed_bytes(memory),
+            "label": LABEL.format(name=benchmark.name),
+            "notes": list(start.notes),
+            "tokens_per_s_per_device": None,
+            "mfu": None,
+            "mfu_convention": None,
+            "step_s": None,
+        }
+        _refuse_what_does_not_fit(memory, start.plan)
+        if dry_run:
+            return document
+        engine.launch(start)
+        found = engine.read(options.folder).statistics
+    return document | {
+        "tokens_per_s_per_device": found["tokens_per_s_per_device"],
+        "mfu": found["mfu"],
+        "mfu_convention": found["mfu_convention"],
+        "step_s": found["step_s"].get("median"),
+        "peak_memory_bytes": found["peak_memory_bytes"],
+    }
+
+
+def shape_run(benchmark: Benchmark, *, overrides: tuple[str, ...], num_steps: int) -> Run:
+    """The run of a benchmark without its data, weights, evaluation and target."""
+    if "run" not in benchmark.training:
+        raise InputError(
+            f"{benchmark.name} is checked and scored here, and not run: its rules have no run file"
+        )
+    content = deepcopy(dict(benchmark.training["run"]))
+    content["name"] = f"shape of {benchmark.name}"
+    content.setdefault("cluster", "here")
+    content["data"] = {"source": "synthetic", "sequence_length": content["data"]["sequence_length"]}
+    batch = next((point.global_batch for point in references(benchmark)), DEFAULT_BATCH)
+    content["batch"] = {"global_sequences": batch}
+    content["train"] = {"steps": num_steps}
+    return runfile.from_mapping(content, overrides=overrides)
+
+
+def planned_memory(run: Run, plan: Plan) -> MemoryEstimate:
+    """Memory of a device under `plan`, for the devices of this machine or those that the run names."""
+    device = devices.find_device()
+    cluster = run.cluster or devices.cluster_here(device, num_devices=plan.num_devices, rates=None)
+    return estimate_plan(request_for(replace(run, cluster=cluster)), plan).step.memory
+
+
+def _needed_bytes(memory: MemoryEstimate) -> float:
+    """On a CPU there are neither contexts nor communicators of a GPU."""
+    if devices.find_device().type == "cuda":
+        return memory.reserved_bytes
+    return memory.allocated_bytes - memory.workspace_bytes
+
+
+def _available_bytes(memory: MemoryEstimate, plan: Plan) -> float:
+    device = devices.find_device()
+    if device.type == "cuda":
+        return memory.usable_bytes
+    return devices.memory_bytes(device) / plan.num_devices
+
+
+def _arithmetic(memory: MemoryEstimate, plan: Plan) -> str:
+    parts = {
+        "weights": memory.weights_bytes,
+        "gradients": memory.gradients_bytes,
+        "optimizer states": memory.optimizer_bytes,
+        "activations": memory.activations_bytes,
+    }
+    sizes = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+    needed, available = _needed_bytes(memory), _available_bytes(memory, plan)
+    return f"{sizes}: {format_bytes(needed)} a device of {format_bytes(available)}"
+
+
+def _refuse_what_does_not_fit(memory: MemoryEstimate, plan: Plan) -> None:
+    if _needed_bytes(memory) > _available_bytes(memory, plan):
+        raise InfeasibleError(
+            f"the shapes do not fit this machine under the plan {plan.describe()}: {_arithmetic(memory, plan)}",
+            hint="shard over more devices, --set parallel.recompute=full, optimizer.states=int8, or fewer layers",
+        )

@@ -1,0 +1,110 @@
+"""One run of a benchmark in a process of its own: `python -m meshwright.mlperf.worker TASK.json`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright import runfile
+from meshwright.engines.base import Measuring, ObservedEngine, TrainingEngine, TrainOptions, find_engine
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import write_atomically
+from meshwright.mlperf.logged_facts import logged_facts
+from meshwright.mlperf.run_log import LogWriter, RunLogger
+from meshwright.specs.run import Run
+
+LOG, TRAINING, TASK = "mllog.txt", "training", "task.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTask:
+    """Everything that one run needs. Folders and files are absolute."""
+
+    folder: str  # of this run: log, results of the training, this task
+    run_file: str
+    overrides: tuple[str, ...]
+    seed: int
+    benchmark: str
+    train_samples: int
+    submission: dict[str, Any]  # org, platform, division, status
+    cache_clear: dict[str, Any]  # value and what was done
+    data_paths: tuple[str, ...]
+    warm_up_steps: int
+    extra: dict[str, Any] | None = None  # further facts, such as the data's hash
+
+    def write(self) -> Path:
+        """Write the task into its folder."""
+        path = Path(self.folder) / TASK
+        write_atomically(path, json.dumps(asdict(self), indent=2) + "\n")
+        return path
+
+
+def read_task(path: Path) -> RunTask:
+    """Read a task that `RunTask.write` wrote."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("overrides", "data_paths"):
+        content[key] = tuple(content[key])
+    return RunTask(**content)
+
+
+def run_once(task: RunTask) -> None:
+    """Train one run with its log. Raises as the engine does."""
+    folder = Path(task.folder)
+    writer = LogWriter(folder / LOG)
+    writer.event("cache_clear", **task.cache_clear)
+    writer.start("init_start")
+    for key, value in task.submission.items():
+        writer.event(f"submission_{key}", value)
+    writer.event("submission_benchmark", task.benchmark)
+    run = runfile.load(Path(task.run_file), overrides=[*task.overrides, f"train.seed={task.seed}"])
+    engine = observed_engine(run)
+    options = TrainOptions(
+        folder=folder / TRAINING,
+        quiet=True,
+        measuring=Measuring.NEVER,
+        only_steps=True,
+        command=("meshwright", "mlperf", "run", task.benchmark),
+    )
+    start = engine.prepare(run, options=options)
+    facts = logged_facts(start.run, start.plan, benchmark=task.benchmark, train_samples=task.train_samples)
+    for key, value in (*facts, *(task.extra or {}).items()):
+        writer.event(key, value)
+    observer = RunLogger(path=folder / LOG, data_paths=task.data_paths)
+    engine.launch_observed(start, observer=observer, warm_up_steps=task.warm_up_steps)
+
+
+class _ObservedTrainingEngine(TrainingEngine, ObservedEngine):
+    """An engine with the functions of both."""
+
+
+def observed_engine(run: Run) -> _ObservedTrainingEngine:
+    """The engine of `run`. Raises InputError where it does not report its evaluations."""
+    engine = find_engine(run.engine)
+    if not isinstance(engine, ObservedEngine):
+        raise InputError(
+            f"the engine {run.engine} does not report when it opens data and what its evaluations are: a benchmark "
+            "cannot be timed with it",
+            got=run.engine,
+            hint="--set engine=native",
+        )
+    return engine  # pyright: ignore[reportReturnType]
+
+
+def main() -> int:
+    """Run the task that the command line names."""
+    from meshwright.training.parent_watch import end_with_parent
+
+    end_with_parent(grace_s=1.0)
+    try:
+        run_once(read_task(Path(sys.argv[1])))
+    except MeshwrightError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
