@@ -78,14 +78,14 @@ class SplitMix64:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Words:
+class _Lexicon:
     """Words of a class with cumulative weights: the k-th is about 1 / k as frequent as the first."""
 
-    words: tuple[str, ...]
+    entries: tuple[str, ...]
     totals: tuple[int, ...]
 
     def draw(self, random: SplitMix64) -> str:
-        return self.words[bisect_right(self.totals, random.below(self.totals[-1]))]
+        return self.entries[bisect_right(self.totals, random.below(self.totals[-1]))]
 
 
 class Language:
@@ -147,14 +147,14 @@ def _syllables(random: SplitMix64) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _lexicon(random: SplitMix64, kind: str, size: int, syllables: Sequence[str], used: set[str]) -> _Words:
-    words: list[str] = []
-    while len(words) < size:
+def _lexicon(random: SplitMix64, kind: str, size: int, syllables: Sequence[str], used: set[str]) -> _Lexicon:
+    entries: list[str] = []
+    while len(entries) < size:
         count = 1 + random.below(2) + (kind in ("name", "adverb"))
         word = "".join(syllables[random.below(len(syllables))] for _ in range(count))
         word = word.capitalize() if kind == "name" else word + "ly" if kind == "adverb" else word
         if len(word) > 2 and word not in used:
             used.add(word)
-            words.append(word)
+            entries.append(word)
     weights = [1_000_000 // (rank + 3) for rank in range(size)]
-    return _Words(words=tuple(words), totals=tuple(accumulate(weights)))
+    return _Lexicon(entries=tuple(entries), totals=tuple(accumulate(weights)))

@@ -51,7 +51,7 @@ class RunFailedError(MeshwrightError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSet:
-    """What a set is. Two sets with another value of any field but `seeds` are not the same."""
+    """Description of a set. Two sets with another value of any field but `seeds` are not the same."""
 
     benchmark: str
     round: str
@@ -166,7 +166,7 @@ def _result(log: RunLog, *, index: int, seed: int) -> RunResult | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """How far a run is, for progress."""
+    """Samples and loss of a run so far, for progress."""
 
     index: int
     samples: int

@@ -27,7 +27,7 @@ UNVERIFIED = "Unverified: result not verified by MLCommons Association."
 
 @dataclass(frozen=True, kw_only=True)
 class RunChoices:
-    """What a submitter chooses beside the run file."""
+    """Choices of a submitter that are not in the run file."""
 
     num_runs: int | None = None  # None: as many as a score takes
     seeds: tuple[int, ...] = ()  # empty: from the system
@@ -192,13 +192,13 @@ def prepare_set(
         num_concurrent=choices.num_concurrent or (1 if threads is None else max(1, num_cores() // threads)),
     )
     held = open_set(folder, wanted)
-    described = describe_system(
+    description = describe_system(
         run, submitter=choices.org, division=choices.division, status=choices.status, given=choices.system
     )
-    write_description(folder, described)
+    write_description(folder, description)
     return PreparedSet(
         benchmark=benchmark, run=run, held=held, inputs=inputs, folder=folder,
-        missing_system_fields=described.missing, notes=_notes(benchmark, run, choices, num_runs),
+        missing_system_fields=description.missing, notes=_notes(benchmark, run, choices, num_runs),
     )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def take_runs(prepared: PreparedSet, *, report: Report) -> BenchmarkRuns:
 
 
 def label_of(benchmark: Benchmark) -> str:
-    """What every output about results of the benchmark says."""
+    """Label of every output about results of the benchmark."""
     return UNVERIFIED if benchmark.official else NOT_MLPERF.format(name=benchmark.name)
 
 

@@ -68,10 +68,10 @@ def describe_system(
     return SystemDescription(fields=found, missing=missing)
 
 
-def write_description(folder: Path, described: SystemDescription) -> Path:
+def write_description(folder: Path, description: SystemDescription) -> Path:
     """Write the description into the folder of a set."""
     path = folder / FILE
-    write_atomically(path, json.dumps(dict(described.fields), indent=2) + "\n")
+    write_atomically(path, json.dumps(dict(description.fields), indent=2) + "\n")
     return path
 
 

@@ -57,7 +57,7 @@ def test_learning_rate_and_warmup_are_those_of_the_reference_points():
 
 @pytest.mark.parametrize(
     "override",
-    ["optimizer.weight_decay=0.2", "train.evaluate.every_steps=1", "train.evaluate.target_loss=9", "train.steps=5",
+    ["optimizer.weight_decay=0.2", "train.evaluate.every_steps=1", "train.evaluate.target_loss=9", "train.steps=50",
      "data.sequence_length=64", "optimizer.schedule=linear", "data.joined_documents=false"],
 )  # fmt: skip
 def test_the_closed_division_refuses_what_the_rules_fix(override):
