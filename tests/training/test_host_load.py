@@ -8,11 +8,13 @@ import time
 from dataclasses import replace
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
 from meshwright.training import host_load
-from meshwright.training.host_load import LoadSample, cpu_seconds, load_between, sample_load
+from meshwright.training.host_load import HostLoad, LoadSample, cpu_seconds, load_between, sample_load
 
 BEFORE = LoadSample(busy_s=100.0, stolen_s=5.0, own_s=1.0, time_s=10.0, num_cpus=2)
 
@@ -23,7 +25,7 @@ def after(**changes: float) -> LoadSample:
 
 def test_own_time_is_not_a_load():
     assert load_between(BEFORE, after(busy_s=104.0), own_s=4.0) == host_load.HostLoad(
-        others_ratio=0.0, stolen_ratio=0.0
+        others_ratio=0.0, stolen_ratio=0.0, num_cpus=2
     )
 
 
@@ -41,6 +43,23 @@ def test_time_that_the_hypervisor_withholds_counts():
     assert load.stolen_ratio == pytest.approx(0.1)
     assert load.is_busy
     assert "withheld 10 %" in load.text
+
+
+@given(
+    others=st.integers(0, 64), threads=st.integers(1, 64), cpus=st.integers(1, 64), stolen=st.floats(0, 0.9)
+)
+def test_the_slowdown_is_that_of_threads_that_share_processors_fairly(others, threads, cpus, stolen):
+    """Counters of a machine on which every thread gets the same time lead back to its slowdown."""
+    share = min(1.0, cpus / (others + threads))  # of a processor, for each thread
+    used = others * share / cpus
+    assume(used <= 0.95)
+    found = HostLoad(others_ratio=used, stolen_ratio=stolen, num_cpus=cpus).slowdown(num_threads=threads)
+    alone = min(1.0, cpus / threads)
+    assert found == pytest.approx(alone / share / (1 - stolen))
+
+
+def test_a_load_that_leaves_nothing_has_a_slowdown():
+    assert HostLoad(others_ratio=1.0, stolen_ratio=1.0, num_cpus=4).slowdown(num_threads=4) <= 400.1
 
 
 def test_too_short_an_interval_says_nothing():

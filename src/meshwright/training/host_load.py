@@ -15,6 +15,8 @@ from pathlib import Path
 STAT = Path("/proc/stat")
 SHORTEST_S = 0.2
 """A shorter interval has fewer than 20 ticks of a CPU."""
+LEAST_LEFT_RATIO = 0.05
+"""Smallest share of the CPUs that a load leaves: of a few seconds, less is no number to predict with."""
 BUSY_RATIO, STOLEN_RATIO = 0.15, 0.05
 """Shares of the CPUs' time from which a machine counts as busy. A desktop that nobody uses stays below 5 %."""
 
@@ -36,11 +38,38 @@ class HostLoad:
 
     others_ratio: float  # used by other programs
     stolen_ratio: float  # withheld by the hypervisor
+    num_cpus: int = 1
 
     @property
     def is_busy(self) -> bool:
         """True if a measurement would say more about other programs than about this one."""
         return self.others_ratio > BUSY_RATIO or self.stolen_ratio > STOLEN_RATIO
+
+    def slowdown(self, *, num_threads: int) -> float:
+        """Ratio of the time of `num_threads` busy threads under this load to their time on an idle machine.
+
+        L threads of others and T own ones share C CPUs, and the scheduler gives each the same time. While all of them
+        ran, the others used u of the CPUs' time, and the hypervisor withheld s of it:
+
+            L + T <= C   u = L / C          each has a CPU of its own; the load costs nothing
+            L + T > C    u = L / (L + T)    each has C / (L + T) of a CPU
+            L            = u C,  or  u T / (1 - u)  where u > 1 - T / C
+            slowdown     = max(1, (L + T) / max(C, T)) / (1 - s)
+
+        So T = C threads that were left 40 % of the CPUs take 1 / 0.4 = 2.5 times as long. At least
+        `LEAST_LEFT_RATIO` of the CPUs is taken to be left.
+
+        >>> HostLoad(others_ratio=0.6, stolen_ratio=0.0, num_cpus=2).slowdown(num_threads=2)
+        2.5
+        >>> HostLoad(others_ratio=0.5, stolen_ratio=0.0, num_cpus=8).slowdown(num_threads=4)
+        1.0
+        """
+        used = min(self.others_ratio, 1 - LEAST_LEFT_RATIO)
+        threads, cpus = max(1, num_threads), self.num_cpus
+        is_full = used > 1 - threads / cpus
+        others = used * threads / (1 - used) if is_full else used * cpus
+        left = max(LEAST_LEFT_RATIO, 1 - self.stolen_ratio)
+        return max(1.0, (others + threads) / max(cpus, threads)) / left
 
     @property
     def text(self) -> str:
@@ -98,4 +127,5 @@ def load_between(before: LoadSample | None, after: LoadSample | None, *, own_s: 
     return HostLoad(
         others_ratio=min(1.0, max(0.0, after.busy_s - before.busy_s - own_s) / whole_s),
         stolen_ratio=min(1.0, max(0.0, after.stolen_s - before.stolen_s) / whole_s),
+        num_cpus=after.num_cpus,
     )

@@ -117,6 +117,28 @@ def test_a_busy_machine_is_named_and_not_kept(measured, load, own_cache):
     assert len(measured) == 2
 
 
+@pytest.mark.parametrize("is_timed", [True, False], ids=["a layer was timed", "none was"])
+def test_the_interval_reaches_the_step_at_the_share_of_the_processors_that_was_left(
+    measured, load, is_timed, monkeypatch
+):
+    """60 % of one processor is used by others: one thread takes 1 / 0.4 times as long."""
+    if not is_timed:
+        monkeypatch.setattr(machine_measurement, "measure_kernels", lambda *_, **__: None)
+    idle = expect(tiny_run(), Measuring.AGAIN).predicted
+    load.append(BUSY)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    busy = expect(tiny_run(), Measuring.AGAIN)
+    assert any("the interval reaches a step that takes 2.5 times as long" in note for note in busy.notes)
+    step, ratio = busy.predicted["step"], idle["step"]["high"] / idle["step"]["value"]
+    if not is_timed:
+        assert step["value"] == idle["step"]["value"]
+        assert step["low"] == idle["step"]["low"]
+        assert step["high"] / step["value"] == pytest.approx(2.5 * ratio)
+    assert step["high"] >= 2.5 * step["value"]
+    rate = busy.predicted["tokens_per_s_per_device"]
+    assert rate["low"] <= rate["value"] / 2.5
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"measured": {"rates": {"x": 1}}}', '{"measured": 3}', "\x00"]
 )

@@ -33,6 +33,7 @@ from meshwright.specs.hardware import HERE
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_label_ratio
 from meshwright.training import device as devices
+from meshwright.training.host_load import HostLoad
 from meshwright.training.metrics import Yardstick, yardstick
 
 NOTABLY = 1.1
@@ -116,9 +117,34 @@ def _of_this_machine(run: Run, *, plan: Plan, device: torch.device, measuring: M
         else:
             notes.append("prediction: from published runs")
         predicted = _predicted(request, plan, device)
+        if found.load is not None:
+            slower = found.load.slowdown(num_threads=_num_own_threads())
+            predicted = _reaching(predicted, slower)
+            notes += _load_notes(found.load, slower)
     except MeshwrightError as error:
         notes.append(f"nothing was predicted: {error}")
     return Expectation(yardstick=held, predicted=predicted, notes=tuple(notes))
+
+
+def _num_own_threads() -> int:
+    """Threads that the step keeps busy, of all processes."""
+    return torch.get_num_threads() * (dist.get_world_size() if dist.is_initialized() else 1)
+
+
+def _reaching(predicted: dict[str, Any], slower: float) -> dict[str, Any]:
+    """`predicted` with intervals that reach a step that takes `slower` times as long. The load may end at any time, so
+    the values stay those of an idle machine."""
+    step = predicted["step"] | {"high": predicted["step"]["high"] * slower}
+    of_rates = {
+        n: predicted[n] | {"low": predicted[n]["low"] / slower} for n in ("tokens_per_s_per_device", "mfu")
+    }
+    return {**predicted, **of_rates, "step": step}
+
+
+def _load_notes(load: HostLoad, slower: float) -> list[str]:
+    if slower < NOTABLY:
+        return []
+    return [f"{load.text}: the interval reaches a step that takes {slower:.1f} times as long"]
 
 
 def _calibrated(

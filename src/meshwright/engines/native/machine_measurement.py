@@ -57,6 +57,7 @@ class MachineMeasurement:
     times: KernelTimes | None = None
     collective: CollectiveTime | None = None
     made: str = ""  # when the layer was timed, for the record
+    load: HostLoad | None = None  # of other programs meanwhile, if they took part
     notes: tuple[str, ...] = ()
 
 
@@ -83,7 +84,8 @@ def measure_machine(
     disturbance = _disturbance(found, load)
     if disturbance is not None:
         note = f"this machine is busy: while it was measured {disturbance}; the measurement is not kept"
-        return replace(found, notes=(*found.notes, note))
+        is_busy = load is not None and load.is_busy
+        return replace(found, notes=(*found.notes, note), load=load if is_busy else None)
     if found.times is not None and _is_main():
         _keep(path, found, key)
     return found
@@ -183,7 +185,7 @@ def _built(kind: Callable[..., T], values: dict[str, Any] | None) -> T | None:
 
 def _keep(path: Path, found: MachineMeasurement, key: str) -> None:
     """Write the measurement. A cache that cannot be written costs the next training a measurement, not this one."""
-    measured = {name: value for name, value in asdict(found).items() if name != "notes"}
+    measured = {name: value for name, value in asdict(found).items() if name not in ("notes", "load")}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"measured": measured, "of": json.loads(key)}, indent=1) + "\n")
