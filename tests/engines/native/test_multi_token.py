@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from tests.tiny_runs import LATENT, SHARED_EXPERT, tiny_run
+from torch.nn.functional import cross_entropy
 
 from meshwright import runfile
-from meshwright.engines.native.check import check_plan
+from meshwright.engines.base import TrainOptions
+from meshwright.engines.native import engine
+from meshwright.engines.native.assembly import assemble
+from meshwright.engines.native.batch_loader import open_batch_loader
+from meshwright.engines.native.check import check, check_plan
+from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.runfile import pinned_text
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.training.models.multi_token import shifted
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
@@ -70,3 +78,35 @@ def test_a_named_model_is_taken_without_its_modules():
         assert (run.model.num_mtp_layers, run.model.family) == (0, "DeepseekV3ForCausalLM")
         again = runfile.loads(pinned_text(run, Plan(data_shard=8, sharding=Sharding.PARAMETERS)))
         assert again.model == run.model
+
+
+def test_the_losses_of_the_modules_are_logged(tmp_path):
+    """Each is the cross-entropy of its own labels, over all micro-batches."""
+    run = tiny_run(
+        "model.num_mtp_layers=2", "batch.global_sequences=4", "train.steps=2", "train.checkpoint=null"
+    )
+    record = engine.train(run, options=TrainOptions(folder=tmp_path / "out", quiet=True))
+    steps = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
+    coordinates = MeshCoordinates(plan=Plan(micro_batch=4), device=torch.device("cpu"))
+    parts, loader = assemble(run, coordinates=coordinates), open_batch_loader(run, coordinates=coordinates)
+    batch = loader.batch(0)
+    expected = []
+    h_BTD = parts.modules[0].hidden_states(batch.tensors["tokens_BT"])
+    (module,) = parts.modules
+    tokens_BT, labels_BT = batch.tensors["tokens_BT"], batch.tensors["labels_BT"]
+    for k, one in enumerate(module.predictions.values(), start=1):
+        embedded = module.embedding(shifted(tokens_BT, k, fill=0))
+        h_BTD = one(embedded, h_BTD, module._layout_of(tokens_BT, None, None))
+        logits = module.head(one.norm(h_BTD), None, None)[:, :-k]
+        ahead = labels_BT[:, k:]
+        expected.append(cross_entropy(logits.flatten(0, 1).float(), ahead.flatten()).item())
+    assert steps[0]["prediction_losses"] == pytest.approx(expected, rel=1e-4)
+    assert record.statistics["prediction_losses"] == pytest.approx(steps[1]["prediction_losses"], rel=1e-9)
+    assert len({steps[0]["loss"], *steps[0]["prediction_losses"]}) == 3
+
+
+def test_adapters_are_refused_by_name_and_the_hint_works():
+    run = tiny_run("model.num_mtp_layers=1", "task=lora")
+    (problem,) = [one for one in check(run) if "multi-token" in one.reason]
+    assert (problem.key, problem.hint) == ("model.num_mtp_layers", "--set model.num_mtp_layers=0")
+    assert not [one for one in check(tiny_run("task=lora")) if "multi-token" in one.reason]

@@ -37,6 +37,7 @@ from meshwright.training.models import (
     add_adapters,
     build_model,
     collect_expert_load,
+    collect_prediction_losses,
     configure_balance_loss,
     init_adapters,
     init_weights,
@@ -84,6 +85,11 @@ class Assembly:
         if load_LE is not None and not self.is_single_process:
             dist.all_reduce(load_LE)
         return load_LE
+
+    def collect_prediction_losses(self) -> list[float]:
+        """Summed loss and labels of each multi-token prediction module here since the last call, flat."""
+        num_modules = self.modules[0].model.num_mtp_layers
+        return collect_prediction_losses(self.modules, num_modules=num_modules).flatten().tolist()
 
     def after_step(self, load_LE: Tensor | None) -> None:
         """Update the routing biases by the load of the experts."""

@@ -25,6 +25,7 @@ def take_bare_step(
     if coordinates.num_ranks > 1:
         dist.all_reduce(mean)
     load_LE = assembly.collect_expert_load()
+    assembly.collect_prediction_losses()  # resets them
     assembly.optimizer.step(learning_rate=learning_rate, accepts=lambda _: True)
     assembly.after_step(load_LE)
     return mean.item()

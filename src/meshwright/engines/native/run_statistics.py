@@ -28,6 +28,7 @@ class RunMeasurements:
     counts: list[BatchCounts] = field(default_factory=list)  # of the same steps
     first_loss: float | None = None
     last_loss: float | None = None
+    prediction_losses: tuple[float, ...] = ()  # of the last step, of each multi-token prediction module
     validation: ValidationLosses | None = None  # the last ones
     num_steps: int = 0  # of the whole run, those before a resume included
     elapsed_s: float = 0.0  # since the first step, with everything in between and before a resume
@@ -70,6 +71,7 @@ def run_statistics(
         "tokens": position.tokens,
         "first_loss": measured.first_loss,
         "last_loss": measured.last_loss,
+        "prediction_losses": list(measured.prediction_losses) or None,
         "validation_loss": measured.validation and measured.validation.loss,
         "validation_losses": measured.validation and (measured.validation.named or None),
         "best": checkpoints.best(),

@@ -65,6 +65,7 @@ class StepOutcome:
     is_asked_to_stop: bool  # any process was
     fault: Fault | None  # not None: the update was not applied
     load_ratio: float  # rows of the busiest expert over the mean; 0 without experts
+    prediction_losses: tuple[float, ...]  # of the multi-token prediction modules, each over its labels
     counts: BatchCounts
 
 
@@ -293,9 +294,10 @@ class Trainer:
         load_LE = self.assembly.collect_expert_load()
         # The load is the same on all processes: each adds its share of the ratio to the sum.
         ratio = 0.0 if load_LE is None else expert_load_ratio(load_LE) / self.coordinates.num_ranks
-        loss, num_stop, num_failed, load_ratio = self._sum_over_processes(
-            local_loss, float(self.request.asked), float(has_failed), ratio
-        )
+        loss, num_stop, num_failed, load_ratio, *predicted = self._sum_over_processes(
+            local_loss, float(self.request.asked), float(has_failed), ratio,
+            *self.assembly.collect_prediction_losses(),
+        )  # fmt: skip
         if num_failed:
             self.checkpoints.wait()  # raises in all processes the disk error of one
         fault: Fault | None = None
@@ -312,6 +314,7 @@ class Trainer:
             self.position.tokens += batch.counts.num_batches * self.run.tokens_per_batch
         return StepOutcome(
             loss=loss, norm=norm, is_asked_to_stop=num_stop > 0, fault=fault, load_ratio=load_ratio,
+            prediction_losses=tuple(s / max(1.0, n) for s, n in zip(predicted[::2], predicted[1::2], strict=True)),
             counts=batch.counts,
         )  # fmt: skip
 
@@ -359,6 +362,7 @@ class Trainer:
         """Validate where it is due, and log the step; the validation loss that decides."""
         m = self.measured
         m.num_steps, m.last_loss = step + 1, outcome.loss
+        m.prediction_losses = outcome.prediction_losses
         m.first_loss = outcome.loss if m.first_loss is None else m.first_loss
         if self.clock.phase is not TrainingPhase.PROFILING and not self.is_compiling:
             m.step_s.append(step_s)
@@ -439,6 +443,8 @@ class Trainer:
             entry["validation_loss"] = validation.loss
             if validation.named:
                 entry["validation_losses"] = validation.named
+        if outcome.prediction_losses:
+            entry["prediction_losses"] = list(outcome.prediction_losses)
         if outcome.load_ratio:
             entry["expert_load_ratio"] = outcome.load_ratio
         if saver is not None:

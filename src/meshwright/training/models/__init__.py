@@ -22,6 +22,7 @@ from meshwright.training.models.families import FAMILIES, check_model
 from meshwright.training.models.initialize import init_adapters, init_weights, named_seed, reset_buffers
 from meshwright.training.models.lora import LoraLinear, adapted, add_adapters, merge_adapters
 from meshwright.training.models.loss import linear_cross_entropy
+from meshwright.training.models.multi_token import collect_prediction_losses
 from meshwright.training.models.transformer import Block, Transformer, TransformerOptions
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "build_model",
     "check_model",
     "collect_expert_load",
+    "collect_prediction_losses",
     "configure_balance_loss",
     "expert_load_ratio",
     "init_adapters",

@@ -84,7 +84,7 @@ def init_adapters(model: nn.Module, *, seed: int) -> None:
 
 
 def reset_buffers(model: nn.Module) -> None:
-    """Zero the loads and balancing biases: all buffers these models have."""
+    """Zero all buffers that these models have: balancing biases, and what is counted within a step."""
     for buffer in model.buffers():
         buffer.zero_()
 

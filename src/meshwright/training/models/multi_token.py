@@ -10,15 +10,16 @@ DeepSeek-V3 (2024), section 2.2, equations 21 to 25. Module k = 1 ... K at posit
 Embedding and head are those of the model. The matrices of published weights (`eh_proj`) take the embedding first.
 A position counts where the tokens up to i+k are of its document and the label of i+k counts.
 
-The gradient of the L_k is that of the sum, but every loss that is shown is L_main, which other runs have too. Without
-gradients the modules do not run: the model predicts as one without them.
+The gradient of the L_k is that of the sum, but every loss that is shown is L_main, which other runs have too. The mean
+of each L_k over its own labels is for the log (`collect_prediction_losses`). Without gradients the modules do not run:
+the model predicts as one without them.
 
-B sequences, T tokens, D hidden.
+B sequences, T tokens, D hidden, K modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,7 +33,12 @@ from meshwright.training.models.token_layout import TokenLayout
 
 
 class PredictionModule(nn.Module):
-    """One module. `block` is a layer of the model's last kind."""
+    """One module. `block` is a layer of the model's last kind.
+
+    `loss_2` counts its summed loss and the labels since `collect_prediction_losses`.
+    """
+
+    loss_2: Tensor
 
     def __init__(self, model: Model, *, block: nn.Module) -> None:
         super().__init__()
@@ -41,6 +47,7 @@ class PredictionModule(nn.Module):
         self.projection = Linear(2 * model.hidden, model.hidden, bias=False)
         self.block = block
         self.norm = make_norm(model, width=model.hidden)
+        self.register_buffer("loss_2", torch.zeros(2), persistent=False)
 
     def forward(self, embedded_BTD: Tensor, h_BTD: Tensor, layout: TokenLayout) -> Tensor:
         """Output of the block, [B, T, D], from the embeddings of later tokens and the hidden states before."""
@@ -70,8 +77,20 @@ def prediction_loss(
             same_BT = shifted(documents_BT, k, fill=-1) == documents_BT
             ahead_BT = ahead_BT.where(same_BT, IGNORED_LABEL)
         weights_ahead_BT = None if weights_BT is None else shifted(weights_BT, k, fill=0)
-        losses.append(head(module.norm(h_BTD), ahead_BT, weights_ahead_BT))
+        loss = head(module.norm(h_BTD), ahead_BT, weights_ahead_BT)
+        module.loss_2 += torch.stack([loss.detach().float(), (ahead_BT != IGNORED_LABEL).sum()])
+        losses.append(loss)
     return torch.stack(losses).mean()
+
+
+def collect_prediction_losses(modules: Iterable[nn.Module], *, num_modules: int) -> Tensor:
+    """Summed loss and labels of each prediction module since the last call [K, 2], 0 where it is not; resets them."""
+    sums_K2 = torch.zeros(num_modules, 2)
+    for module in modules:
+        for k, found in enumerate(m for m in module.modules() if isinstance(m, PredictionModule)):
+            sums_K2[k] = found.loss_2
+            found.loss_2.zero_()
+    return sums_K2
 
 
 def shifted(x_BT: Tensor, by: int, *, fill: int) -> Tensor:
