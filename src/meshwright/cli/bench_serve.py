@@ -24,6 +24,9 @@ BENCH = "meshwright.bench.serving.bench"
 
 def run(**options: Any) -> None:
     """Check what is asked for, measure, record and report."""
+    if options["results"]:
+        show_results(options)
+        return
     if find_spec("aiohttp") is None:
         raise MissingDependencyError(
             "measuring a server needs aiohttp, which is not installed", hint="pip install 'meshwright[serve]'"
@@ -41,6 +44,19 @@ def run(**options: Any) -> None:
         about = load("meshwright.cli.bench_serve_server:document")(server, options)
         request = make_request({**options, "model": None}, url=server.command.url, model=server.command.model)
         measure(request, options, server=about)
+
+
+def show_results(options: dict[str, Any]) -> None:
+    """Show the results of other clients, each value under the definition that it has."""
+    if options["address"] or options["url"] or options["server"] or options["html_path"]:
+        raise InputError("--from reads results and measures nothing", hint="leave the server and --html out")
+    read = load("meshwright.bench.serving.importers:read_results_of")
+    found = [result for path in options["results"] for result in read(path)]
+    bound_s = (options["itl_ms"] or DEFAULT_BOUND_MS) / 1e3
+    if options["as_json"]:
+        emit_json(load("meshwright.report.serving_results:results_document")(found, bound_s=bound_s))
+        return
+    print_text_tables(load("meshwright.report.serving_results:tables")(found, bound_s=bound_s))
 
 
 def measure(

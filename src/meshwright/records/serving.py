@@ -86,18 +86,21 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Distribution of a time, in seconds. The median has a 95 % interval from order statistics."""
+    """Distribution of a time, in seconds. The median has a 95 % interval from order statistics.
+
+    Results of other clients may lack all but the median.
+    """
 
     n: int
-    mean: float
+    mean: float | None
     median: float
-    median_low: float
-    median_high: float
-    p90: float
-    p95: float
-    p99: float
-    low: float
-    high: float
+    median_low: float | None
+    median_high: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,12 +86,17 @@ def test_the_form_that_scripts_use(meshwright, url, tmp_path):
 def test_tables_notes_and_an_open_loop(meshwright, url, tmp_path):
     outcome = meshwright(
         "bench", "serve", url, "--rate", "200", "--arrivals", "gamma", "--requests", "6", "--repeats", "2",
-        "--ttft-bound", "1000", *small("--out", str(tmp_path / "out")),
+        "--ttft-bound", "1000", "--html", str(tmp_path / "page.html"), *small("--out", str(tmp_path / "out")),
     )  # fmt: skip
     assert outcome.exit_code == 0, outcome.stderr
     for heading in ("Tokens/s", "Latency in ms", "Best load under a bound", "goodput", "200/s gamma"):
         assert heading in outcome.stdout
     assert "repeat 2" in outcome.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 2
+    for text in ("Throughput against interactivity", "Best load under a bound", "200/s gamma", "Conditions"):
+        assert text in page
+    assert "http://" not in page.replace("http://www.w3.org", "").replace(url, "")  # nothing is loaded
 
 
 def test_a_search(meshwright, url, tmp_path):

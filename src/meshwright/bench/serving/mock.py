@@ -112,7 +112,7 @@ class MockServer:
         try:
             request = json.loads(body)
             num_input, is_chat = _num_input(request), path.endswith("/chat/completions")
-            num_tokens = int(request.get("max_tokens", 16))
+            num_tokens = int(request.get("max_completion_tokens") or request.get("max_tokens") or 16)
         except (ValueError, TypeError, AttributeError):
             writer.write(_response(400, json.dumps({"error": {"message": "not a request"}})))
             await writer.drain()
@@ -247,7 +247,12 @@ class _Answer:
 
 
 def _event(document: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps({"object": "chunk", "model": MODEL, **document}).encode() + b"\n\n"
+    is_chat = any("delta" in choice for choice in document["choices"])
+    head = {
+        "id": "mock", "object": "chat.completion.chunk" if is_chat else "text_completion", "created": 0,
+        "model": MODEL,
+    }  # fmt: skip
+    return b"data: " + json.dumps({**head, **document}).encode() + b"\n\n"
 
 
 @asynccontextmanager

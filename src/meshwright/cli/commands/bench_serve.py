@@ -23,6 +23,7 @@ MOST_IN_FLIGHT = 10_000
         "meshwright bench serve localhost:8000 --prompts prompts.jsonl --repeats 6 --ttft-bound 500 --itl-bound 30",
         "meshwright bench serve --server llamacpp --model run.yaml --concurrency 1,2,4 --output-tokens 32",
         "meshwright bench serve --server vllm --model org/name --server-option tensor-parallel-size=8",
+        "meshwright bench serve --from vllm.json --from profile_export_aiperf.json",
         "meshwright bench serve localhost:8000 --search --itl-bound 30 --max-concurrency 256",
     ],
 )
@@ -160,6 +161,11 @@ MOST_IN_FLIGHT = 10_000
 @click.option(
     "--out", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="Folder of the records.  [default: bench-serve, or the first free bench-serve-N]",
+)  # fmt: skip
+@click.option(
+    "--from", "results", multiple=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Read results of vllm bench serve, sglang.bench_serving, AIPerf, guidellm or InferenceX instead of measuring. "
+    "May be repeated.",
 )  # fmt: skip
 @html_option
 @json_option

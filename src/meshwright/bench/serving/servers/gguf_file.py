@@ -297,13 +297,13 @@ def _write_tokenizer(writer: Any, folder: Path, config: Mapping[str, Any]) -> tu
     writer.add_token_merges(
         merges or ["\u0100 \u0101"]
     )  # the format has no empty list; this pair makes no token
-    end = config.get("eos_token_id")
+    end: Any = config.get("eos_token_id")
     end = end[0] if isinstance(end, list) else end
-    start = config.get("bos_token_id")
+    start: Any = config.get("bos_token_id")
     if end is not None:
         writer.add_eos_token_id(int(end))
     if start is not None or end is not None:
-        writer.add_bos_token_id(int(end if start is None else start))
+        writer.add_bos_token_id(int(start if start is not None else end))
     writer.add_add_bos_token(start is not None and _adds_start(found, settings))
     template = settings.get("chat_template")
     if not isinstance(template, str) and (folder / "chat_template.jinja").exists():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from meshwright.bench.serving.mock import MODEL as MOCK_MODEL
 from meshwright.bench.serving.servers.gguf_file import write_gguf
@@ -118,9 +119,9 @@ def gguf_context(path: Path) -> int:
     try:
         import gguf
 
-        fields = gguf.GGUFReader(path).fields
+        fields: Any = gguf.GGUFReader(path).fields
         name = next(key for key in fields if key.endswith(".context_length"))
-        return int(str(fields[name].contents()))
+        return int(fields[name].contents())
     except ImportError:
         raise MissingDependencyError(
             "reading a GGUF file needs the package gguf", hint="pip install 'meshwright[llamacpp]'"

@@ -1,0 +1,448 @@
+"""Results of other serving clients as points of ours, with their definitions named.
+
+vllm        `vllm bench serve --save-result`: one JSON mapping        ITL = chunk gaps pooled, TPOT = per request
+sglang      `sglang.bench_serving --output-file`: JSON lines          the same
+aiperf      `profile_export_aiperf.json` (also genai-perf's)          inter_token_latency = per request
+guidellm    `benchmarks.json`                                         inter_token_latency_ms = per request
+inferencex  aggregate JSON of InferenceX: per GPU, in seconds         as vLLM
+
+A field goes where its definition belongs, whatever its name: vLLM's `itl` is a chunk gap here, AIPerf's a time per
+output token. What a file does not say stays empty, and `gaps` names what cannot be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.records.serving import Arrivals, Latency, Load, ServingPoint, TokenSource
+
+
+class ResultFormat(StrEnum):
+    """Client that wrote a result."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    AIPERF = "aiperf"
+    GUIDELLM = "guidellm"
+    INFERENCEX = "inferencex"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedResult:
+    """One measured load of another client."""
+
+    format: ResultFormat
+    file: str
+    model: str
+    point: ServingPoint
+    num_devices: int | None = None
+    gaps: tuple[str, ...] = ()  # what the file lacks or defines otherwise
+
+
+def read_results_of(path: Path) -> list[ImportedResult]:
+    """Read the results in a file, of whichever client. Raises InputError for files of none."""
+    documents = _documents(path)
+    found: list[ImportedResult] = []
+    for number, document in enumerate(documents, start=1):
+        where = f"{path}:{number}" if len(documents) > 1 else str(path)
+        kind = result_format(document)
+        if kind is None:
+            raise InputError(
+                f"{where}: not the result of a known client", got=", ".join(sorted(document)[:5]),
+                allowed=", ".join(ResultFormat),
+            )  # fmt: skip
+        found += READERS[kind](document, where)
+    return found
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
+    """Mappings of a JSON file, or of JSON lines."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the result cannot be read ({error})", got=str(path)) from None
+    try:
+        parsed = json.loads(text)
+        found = parsed if isinstance(parsed, list) else [parsed]
+    except RecursionError:
+        raise InputError(f"{path}: is nested too deeply") from None
+    except ValueError:
+        try:
+            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except (ValueError, RecursionError):
+            raise InputError("neither JSON nor JSON lines", got=str(path)) from None
+    if not found or not all(isinstance(document, dict) for document in found):
+        raise InputError("the file has no results", got=str(path), allowed="JSON mappings")
+    return found
+
+
+def result_format(document: Mapping[str, Any]) -> ResultFormat | None:
+    """The client that wrote a document, by keys that only it writes; None if no client is known."""
+    if isinstance(document.get("benchmarks"), list):
+        return ResultFormat.GUIDELLM
+    if "tput_per_gpu" in document:
+        return ResultFormat.INFERENCEX
+    if isinstance(document.get("request_latency"), dict) and isinstance(document.get("request_count"), dict):
+        return ResultFormat.AIPERF
+    if "total_token_throughput" in document:
+        return ResultFormat.VLLM
+    if "total_throughput" in document and "median_ttft_ms" in document:
+        return ResultFormat.SGLANG
+    return None
+
+
+# --- values ---
+
+
+def _number(document: Mapping[str, Any], key: str, where: str) -> float | None:
+    value = document.get(key)
+    if value is None:
+        return None
+    try:
+        found = math.inf if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        found = math.inf
+    if not math.isfinite(found) or found < 0:
+        raise InputError(f"{where}: {key} is no number from 0", got=value)
+    return found
+
+
+def _needed(document: Mapping[str, Any], key: str, where: str) -> float:
+    found = _number(document, key, where)
+    if found is None:
+        raise InputError(f"{where}: {key} is missing")
+    return found
+
+
+def _latency(parts: Mapping[str, float | None], *, n: int, unit_s: float) -> Latency | None:
+    """Distribution from the statistics that a file has; None without a median."""
+    median = parts.get("median")
+    if median is None:
+        return None
+
+    def value(name: str) -> float | None:
+        found = parts.get(name)
+        return None if found is None else found * unit_s
+
+    return Latency(
+        n=n, mean=value("mean"), median=median * unit_s, median_low=None, median_high=None,
+        p90=value("p90"), p95=value("p95"), p99=value("p99"), low=value("low"), high=value("high"),
+    )  # fmt: skip
+
+
+def _closed(concurrency: float | None, rate: object) -> Load:
+    """The load; a finite request rate is an open loop."""
+    try:
+        offered = float(rate) if rate is not None else math.inf  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        offered = math.inf
+    in_flight = None if concurrency is None else max(1, round(concurrency))
+    if math.isfinite(offered) and offered > 0:
+        return Load(arrivals=Arrivals.POISSON, offered_per_s=offered, concurrency=in_flight)
+    return Load(concurrency=in_flight)
+
+
+# --- readers ---
+
+
+def _vllm_like(
+    document: Mapping[str, Any],
+    where: str,
+    kind: ResultFormat,
+    *,
+    total: str,
+    e2e: str,
+    inputs: str,
+    outputs: str,
+) -> list[ImportedResult]:
+    """vLLM and SGLang: the same fields under slightly different names; milliseconds."""
+    done = int(_needed(document, "completed", where))
+    wall_s = _needed(document, "duration", where)
+
+    def latency(name: str) -> Latency | None:
+        parts = {
+            "mean": f"mean_{name}_ms", "median": f"median_{name}_ms", "p90": f"p90_{name}_ms",
+            "p95": f"p95_{name}_ms", "p99": f"p99_{name}_ms",
+        }  # fmt: skip
+        return _latency({p: _number(document, key, where) for p, key in parts.items()}, n=done, unit_s=1e-3)
+
+    num_input, num_output = int(_needed(document, inputs, where)), int(_needed(document, outputs, where))
+    output_per_s = _needed(document, "output_throughput", where)
+    asked = _number(document, "num_prompts", where)
+    failed = _number(document, "failed", where)
+    num_failed = int(failed) if failed is not None else max(0, int(asked) - done) if asked else 0
+    gaps = []
+    if asked is None and failed is None:
+        gaps.append("failed requests are not in the file")
+    accepted = _number(document, "accept_length", where)
+    if accepted is not None and accepted > 1:
+        gaps.append(
+            f"speculative decoding: {accepted:g} tokens per step, so gaps between chunks are not per token"
+        )
+    if latency("itl") is not None:
+        gaps.append("its ITL is the gap between chunks over all requests, not the time per output token")
+    total_per_s = _needed(document, total, where)
+    point = ServingPoint(
+        load=_closed(_number(document, "max_concurrency", where), document.get("request_rate")),
+        repeat=1, started=str(document.get("date") or ""), wall_s=wall_s, num_requests=done + num_failed, num_ok=done,
+        errors={"http_error": num_failed} if num_failed else {}, token_source=TokenSource.TOKENIZER,
+        input_tokens=num_input, output_tokens=num_output, total_tokens=num_input + num_output,
+        requests_per_s=_needed(document, "request_throughput", where), output_tokens_per_s=output_per_s,
+        input_tokens_per_s=num_input / wall_s if wall_s else 0.0, total_tokens_per_s=total_per_s,
+        good_requests_per_s=_number(document, "request_goodput", where),
+        ttft_s=latency("ttft"), tpot_s=latency("tpot"), chunk_gap_s=latency("itl"), e2e_s=latency(e2e),
+    )  # fmt: skip
+    model = str(document.get("model_id") or document.get("model") or "")
+    return [ImportedResult(format=kind, file=where, model=model, point=point, gaps=tuple(gaps))]
+
+
+def _vllm(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
+    return _vllm_like(
+        document, where, ResultFormat.VLLM, total="total_token_throughput", e2e="e2el",
+        inputs="total_input_tokens", outputs="total_output_tokens",
+    )  # fmt: skip
+
+
+def _sglang(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
+    names = ("total_input_tokens", "total_output_tokens")
+    inputs, outputs = names if names[0] in document else ("total_input", "total_output")
+    named = {"duration": document.get("duration", document.get("benchmark_duration"))}
+    return _vllm_like(
+        {**document, **named}, where, ResultFormat.SGLANG, total="total_throughput", e2e="e2e_latency",
+        inputs=inputs, outputs=outputs,
+    )  # fmt: skip
+
+
+AIPERF_UNITS_S = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9, "milliseconds": 1e-3}
+AIPERF_PARTS = {
+    "mean": "avg",
+    "median": "p50",
+    "p90": "p90",
+    "p95": "p95",
+    "p99": "p99",
+    "low": "min",
+    "high": "max",
+}
+
+
+def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
+    def average(name: str) -> float | None:
+        found = document.get(name)
+        return _number(found, "avg", f"{where}: {name}") if isinstance(found, dict) else None
+
+    def latency(name: str) -> Latency | None:
+        found = document.get(name)
+        if not isinstance(found, dict):
+            return None
+        unit = str(found.get("unit", "ms"))
+        if unit not in AIPERF_UNITS_S:
+            raise InputError(
+                f"{where}: {name} has an unknown unit", got=unit, allowed=", ".join(AIPERF_UNITS_S)
+            )
+        parts = {ours: _number(found, theirs, f"{where}: {name}") for ours, theirs in AIPERF_PARTS.items()}
+        return _latency(parts, n=done, unit_s=AIPERF_UNITS_S[unit])
+
+    done = round(average("request_count") or 0)
+    output_per_s = average("output_token_throughput")
+    mean_output = average("output_sequence_length")
+    if not done or output_per_s is None or mean_output is None:
+        raise InputError(
+            f"{where}: request_count, output_token_throughput or output_sequence_length is missing"
+        )
+    mean_input = average("input_sequence_length")
+    num_output, num_input = round(done * mean_output), round(done * (mean_input or 0))
+    wall_s = num_output / output_per_s if output_per_s else 0.0
+    duration = document.get("benchmark_duration")
+    if isinstance(duration, dict):
+        unit_s = AIPERF_UNITS_S.get(str(duration.get("unit", "sec")), 1.0)
+        wall_s = (average("benchmark_duration") or wall_s / unit_s) * unit_s
+    failed = round(average("error_request_count") or 0)
+    gaps = [
+        "its inter_token_latency is the time per output token of each request, not the gap between chunks"
+    ]
+    if latency("inter_chunk_latency") is None:
+        gaps.append("gaps between chunks are not in the file")
+    if mean_input is None:
+        gaps.append("input tokens are not in the file: total tokens/s are those of the output alone")
+    config = document.get("input_config") or {}
+    point = ServingPoint(
+        load=_aiperf_load(config), repeat=1, started=str(document.get("start_time") or ""), wall_s=wall_s,
+        num_requests=done + failed, num_ok=done, errors={"http_error": failed} if failed else {},
+        token_source=TokenSource.TOKENIZER, input_tokens=num_input, output_tokens=num_output,
+        total_tokens=num_input + num_output, requests_per_s=average("request_throughput") or 0.0,
+        output_tokens_per_s=output_per_s, input_tokens_per_s=num_input / wall_s if wall_s else 0.0,
+        total_tokens_per_s=(num_input + num_output) / wall_s if wall_s else 0.0,
+        good_requests_per_s=average("goodput"), ttft_s=latency("time_to_first_token"),
+        tpot_s=latency("inter_token_latency"), chunk_gap_s=latency("inter_chunk_latency"),
+        e2e_s=latency("request_latency"),
+    )  # fmt: skip
+    return [
+        ImportedResult(
+            format=ResultFormat.AIPERF,
+            file=where,
+            model=_deep(config, "model"),
+            point=point,
+            gaps=tuple(gaps),
+        )
+    ]
+
+
+def _aiperf_load(config: Mapping[str, Any]) -> Load:
+    """The load in AIPerf's own configuration, wherever its version keeps it."""
+    concurrency, rate = _deep(config, "concurrency"), _deep(config, "request_rate")
+    try:
+        return _closed(float(concurrency) if concurrency else None, rate or None)
+    except ValueError:
+        return Load()
+
+
+def _deep(config: object, name: str) -> str:
+    """The first plain value of a key, at any depth; empty if there is none. `model` also as a list `model_names`."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            if (
+                key in (name, f"{name}_names")
+                and isinstance(value, list)
+                and value
+                and isinstance(value[0], str | int | float)
+            ):
+                return str(value[0])
+            if key == name and isinstance(value, str | int | float) and not isinstance(value, bool):
+                return str(value)
+        values: Sequence[object] = tuple(config.values())
+    elif isinstance(config, list):
+        values = config
+    else:
+        return ""
+    return next((found for value in values if (found := _deep(value, name))), "")
+
+
+def _guidellm(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
+    found = []
+    for number, benchmark in enumerate(document["benchmarks"], start=1):
+        at = f"{where}: benchmarks[{number}]"
+        metrics = benchmark.get("metrics") if isinstance(benchmark, dict) else None
+        if not isinstance(metrics, dict):
+            raise InputError(f"{at} has no metrics")
+        found.append(_guidellm_one(document, benchmark, metrics, at))
+    return found
+
+
+def _guidellm_one(
+    document: Mapping[str, Any], benchmark: Mapping[str, Any], metrics: Mapping[str, Any], at: str
+) -> ImportedResult:
+    def successful(name: str) -> Mapping[str, Any]:
+        block = metrics.get(name)
+        inner = block.get("successful") if isinstance(block, dict) else None
+        return inner if isinstance(inner, dict) else {}
+
+    def latency(name: str, unit_s: float) -> Latency | None:
+        block = successful(name)
+        shares = block.get("percentiles") or {}
+        parts = {
+            "mean": block.get("mean"),
+            "median": block.get("median"),
+            "low": block.get("min"),
+            "high": block.get("max"),
+        }
+        parts |= {p: shares.get(p) for p in ("p90", "p95", "p99")}
+        count = int(_number(block, "count", at) or 0)
+        return _latency(
+            {p: _number({p: v}, p, f"{at}: {name}") for p, v in parts.items()}, n=count, unit_s=unit_s
+        )
+
+    totals = metrics.get("request_totals") or benchmark.get("request_totals") or {}
+    done = int(_needed(totals, "successful", at))
+    failed, cancelled = (int(_number(totals, key, at) or 0) for key in ("errored", "incomplete"))
+    wall_s = _number(benchmark, "duration", at) or _needed(benchmark, "end_time", at) - _needed(
+        benchmark, "start_time", at
+    )
+    means = {
+        key: _number(successful(key), "mean", at) for key in ("prompt_token_count", "output_token_count")
+    }
+    num_input, num_output = (round(done * (means[key] or 0)) for key in means)
+    config = benchmark.get("config") or benchmark.get("args") or {}
+    streams = _deep(config, "streams") or _deep(config, "max_concurrency")
+    gaps = [
+        "its inter_token_latency_ms is the mean of each request weighted by tokens; gaps between chunks are not in the "
+        "file",
+        "its time_per_output_token_ms includes the first token and is not read",
+    ]
+    tpot = latency("inter_token_latency_ms", 1e-3)
+    errors = {name: n for name, n in (("http_error", failed), ("cancelled", cancelled)) if n}
+    point = ServingPoint(
+        load=_closed(float(streams) if streams else None, _deep(config, "rate") or None), repeat=1,
+        started=str(benchmark.get("start_time") or ""), wall_s=wall_s, num_requests=done + failed + cancelled,
+        num_ok=done, errors=errors,
+        token_source=TokenSource.MIXED, input_tokens=num_input, output_tokens=num_output,
+        total_tokens=num_input + num_output, requests_per_s=done / wall_s if wall_s else 0.0,
+        input_tokens_per_s=num_input / wall_s if wall_s else 0.0,
+        output_tokens_per_s=num_output / wall_s if wall_s else 0.0,
+        total_tokens_per_s=(num_input + num_output) / wall_s if wall_s else 0.0,
+        ttft_s=latency("time_to_first_token_ms", 1e-3), tpot_s=tpot, e2e_s=latency("request_latency", 1.0),
+    )  # fmt: skip
+    return ImportedResult(
+        format=ResultFormat.GUIDELLM, file=at, model=_deep(document, "model"), point=point, gaps=tuple(gaps)
+    )
+
+
+def _inferencex(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
+    """Rates are per GPU and latencies in seconds; the number of requests and errors is not in the file."""
+    devices = int(_number(document, "num_gpus", where) or 0)
+    for parts in (("num_prefill_gpu", "num_decode_gpu"), ("tp",)):
+        counts = [_number(document, part, where) for part in parts]
+        if not devices and all(counts):
+            devices = int(sum(c for c in counts if c))
+    if not devices:
+        raise InputError(
+            f"{where}: the number of GPUs is missing", allowed="tp, or num_prefill_gpu and num_decode_gpu"
+        )
+
+    def latency(name: str) -> Latency | None:
+        parts = {
+            "mean": f"mean_{name}",
+            "median": f"median_{name}",
+            "p90": f"p90_{name}",
+            "p95": f"p95_{name}",
+            "p99": f"p99_{name}",
+        }
+        return _latency({p: _number(document, key, where) for p, key in parts.items()}, n=0, unit_s=1.0)
+
+    total = _needed(document, "tput_per_gpu", where) * devices
+    output = (_number(document, "output_tput_per_gpu", where) or 0.0) * devices
+    gaps = [
+        f"rates are those of one GPU times {devices}",
+        "numbers of requests, tokens and failures are not in the file",
+        "its ITL is the gap between chunks over all requests, not the time per output token",
+    ]
+    method = document.get("spec_method", document.get("spec_decoding"))
+    if method not in (None, "none", ""):
+        gaps.append(f"speculative decoding ({method}): gaps between chunks are not per token")
+    point = ServingPoint(
+        load=_closed(_number(document, "conc", where), None), repeat=1, started=str(document.get("date") or ""),
+        wall_s=0.0, num_requests=0, num_ok=1, token_source=TokenSource.TOKENIZER, total_tokens_per_s=total,
+        output_tokens_per_s=output, input_tokens_per_s=total - output if output else 0.0,
+        ttft_s=latency("ttft"), tpot_s=latency("tpot"), chunk_gap_s=latency("itl"), e2e_s=latency("e2el"),
+    )  # fmt: skip
+    return [
+        ImportedResult(
+            format=ResultFormat.INFERENCEX, file=where, model=str(document.get("model") or ""), point=point,
+            num_devices=devices, gaps=tuple(gaps),
+        )
+    ]  # fmt: skip
+
+
+READERS: dict[ResultFormat, Callable[[Mapping[str, Any], str], list[ImportedResult]]] = {
+    ResultFormat.VLLM: _vllm,
+    ResultFormat.SGLANG: _sglang,
+    ResultFormat.AIPERF: _aiperf,
+    ResultFormat.GUIDELLM: _guidellm,
+    ResultFormat.INFERENCEX: _inferencex,
+}
