@@ -297,13 +297,12 @@ def _write_tokenizer(writer: Any, folder: Path, config: Mapping[str, Any]) -> tu
     writer.add_token_merges(
         merges or ["\u0100 \u0101"]
     )  # the format has no empty list; this pair makes no token
-    end: Any = config.get("eos_token_id")
-    end = end[0] if isinstance(end, list) else end
-    start: Any = config.get("bos_token_id")
+    end, start = _token_id(config, "eos_token_id"), _token_id(config, "bos_token_id")
     if end is not None:
-        writer.add_eos_token_id(int(end))
-    if start is not None or end is not None:
-        writer.add_bos_token_id(int(start if start is not None else end))
+        writer.add_eos_token_id(end)
+    first = end if start is None else start  # llama.cpp assumes GPT-2's where there is none
+    if first is not None:
+        writer.add_bos_token_id(first)
     writer.add_add_bos_token(start is not None and _adds_start(found, settings))
     template = settings.get("chat_template")
     if not isinstance(template, str) and (folder / "chat_template.jinja").exists():
@@ -311,6 +310,13 @@ def _write_tokenizer(writer: Any, folder: Path, config: Mapping[str, Any]) -> tu
     if isinstance(template, str):
         writer.add_chat_template(template)
     return notes
+
+
+def _token_id(config: Mapping[str, Any], key: str) -> int | None:
+    """The id of a special token, the first of several."""
+    found = config.get(key)
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, int) else None
 
 
 def _adds_start(found: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
