@@ -42,7 +42,8 @@ class LogWriter:
                 hint="pip install 'meshwright[mlperf]'",
             ) from error
         logger = logging.Logger(f"mllog {path}")  # not registered: nothing else adds handlers to it
-        logger.addHandler(_SyncedHandler(path, encoding="utf-8"))
+        self._file = _SyncedHandler(path, encoding="utf-8")
+        logger.addHandler(self._file)
         # The call site of a record is that of the method below that was called.
         self._logger = MLLogger(logger=logger, root_dir=str(ROOT), default_stack_offset=2)
 
@@ -57,6 +58,10 @@ class LogWriter:
     def end(self, key: str, value: Any = None, **metadata: Any) -> None:
         """The end of an interval."""
         self._logger.end(key, value, metadata=metadata)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class _SyncedHandler(logging.FileHandler):
@@ -126,8 +131,14 @@ class RunLogger(TrainingObserver):
 
     def ended(self, *, num_samples: int, ending: Ending) -> None:
         """See `TrainingObserver`. A run that was stopped from outside has no end: the clock cannot pause."""
-        if self.writer is None or ending is Ending.STOPPED:
+        if self.writer is None:
             return
+        if ending is not Ending.STOPPED:
+            self._end_run(num_samples, ending)
+        self.writer.close()
+
+    def _end_run(self, num_samples: int, ending: Ending) -> None:
+        assert self.writer is not None
         self._end_block(num_samples)
         status = SUCCESS if ending is Ending.REACHED else ABORTED
         self.writer.end("run_stop", samples_count=num_samples, status=status)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from meshwright.mlperf.logged_facts import logged_facts
 from meshwright.mlperf.run_log import LogWriter, RunLogger
 from meshwright.specs.run import Run
 
+PR_SET_PDEATHSIG = 1
 LOG, TRAINING, TASK = "mllog.txt", "training", "task.json"
 
 
@@ -72,6 +76,7 @@ def run_once(task: RunTask) -> None:
     facts = logged_facts(start.run, start.plan, benchmark=task.benchmark, train_samples=task.train_samples)
     for key, value in (*facts, *(task.extra or {}).items()):
         writer.event(key, value)
+    writer.close()  # from here on rank 0 writes
     observer = RunLogger(path=folder / LOG, data_paths=task.data_paths)
     engine.launch_observed(start, observer=observer, warm_up_steps=task.warm_up_steps)
 
@@ -93,10 +98,17 @@ def observed_engine(run: Run) -> _ObservedTrainingEngine:
     return engine  # pyright: ignore[reportReturnType]
 
 
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, so that the next attempt never meets this one."""
+    with suppress(OSError, AttributeError):  # other systems than Linux: the watch of the parent ends it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> int:
     """Run the task that the command line names."""
     from meshwright.training.parent_watch import end_with_parent
 
+    _die_with_parent()
     end_with_parent(grace_s=1.0)
     try:
         run_once(read_task(Path(sys.argv[1])))
