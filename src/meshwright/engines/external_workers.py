@@ -10,10 +10,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshwright.engines import local
 from meshwright.engines.base import Launch, StartPrediction, TrainOptions, Unsupported, predicted, refuse
@@ -30,8 +30,13 @@ from meshwright.training.run_identity import IDENTITY, RunIdentity, identity_fil
 
 if TYPE_CHECKING:
     from meshwright.specs.hardware import Cluster
+    from meshwright.training.data import Corpus
 
 PROGRESS_INTERVAL_S = 10.0
+
+
+NotesOnData: TypeAlias = "Callable[[Run, Corpus], Iterable[str]]"
+"""Notes on what an engine does with the data of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,12 +208,14 @@ def expected(start: WorkersStart) -> StartPrediction:
     return StartPrediction(predicted=predicted(estimate, memory_bytes=estimate.step.memory.reserved_bytes))
 
 
-def launch(start: WorkersStart, lowered: Launch) -> None:
+def launch(
+    start: WorkersStart, lowered: Launch, *, notes_on_data: NotesOnData = lambda run, corpus: ()
+) -> None:
     """Train with one process per device, or as the process of a launcher; then write the record."""
     folder, options = start.options.folder, start.options
     is_main = os.environ.get("RANK", "0") == "0"
     if is_main:
-        _open_folder(start, lowered)
+        _open_folder(start, lowered, notes_on_data)
         for line in () if options.quiet else start.notes:
             print(f"note: {line}", file=sys.stderr, flush=True)
     for left in range(options.max_restarts, -1, -1):
@@ -228,11 +235,11 @@ def launch(start: WorkersStart, lowered: Launch) -> None:
         compose(folder, start.layout)
 
 
-def _open_folder(start: WorkersStart, lowered: Launch) -> None:
+def _open_folder(start: WorkersStart, lowered: Launch, notes_on_data: NotesOnData) -> None:
     """Write the files of the launch, the resolved run and the decisions of this process."""
     from meshwright.training import telemetry
 
-    usage = None if local.under_launcher() else _open_data(start)
+    usage, data_notes = (None, ()) if local.under_launcher() else _open_data(start, notes_on_data)
     folder, options, prediction = start.options.folder, start.options, expected(start)
     output = folder / start.layout.output
     if not (options.resume or is_restart()):
@@ -247,7 +254,7 @@ def _open_folder(start: WorkersStart, lowered: Launch) -> None:
         "started_s": options.started_s,
         "accelerator": asdict(start.cluster.accelerator),
         "predicted": prediction.predicted,
-        "notes": (*start.notes, *prediction.notes),
+        "notes": (*start.notes, *data_notes, *prediction.notes),
         "git_commit": telemetry.git_commit(Path.cwd()),
         "data_usage": usage,
     }
@@ -261,23 +268,25 @@ def save_identity(run: Run, identity: RunIdentity, *, folder: Path) -> None:
         write_identity(identity_file(Path(run.train.checkpoint.folder)), identity)
 
 
-def _open_data(start: WorkersStart) -> dict[str, Any]:
-    """Tokenise the data before the processes start, and print and return the counts of its labels and padding.
+def _open_data(start: WorkersStart, notes_on_data: NotesOnData) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Tokenise the data before the processes start; the counts of its labels and padding, and the engine's notes on it.
 
     Raises InputError for data that cannot be trained on. Under a launcher the processes check it themselves.
     """
     from meshwright.training.data import open_data
 
     corpus = open_data(start.run)
+    notes = tuple(notes_on_data(start.run, corpus))
     if not start.options.quiet:
         run = start.run
         num_sequences = (run.num_steps or 0) * run.global_batch
         for line in (
+            *notes,
             *corpus.notes,
             *corpus.planned_epochs(num_steps=run.num_steps, num_sequences=num_sequences),
         ):
             print(f"note: {line}", file=sys.stderr, flush=True)
-    return corpus.usage
+    return corpus.usage, notes
 
 
 class _ProgressPrinter:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from meshwright import runfile
 from meshwright.engines.base import find_engine
+from meshwright.engines.megatron.check import notes_on_data as megatron_notes
+from meshwright.engines.torchtitan.check import notes_on_data as torchtitan_notes
 from meshwright.errors import InputError
 
 OTHERS = ("torchtitan", "megatron", "maxtext")
@@ -115,3 +119,33 @@ def test_prediction_modules_are_refused_with_the_way_to_leave_them_out(engine):
 def test_a_weight_of_absent_prediction_modules_is_refused(small_run, engine):
     found = find_engine(engine).check(small_run(engine, "train.mtp_loss_weight=0.1"))
     assert "train.mtp_loss_weight" in [one.key for one in found]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Data with so many samples, of which a fourth of the positions is padding."""
+
+    num_samples: int
+
+    @property
+    def corpus(self) -> SimpleNamespace:
+        usage = SimpleNamespace(num_padded=3, padding_ratio=0.25)
+        return SimpleNamespace(validation=self, train_usages={"training": usage})
+
+
+def test_torchtitan_says_that_it_repeats_samples_of_a_small_validation_set(small_run):
+    run = small_run("torchtitan", "train.evaluate={num_batches: 4}", *EVALUATED)
+    taken = 4 * run.global_batch
+    assert list(torchtitan_notes(run, Held(taken).corpus)) == []
+    (note,) = torchtitan_notes(run, Held(taken - 1).corpus)
+    assert note.endswith("train.evaluate.num_batches=3 takes each at most once")
+    assert f"the validation data has {taken - 1}" in note
+
+
+def test_megatron_says_that_its_router_counts_padding(small_run):
+    balanced = small_run("megatron", "mixture", "train.balance_loss=0.01")
+    (note,) = megatron_notes(balanced, Held(8).corpus)
+    assert note.startswith("25.0 % of the positions of training are padding")
+    assert "balance loss" in note
+    assert list(megatron_notes(small_run("megatron", "mixture"), Held(8).corpus)) == []
+    assert list(megatron_notes(small_run("megatron"), Held(8).corpus)) == []

@@ -10,6 +10,7 @@ Conditions on the machine are checked in `contract.prepare`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
@@ -17,6 +18,9 @@ from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import Run, StateFormat, Task
+
+if TYPE_CHECKING:
+    from meshwright.training.data import Corpus
 
 PRECISIONS = ("fp32", "bf16")
 YARN_CONTEXT = 4096  # original context of latent attention's YARN scaling: Megatron-LM has no option for it
@@ -198,3 +202,18 @@ def _plan_details(plan: Plan, run: Run, *, trains_here: bool) -> Iterator[Unsupp
             f"{layers} of a rank cannot be split so",
             hint=f"parallel.recompute.layers: {layers // plan.virtual_pipeline * plan.virtual_pipeline}",
         )
+
+
+def notes_on_data(run: Run, corpus: Corpus) -> Iterator[str]:
+    """A note if the router balances padding, which it counts as tokens."""
+    x, train = run.model.experts, run.train
+    has_biases = x is not None and x.router is Router.SIGMOID and train.balance_bias_rate > 0
+    if x is None or not (train.balance_loss or has_biases):
+        return
+    where = "balance loss" if train.balance_loss else "routing biases"
+    for name, usage in corpus.train_usages.items():
+        if usage.num_padded:
+            yield (
+                f"{100 * usage.padding_ratio:.1f} % of the positions of {name} are padding, which Megatron's router "
+                f"counts in its {where}; the native engine does not"
+            )

@@ -8,7 +8,7 @@ from meshwright.engines import external_record, external_workers
 from meshwright.engines.base import TrainOptions, refuse
 from meshwright.engines.external_workers import WorkersStart, expected
 from meshwright.engines.megatron import probe
-from meshwright.engines.megatron.check import check, check_export, check_plan
+from meshwright.engines.megatron.check import check, check_export, check_plan, notes_on_data
 from meshwright.engines.megatron.exporting import export_saved_weights
 from meshwright.engines.megatron.importing import import_run
 from meshwright.engines.megatron.lower import lower, lower_export
@@ -36,7 +36,7 @@ def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
 def launch(start: WorkersStart) -> None:
     """Train with one process per device, or as the process of a launcher; then write the record."""
     lowered = lower(start.run, folder=start.options.folder)
-    external_workers.launch(start, lowered)
+    external_workers.launch(start, lowered, notes_on_data=notes_on_data)
 
 
 def read(folder: Path) -> Record:

@@ -7,6 +7,7 @@ Conditions on the machine (a CPU has no fp8) are checked in `contract.prepare`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
@@ -15,6 +16,9 @@ from meshwright.engines.torchtitan.config_module.models import GPT_OSS, check_mo
 from meshwright.specs.model import AttentionKind, BaseFormat, Lora
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, StateFormat, Tracker
+
+if TYPE_CHECKING:
+    from meshwright.training.data import Corpus
 
 PRECISIONS = ("fp32", "bf16", "fp8_rowwise")
 
@@ -119,4 +123,17 @@ def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
             key="parallel.pipeline",
             reason=f"every stage needs a layer, and {run.model.num_layers} layers do not fill {num_stages} stages",
             hint="set parallel.layers_per_stage",
+        )
+
+
+def notes_on_data(run: Run, corpus: Corpus) -> Iterator[str]:
+    """A note if an evaluation takes more samples than there are: the validator then repeats some."""
+    evaluate, samples = run.train.evaluate, corpus.validation
+    if evaluate is None or samples is None:
+        return
+    taken, whole = evaluate.num_batches * run.global_batch, samples.num_samples // run.global_batch
+    if taken > samples.num_samples:
+        yield (
+            f"an evaluation takes {taken:,} sequences, and the validation data has {samples.num_samples:,}: torchtitan "
+            f"counts some of them several times; train.evaluate.num_batches={max(1, whole)} takes each at most once"
         )

@@ -8,7 +8,7 @@ from meshwright.engines import external_record, external_workers
 from meshwright.engines.base import TrainOptions, refuse
 from meshwright.engines.external_workers import WorkersStart, expected
 from meshwright.engines.torchtitan import VERSION, probe
-from meshwright.engines.torchtitan.check import check, check_plan
+from meshwright.engines.torchtitan.check import check, check_plan, notes_on_data
 from meshwright.engines.torchtitan.exporting import export_weights
 from meshwright.engines.torchtitan.importing import import_run
 from meshwright.engines.torchtitan.lower import lower
@@ -57,7 +57,7 @@ def _require_plan(plan: Plan, machine: TorchtitanMachine) -> None:
 def launch(start: WorkersStart) -> None:
     """Train with one process per device, or as the process of a launcher; then write the record."""
     lowered = lower(start.run, folder=start.options.folder)
-    external_workers.launch(start, lowered)
+    external_workers.launch(start, lowered, notes_on_data=notes_on_data)
 
 
 def read(folder: Path) -> Record:
