@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from meshwright.api.evaluate import evaluate
     from meshwright.api.explain import explain
     from meshwright.api.generate import generate
+    from meshwright.api.inference import (
+        inference_accuracy,
+        inference_capacity,
+        inference_estimate,
+        inference_plan,
+    )
     from meshwright.api.plan import plan
     from meshwright.api.records import read_record, read_records
     from meshwright.api.runs import load_run
@@ -49,6 +55,10 @@ if TYPE_CHECKING:
     from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
     from meshwright.report.run_estimate import RunEstimate
     from meshwright.report.scale_study import ScaleReport
+    from meshwright.report.serving_accuracy import ServingAccuracy
+    from meshwright.report.serving_capacity import ServingCapacity
+    from meshwright.report.serving_estimate import ServingEstimate
+    from meshwright.report.serving_plan import ServingPlan
     from meshwright.report.training_run import TrainingRun
     from meshwright.specs.estimate import Estimate, Tier
     from meshwright.specs.plan import Plan
@@ -77,6 +87,10 @@ __all__ = [
     "RunEstimate",
     "RunFileError",
     "ScaleReport",
+    "ServingAccuracy",
+    "ServingCapacity",
+    "ServingEstimate",
+    "ServingPlan",
     "Tier",
     "TrainingRun",
     "TrainingSweep",
@@ -88,6 +102,10 @@ __all__ = [
     "evaluate",
     "explain",
     "generate",
+    "inference_accuracy",
+    "inference_capacity",
+    "inference_estimate",
+    "inference_plan",
     "load_run",
     "plan",
     "read_record",
@@ -102,6 +120,7 @@ _HOMES = {
     "api.evaluate": ("evaluate",),
     "api.explain": ("explain",),
     "api.generate": ("generate",),
+    "api.inference": ("inference_accuracy", "inference_capacity", "inference_estimate", "inference_plan"),
     "api.plan": ("plan",),
     "api.records": ("read_record", "read_records"),
     "api.runs": ("load_run",),
@@ -120,6 +139,10 @@ _HOMES = {
     "report.record_files": ("DeviceMeasurements", "RecordSet", "TrainingSweep"),
     "report.run_estimate": ("RunEstimate",),
     "report.scale_study": ("ScaleReport",),
+    "report.serving_accuracy": ("ServingAccuracy",),
+    "report.serving_capacity": ("ServingCapacity",),
+    "report.serving_estimate": ("ServingEstimate",),
+    "report.serving_plan": ("ServingPlan",),
     "report.training_run": ("TrainingRun",),
     "specs.estimate": ("Estimate", "Tier"),
     "specs.plan": ("Plan",),

@@ -1,0 +1,252 @@
+"""`meshwright.inference_capacity` and its siblings: serving and offline inference, projected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from meshwright.api import arguments
+from meshwright.errors import InputError
+
+if TYPE_CHECKING:
+    from meshwright.report.serving_accuracy import ServingAccuracy
+    from meshwright.report.serving_capacity import ServingCapacity
+    from meshwright.report.serving_estimate import ServingEstimate
+    from meshwright.report.serving_plan import ServingPlan
+
+DEGREES = ("tensor", "attention_data", "expert", "pipeline", "replicas")
+
+
+def inference_capacity(
+    *,
+    model: str,
+    cluster: str,
+    precision: str = "bf16",
+    kv_precision: str | None = None,
+    context: int = 8192,
+    layout: Mapping[str, int] | None = None,
+    memory_ratio: float | None = None,
+) -> ServingCapacity:
+    """Compute the sessions and tokens that fit into the memory of a cluster.
+
+    Args:
+        model: catalogue name, path of a Hugging Face config.json, or OWNER/NAME on the hub.
+        cluster: ACCELERATOR-GPUS_PER_NODExNODES, as in "mi355x-8x1".
+        precision: format of the weights; "fp4" is the vendor's.
+        kv_precision: format of the KV cache. Default: bf16, and fp8 with weights of 8 bits or fewer.
+        context: tokens of a session.
+        layout: degrees, as {"tensor": 8}. Default: the layout that holds most tokens.
+        memory_ratio: share of a device's memory that the engine may use. Default: 0.9.
+
+    Returns:
+        Sessions and tokens by layout, and the parts of a device's memory. `fits` is False where no session fits.
+
+    Raises:
+        InputError: a name is unknown, or the layout is impossible.
+
+    Example:
+        >>> import meshwright as mw
+        >>> held = mw.inference_capacity(model="deepseek-r1", cluster="mi355x-1x1", precision="fp4")
+        >>> held.fits, held.best.binds
+        (False, 'weights')
+    """
+    from meshwright.report.serving_capacity import serving_capacity
+
+    return serving_capacity(
+        **_names(model, cluster, precision, kv_precision),
+        context=arguments.count("context", context),
+        degrees=_degrees(layout),
+        memory_ratio=_ratio(memory_ratio),
+    )
+
+
+def inference_estimate(
+    *,
+    model: str,
+    cluster: str,
+    input_tokens: int,
+    output_tokens: int,
+    precision: str = "bf16",
+    kv_precision: str | None = None,
+    engine: str = "vllm",
+    concurrency: Sequence[int] = (),
+    requests_per_s: float | None = None,
+    layout: Mapping[str, int] | None = None,
+    prefill_replicas: int = 0,
+    memory_ratio: float | None = None,
+    usd_per_device_hour: float | None = None,
+) -> ServingEstimate:
+    """Estimate latencies, rates, memory and price of a server.
+
+    Args:
+        model, cluster, precision, kv_precision, memory_ratio: see `inference_capacity`.
+        input_tokens: tokens of a prompt.
+        output_tokens: tokens of an answer.
+        engine: "vllm", "trtllm", "sglang" or "generic".
+        concurrency: requests in flight on the whole cluster; one estimate each. Default: as many as fit.
+        requests_per_s: arrival rate of an open loop, in place of a concurrency.
+        layout: degrees, as {"tensor": 2}. Default: tensor parallelism over a node.
+        prefill_replicas: replicas that only prefill.
+        usd_per_device_hour: price. Default: the catalogue's, if it has one.
+
+    Returns:
+        One estimate for each load, with 80 % intervals.
+
+    Raises:
+        InputError: an argument is wrong.
+        InfeasibleError: nothing fits, or the rate is more than the server finishes.
+
+    Example:
+        >>> import meshwright as mw
+        >>> done = mw.inference_estimate(
+        ...     model="llama3.1-8b", cluster="h100-1x1", input_tokens=512, output_tokens=128, concurrency=[1, 16]
+        ... )
+        >>> [load.in_flight for load in done.loads], done.loads[0].itl.unit
+        ([1.0, 16.0], 's')
+    """
+    from meshwright.report.serving_estimate import serving_estimate
+    from meshwright.report.serving_question import PriceTerms
+
+    price = (
+        None if usd_per_device_hour is None else arguments.number("usd_per_device_hour", usd_per_device_hour)
+    )
+    return serving_estimate(
+        **_names(model, cluster, precision, kv_precision),
+        engine=_text("engine", engine),
+        input_tokens=arguments.count("input_tokens", input_tokens),
+        output_tokens=arguments.count("output_tokens", output_tokens),
+        concurrency=arguments.counts("concurrency", concurrency),
+        requests_per_s=None if requests_per_s is None else arguments.number("requests_per_s", requests_per_s),
+        degrees=_degrees(layout),
+        prefill_replicas=arguments.count("prefill_replicas", prefill_replicas, least=0),
+        memory_ratio=_ratio(memory_ratio),
+        terms=PriceTerms(usd_per_device_hour=price),
+    )
+
+
+def inference_plan(
+    *,
+    model: str,
+    cluster: str,
+    input_tokens: int,
+    output_tokens: int,
+    precision: str = "bf16",
+    kv_precision: str | None = None,
+    engine: str = "vllm",
+    ttft_s: float | None = None,
+    itl_s: float | None = None,
+    requests_per_s: float | None = None,
+    disaggregated: bool = False,
+    memory_ratio: float | None = None,
+    usd_per_device_hour: float | None = None,
+) -> ServingPlan:
+    """Find the serving layout with most tokens/s under bounds of TTFT and ITL.
+
+    Args:
+        model, cluster, precision, kv_precision, memory_ratio: see `inference_capacity`.
+        input_tokens, output_tokens, engine, usd_per_device_hour: see `inference_estimate`.
+        ttft_s: longest time to first token, in seconds. Default: no bound.
+        itl_s: longest inter-token latency, in seconds. Default: no bound.
+        requests_per_s: rate to serve with as few devices as possible. Default: use the whole cluster.
+        disaggregated: also try replicas that only prefill.
+
+    Returns:
+        The best layout and load with intervals, the best load of each layout, and the front of throughput per device
+        against interactivity.
+
+    Raises:
+        InputError: an argument is wrong.
+        InfeasibleError: no layout keeps the bounds.
+
+    Example:
+        >>> import meshwright as mw
+        >>> plan = mw.inference_plan(
+        ...     model="llama3.1-8b", cluster="h100-2x1", input_tokens=512, output_tokens=128, itl_s=0.02
+        ... )
+        >>> plan.best.itl_s <= 0.02, len(plan.search.front) > 1
+        (True, True)
+    """
+    from meshwright.report.serving_plan import serving_plan
+    from meshwright.report.serving_question import PriceTerms
+
+    numbers = {
+        "ttft_s": ttft_s, "itl_s": itl_s, "requests_per_s": requests_per_s, "usd_per_device_hour": usd_per_device_hour,
+    }  # fmt: skip
+    given = {
+        name: None if value is None else arguments.number(name, value) for name, value in numbers.items()
+    }
+    return serving_plan(
+        **_names(model, cluster, precision, kv_precision),
+        engine=_text("engine", engine),
+        input_tokens=arguments.count("input_tokens", input_tokens),
+        output_tokens=arguments.count("output_tokens", output_tokens),
+        ttft_s=given["ttft_s"],
+        itl_s=given["itl_s"],
+        requests_per_s=given["requests_per_s"],
+        disaggregated=arguments.flag("disaggregated", disaggregated),
+        memory_ratio=_ratio(memory_ratio),
+        terms=PriceTerms(usd_per_device_hour=given["usd_per_device_hour"]),
+    )
+
+
+def inference_accuracy(
+    *, points: str | os.PathLike[str] | None = None, leave_one_source_out: bool = False
+) -> ServingAccuracy:
+    """Predict published points of inference and compare.
+
+    Args:
+        points: CSV file in the columns of the shipped points. Default: the shipped points.
+        leave_one_source_out: predict each source by constants that were fitted without it.
+
+    Returns:
+        Errors of all points, by group, and of each point; points that cannot be predicted have a reason.
+
+    Raises:
+        InputError: the file cannot be read; the message has the line.
+
+    Example:
+        >>> import meshwright as mw
+        >>> study = mw.inference_accuracy()
+        >>> study.overall.num_rows, study.overall.median_abs_error < 0.15
+        (269, True)
+    """
+    from meshwright.report.serving_accuracy import serving_accuracy
+
+    return serving_accuracy(
+        points=None if points is None else arguments.path("points", points),
+        leave_one_source_out=arguments.flag("leave_one_source_out", leave_one_source_out),
+    )
+
+
+def _names(model: str, cluster: str, precision: str, kv_precision: str | None) -> dict[str, Any]:
+    cache = None if kv_precision is None else _text("kv_precision", kv_precision)
+    return {
+        "model": _text("model", os.fspath(model) if isinstance(model, os.PathLike) else model),
+        "cluster": _text("cluster", cluster), "precision": _text("precision", precision), "kv_precision": cache,
+    }  # fmt: skip
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InputError(name, got=type(value).__name__ if value else value, allowed="a name")
+    return value
+
+
+def _degrees(layout: Mapping[str, int] | None) -> dict[str, int]:
+    if layout is None:
+        return {}
+    if not isinstance(layout, Mapping):
+        raise InputError("layout", got=type(layout).__name__, allowed='a mapping such as {"tensor": 8}')
+    for name in layout:
+        arguments.choice("layout", name, DEGREES)
+    return {name: arguments.count(name, value) for name, value in layout.items()}
+
+
+def _ratio(value: float | None) -> float | None:
+    if value is None:
+        return None
+    found = arguments.number("memory_ratio", value)
+    if found > 1:
+        raise InputError("memory_ratio", got=found, allowed="above 0, up to 1")
+    return found
