@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -63,10 +65,13 @@ def measure(
     request: ServingBenchRequest, options: dict[str, Any], *, server: dict[str, Any] | None = None
 ) -> None:
     """Measure what `request` asks for, and show it."""
-    recorder = ServingRecorder(options["folder"], sidecar=_sidecar(request, server))
+    measure_loads, client = _client(request, options)
+    recorder = ServingRecorder(
+        options["folder"], sidecar=_sidecar(request, server) | ({"client": client} if client else {})
+    )
     watch = LoadWatch(as_json=options["as_json"])
     try:
-        outcome = load(f"{BENCH}:run_serving")(request, recorder=recorder, begin=watch.begin, done=watch.end)
+        outcome = measure_loads(request, recorder=recorder, begin=watch.begin, done=watch.end)
     except KeyboardInterrupt:
         note(f"{len(recorder.points)} loads are in {recorder.path}, the last one as far as it came")
         raise
@@ -74,6 +79,22 @@ def measure(
         recorder.save(ended=_now())
     recorder.save(ceilings_chunks_per_s=outcome.ceilings, word_scale=_plain(outcome.scale))
     _report(request, outcome, recorder, options)
+
+
+def _client(
+    request: ServingBenchRequest, options: dict[str, Any]
+) -> tuple[Callable[..., ServingBenchOutcome], dict[str, str] | None]:
+    """The function that measures, and the foreign client's name for the records."""
+    if options["client"] == "meshwright":
+        return load(f"{BENCH}:run_serving"), None
+    aiperf = "meshwright.bench.serving.aiperf"
+    found = load(f"{aiperf}:check")(
+        request, tokenizer=options["tokenizer_path"], key_variable=options["key_variable"]
+    )
+    return partial(load(f"{aiperf}:run_aiperf"), client=found), {
+        "name": "aiperf",
+        "version": load(f"{aiperf}:VERSION"),
+    }
 
 
 def _report(

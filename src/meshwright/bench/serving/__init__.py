@@ -7,8 +7,11 @@ prompts   lengths and texts of requests
 arrivals  when requests are sent
 loads     one load: warm-up, ramp, requests, partial results
 metrics   from requests to rates and latencies
-bounds    best load under a bound of latency
 ceiling   the client's own limit, measured against the mock server
 mock      a server with known latencies and injected faults
 bench     all loads and repeats, recorded
+summary   loads over their repeats, and the best one under a bound
+importers results of other clients
+aiperf    AIPerf as the client
+servers   servers that are started by name
 """

@@ -247,7 +247,8 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
                 f"{where}: {name} has an unknown unit", got=unit, allowed=", ".join(AIPERF_UNITS_S)
             )
         parts = {ours: _number(found, theirs, f"{where}: {name}") for ours, theirs in AIPERF_PARTS.items()}
-        return _latency(parts, n=done, unit_s=AIPERF_UNITS_S[unit])
+        count = round(_number(found, "count", f"{where}: {name}") or done)
+        return _latency(parts, n=count, unit_s=AIPERF_UNITS_S[unit])
 
     done = round(average("request_count") or 0)
     output_per_s = average("output_token_throughput")
@@ -294,9 +295,17 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
     ]
 
 
+def _aiperf_model(config: Mapping[str, Any]) -> str:
+    """The model in AIPerf's own configuration."""
+    return _deep(config, "model") or _deep(config.get("models"), "name")
+
+
 def _aiperf_load(config: Mapping[str, Any]) -> Load:
     """The load in AIPerf's own configuration, wherever its version keeps it."""
-    concurrency, rate = _deep(config, "concurrency"), _deep(config, "request_rate")
+    concurrency, rate = (
+        _deep(config, "concurrency"),
+        _deep(config, "request_rate") or _deep(config.get("phases"), "rate"),
+    )
     try:
         return _closed(float(concurrency) if concurrency else None, rate or None)
     except ValueError:

@@ -163,6 +163,10 @@ MOST_IN_FLIGHT = 10_000
     help="Folder of the records.  [default: bench-serve, or the first free bench-serve-N]",
 )  # fmt: skip
 @click.option(
+    "--client", type=click.Choice(["meshwright", "aiperf"]), default="meshwright", show_default=True,
+    help="Client that sends the requests; aiperf has an environment of its own.",
+)  # fmt: skip
+@click.option(
     "--from", "results", multiple=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Read results of vllm bench serve, sglang.bench_serving, AIPerf, guidellm or InferenceX instead of measuring. "
     "May be repeated.",
