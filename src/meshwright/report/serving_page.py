@@ -127,7 +127,10 @@ def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
         row["front"] = "yes" if row["load"] in front else "no"
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X(
-            "x:Q", title="output tokens/s of one user (1 / median time per token)", axis=alt.Axis(grid=True)
+            "x:Q",
+            title="output tokens/s of one user (1 / median time per token)",
+            axis=alt.Axis(grid=True),
+            scale=alt.Scale(zero=True),
         ),
         y=alt.Y("y:Q", title="total tokens/s", axis=alt.Axis(format="~s", grid=True)),
     )

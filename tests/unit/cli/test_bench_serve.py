@@ -99,6 +99,7 @@ def test_tables_notes_and_an_open_loop(meshwright, url, tmp_path):
     assert "http://" not in page.replace("http://www.w3.org", "").replace(url, "")  # nothing is loaded
 
 
+@pytest.mark.slow  # bench/serving/test_parts.py searches without a server
 def test_a_search(meshwright, url, tmp_path):
     outcome = meshwright(
         "bench", "serve", url, "--search", "--ttft-bound", "60000", "--max-concurrency", "3", "--requests", "4",
