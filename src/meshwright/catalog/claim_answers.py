@@ -35,6 +35,9 @@ class ClaimQuantity(StrEnum):
     CATALOGUE = "catalogue"  # a value of the accelerator
     SERVING = "serving"  # inference and its memory; `value` names what is computed
     PRICE = "price"  # of a rented node in the region `value`
+    MINUTES = "minutes"  # mean score of the published MLPerf sets `sets`
+    MINUTES_RATIO = "minutes-ratio"  # that of `against_sets` over that of `sets`, or over `solved_by`
+    MINUTES_SPREAD = "minutes-spread"  # largest distance of `against_sets` from `sets`, relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,8 @@ class ClaimAnswer:
     against: ClaimRun | None = None
     value: str = ""  # CATALOGUE: path of the value; SERVING: what is computed; PRICE: region
     solved_by: str = ""  # DAYS: the claim that the length of the training is solved for
+    sets: tuple[str, ...] = ()  # published MLPerf results
+    against_sets: tuple[str, ...] = ()
     within: float = 0.0  # half of the last printed digit
     assumed: str = ""
 
@@ -105,6 +110,8 @@ def _answer(row: dict[str, Any], runs: dict[str, ClaimRun], found: Claim) -> Cla
         against=against,
         value=row.get("value", ""),
         solved_by=row.get("solved_by", ""),
+        sets=tuple(row.get("sets", ())),
+        against_sets=tuple(row.get("against_sets", ())),
         within=row.get("within", 0.0),
         assumed=row.get("assumed", ""),
     )

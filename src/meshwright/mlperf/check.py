@@ -61,7 +61,7 @@ def check_path(
     rules, round_from = rules_of(logs, folder=folder, round=round, benchmark=benchmark, folders=folders)
     whole = where.is_dir()
     found = list(chain.from_iterable(log_findings(log, rules) for log in logs))
-    found += system_findings(logs, rules, submitted_system(folder, rules), folder=folder)
+    found += system_findings(logs, rules, submitted_system(folder), folder=folder)
     if whole:
         found += set_findings(logs, rules, folder, unfinished=unfinished)
     if unfinished:

@@ -53,7 +53,7 @@ class SubmittedSystem:
         return None if per_node is None or self.num_nodes is None else per_node * self.num_nodes
 
 
-def submitted_system(folder: Path, rules: Benchmark) -> SubmittedSystem | None:
+def submitted_system(folder: Path) -> SubmittedSystem | None:
     """Description of a set in `ORG/results/SYSTEM/BENCHMARK`, or None outside a submission tree."""
     where = folder.absolute()
     if where.parent.parent.name != "results":

@@ -12,6 +12,7 @@ from math import exp, hypot, log
 
 from meshwright.catalog import Claim, accelerator, claim
 from meshwright.catalog.claim_answers import ClaimAnswer, ClaimQuantity, ClaimRun, claim_answer
+from meshwright.catalog.mlperf_results import mlperf_result
 from meshwright.errors import InfeasibleError
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.explain import explain_infeasible
@@ -196,6 +197,33 @@ def _request(asked: ClaimRun) -> PlanRequest:
     return request_for(_run_of(asked)).fixing(**fixed_fields(asked.fix))
 
 
+# --- published results of MLPerf ---
+
+
+def _minutes(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
+    return _published(found, _mean_minutes(answer.sets), "min", answer.sets)
+
+
+def _minutes_ratio(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
+    under = _mean_minutes(answer.sets) if answer.sets else claim(answer.solved_by).value
+    ratio = _mean_minutes(answer.against_sets) / under
+    return _published(found, ratio, "x", answer.sets + answer.against_sets)
+
+
+def _minutes_spread(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
+    own = _mean_minutes(answer.sets)
+    spread = max(abs(mlperf_result(name).score_min / own - 1) for name in answer.against_sets)
+    return _published(found, spread, "ratio", answer.sets + answer.against_sets)
+
+
+def _mean_minutes(names: tuple[str, ...]) -> float:
+    return sum(mlperf_result(name).score_min for name in names) / len(names)
+
+
+def _published(found: Claim, value: float, unit: str, sets: tuple[str, ...]) -> ClaimPrediction:
+    return ClaimPrediction(claim=found, value=_exact(value, unit, Tier.MEASURED), plans=sets)
+
+
 _READERS: dict[ClaimQuantity, Callable[[Claim, ClaimAnswer], ClaimPrediction]] = {
     ClaimQuantity.RATE: _rate,
     ClaimQuantity.RATIO: _ratio,
@@ -204,4 +232,7 @@ _READERS: dict[ClaimQuantity, Callable[[Claim, ClaimAnswer], ClaimPrediction]] =
     ClaimQuantity.DAYS: _days,
     ClaimQuantity.SPEEDUP: _speedup,
     ClaimQuantity.CATALOGUE: _catalogue,
+    ClaimQuantity.MINUTES: _minutes,
+    ClaimQuantity.MINUTES_RATIO: _minutes_ratio,
+    ClaimQuantity.MINUTES_SPREAD: _minutes_spread,
 }

@@ -103,10 +103,10 @@ def test_error_is_json_when_asked(capsys):
 
 
 def test_a_claim_says_what_is_done_with_it():
-    found = document("claims", "mlperf51_01")
+    found = document("claims", "dive_01")
     assert found["answer"]["kind"] == "not-yet"
     assert "prediction" not in found
-    assert "not-yet" in printed("claims", "mlperf51_01")
+    assert "not-yet" in printed("claims", "dive_01")
     assert all(row["answer"]["commands"] for row in document("claims")["claims"])
 
 

@@ -47,5 +47,20 @@ def test_a_claim_outside_the_interval_says_so():
 
 
 def test_what_no_command_answers_yet_is_not_computed():
-    assert predict_claim(claim("mlperf51_01")) is None
+    assert predict_claim(claim("dive_01")) is None
     assert predict_claim(claim("scale_08")) is None
+
+
+@pytest.mark.parametrize(
+    "claim_id", [f"mlperf51_{n:02d}" for n in range(1, 10)] + ["s65_07", "s65_08", "s65_09"]
+)
+def test_published_results_of_mlperf_reproduce_the_claims(claim_id):
+    prediction = predict_claim(claim(claim_id))
+    assert prediction.is_inside
+    assert prediction.plans
+
+
+def test_the_spread_of_the_partners_is_larger_than_claimed():
+    prediction = predict_claim(claim("mlperf51_10"))
+    assert prediction.value.value == pytest.approx(0.0227, abs=1e-4)
+    assert not prediction.is_inside
