@@ -91,6 +91,11 @@ def read_points(path: Path, *, runs: int) -> tuple[ReferencePoint, ...]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: reference convergence points cannot be read: {error}") from error
+    return points_of(document, path=path, runs=runs)
+
+
+def points_of(document: Any, *, path: Path, runs: int) -> tuple[ReferencePoint, ...]:
+    """Points of a document in the official schema; `path` names it in errors."""
     if not isinstance(document, dict) or not document:
         raise InputError(
             f"{path}: reference convergence points are an object with one entry for each batch size"

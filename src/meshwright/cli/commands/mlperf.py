@@ -28,6 +28,21 @@ further benchmark is a TOML file of the same form in a folder that --benchmarks 
             section=SECTION,
             help="Score sets of runs: olympic mean, reference-convergence test, normalization.",
         ),
+        "compare": Verb(
+            target="meshwright.cli.commands.mlperf_compare:command",
+            section=SECTION,
+            help="Compare results: makers and partners by accelerator, spread, generation over generation.",
+        ),
+        "rcp": Verb(
+            target="meshwright.cli.commands.mlperf_rcp:command",
+            section=SECTION,
+            help="Make reference convergence points from 2 N runs at each batch size.",
+        ),
+        "package": Verb(
+            target="meshwright.cli.commands.mlperf_package:command",
+            section=SECTION,
+            help="Build a submission folder and run the official package checker on a copy.",
+        ),
     },
     examples=[
         "meshwright mlperf run proxy_pretrain_xs --out runs/p1",

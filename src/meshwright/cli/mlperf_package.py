@@ -1,0 +1,83 @@
+"""`meshwright mlperf package`: build a submission and print what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from meshwright.cli.output import emit_json, print_line, print_table
+from meshwright.mlperf.package import Package, write_package
+
+
+def run(
+    *,
+    paths: tuple[Path, ...],
+    org: str,
+    system: Path,
+    code: Path,
+    out: Path,
+    round_name: str | None,
+    folders: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Build, print, and exit with 1 if the submission is not valid."""
+    package = write_package(
+        paths, out=out, org=org, system=system, code=code, round=round_name, folders=folders
+    )
+    if as_json:
+        emit_json(_document(package))
+    else:
+        _print(package)
+    if not package.passes:
+        raise click.exceptions.Exit(1)
+
+
+def _document(package: Package) -> dict[str, object]:
+    return {
+        "folder": str(package.folder),
+        "changed": package.changed,
+        "passes": package.passes,
+        "files": list(package.files),
+        "benchmarks": [
+            {
+                "benchmark": s.benchmark.name,
+                "score_min": s.score_min,
+                "rcp_scaling": s.test.scaling,
+                "passes": s.passes,
+            }
+            for s in package.scores
+        ],
+        "official": {
+            "passes": package.check.passes,
+            "messages": list(package.check.messages),
+            "not_run": package.check.not_run or None,
+        },
+    }
+
+
+def _print(package: Package) -> None:
+    state = "written" if package.changed else "unchanged"
+    print_line(f"{package.folder}: {state}, {len(package.files)} files", style="bold")
+    rows = [
+        (
+            s.benchmark.name,
+            len(s.scored),
+            s.score_min and f"{s.score_min:.3f}",
+            "passes" if s.passes else "no result",
+        )
+        for s in package.scores
+    ]
+    print_table({"benchmark": "left", "runs": "right", "score min": "right", "result": "left"}, rows)
+    for score in package.scores:
+        if not score.passes:
+            print_line(
+                f"{score.benchmark.name}: {'; '.join(score.problems) or score.test.message}", style="red"
+            )
+    check = package.check
+    if check.not_run:
+        print_line(f"official package checker: not run: {check.not_run}", style="yellow")
+        return
+    print_line(f"official package checker: {'no errors' if check.passes else 'found errors'}")
+    for message in check.messages if not check.passes else ():
+        print_line(message[:400])

@@ -1,0 +1,179 @@
+"""Submission folders: ORG/systems, ORG/benchmarks, ORG/results. The same inputs give the same tree.
+
+The tree is built next to its place and renamed into it, so an interrupted command leaves the old one. The official
+package checker runs on a copy, because it writes into what it checks.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.mlperf.check_system import description_problems
+from meshwright.mlperf.official import INSTALL, PACKAGE, ask, package_version
+from meshwright.mlperf.score import Score, score_folder
+
+LARGEST_BYTES = 50 * 1024 * 1024  # repo_checker.py: no larger file
+_NAME = re.compile(r"[A-Za-z0-9_+=@,()\[\]-][A-Za-z0-9_.+=@,()\[\]-]*")
+_LEFT_OUT = shutil.ignore_patterns(".git", "__pycache__", "*.pyc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageCheck:
+    """Outcome of the official package checker; `not_run` says why there is none."""
+
+    passes: bool | None
+    messages: tuple[str, ...] = ()
+    not_run: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A written submission folder."""
+
+    folder: Path
+    changed: bool  # False: the folder held the same tree already
+    scores: tuple[Score, ...]
+    files: tuple[str, ...]  # relative to the folder
+    check: PackageCheck
+
+    @property
+    def passes(self) -> bool:
+        return all(score.passes for score in self.scores) and self.check.passes is not False
+
+
+def write_package(
+    results: Sequence[Path],
+    *,
+    out: Path,
+    org: str,
+    system: Path,
+    code: Path,
+    round: str | None = None,
+    folders: Sequence[Path] = (),
+) -> Package:
+    """Build `out/ORG` from folders of result files, a system description and the code. Raises InputError."""
+    scores = tuple(score_folder(folder, round=round, folders=folders) for folder in results)
+    description = _description(system)
+    _check_inputs(scores, org=org, system=system, code=code, description=description)
+    out.mkdir(parents=True, exist_ok=True)
+    final = out / org
+    building = Path(tempfile.mkdtemp(prefix=f".{org}.", dir=out))
+    try:
+        tree = building / org
+        if final.exists():
+            shutil.copytree(final, tree, symlinks=True)
+        _fill(tree, scores, system=system, code=code)
+        files = tuple(sorted(str(p.relative_to(tree)) for p in tree.rglob("*") if p.is_file()))
+        changed = not (final.exists() and _same(final, tree))
+        check = _official(tree, scores)
+        if changed:
+            if final.exists():
+                final.rename(building / "old")
+            tree.rename(final)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return Package(folder=final, changed=changed, scores=scores, files=files, check=check)
+
+
+def _description(system: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(system.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{system}: system description cannot be read: {error}") from error
+    return values if isinstance(values, dict) else {}
+
+
+def _check_inputs(
+    scores: Sequence[Score], *, org: str, system: Path, code: Path, description: dict[str, Any]
+) -> None:
+    """Raise InputError with all that no reviewer would accept."""
+    problems = [f"{system}: {problem}" for problem in description_problems(description)]
+    if description.get("submitter") not in (None, "", org):
+        problems.append(f"{system}: submitter is {description['submitter']!r:.60}, not {org!r}")
+    if not code.is_dir():
+        problems.append(f"{code}: no folder of code")
+    else:
+        problems += _file_problems(code)
+    for name in (org, system.stem):
+        if not _NAME.fullmatch(name):
+            problems.append(f"{name!r}: names hold no spaces or slashes and begin with no dot")
+    rounds = {score.benchmark.round for score in scores}
+    if len(rounds) > 1:
+        problems.append(f"results of several rounds: {', '.join(sorted(rounds))}")
+    names = [score.benchmark.name for score in scores]
+    problems += [
+        f"two folders hold results of {name}" for name in sorted({n for n in names if names.count(n) > 1})
+    ]
+    if len({score.benchmark.official for score in scores}) > 1:
+        problems.append("benchmarks of MLPerf and others do not go into one submission")
+    for score in scores:
+        problems += [
+            f"{score.folder}: {p}" for p in score.problems if p.endswith(f"runs of {score.benchmark.runs}")
+        ]
+    if problems:
+        raise InputError("the submission cannot be built:\n  " + "\n  ".join(problems))
+
+
+def _file_problems(code: Path) -> list[str]:
+    problems = []
+    for path in sorted(code.rglob("*")):
+        relative = path.relative_to(code)
+        if any(part in (".git", "__pycache__") for part in relative.parts):
+            continue
+        if " " in path.name or path.name.startswith("."):
+            problems.append(f"{path}: the repository checker allows no space and no leading dot")
+        elif path.is_symlink() and not path.exists():
+            problems.append(f"{path}: broken link")
+        elif path.is_file() and path.stat().st_size > LARGEST_BYTES:
+            problems.append(f"{path}: larger than 50 MiB")
+    return problems
+
+
+def _fill(tree: Path, scores: Sequence[Score], *, system: Path, code: Path) -> None:
+    (tree / "systems").mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(system, tree / "systems" / f"{system.stem}.json")
+    for score in scores:
+        name = score.benchmark.name
+        implementation = tree / "benchmarks" / name / "implementations" / system.stem
+        shutil.rmtree(implementation, ignore_errors=True)
+        shutil.copytree(code, implementation, ignore=_LEFT_OUT)
+        folder = tree / "results" / system.stem / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for number, run in enumerate(score.scored):
+            shutil.copyfile(score.folder / run.name, folder / f"result_{number}.txt")
+        if score.test.scaling > 1.0:
+            (folder / "scaling.json").write_text(json.dumps({"scaling_factor": score.test.scaling}))
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Compare two trees by their files' contents."""
+    seen = [sorted(str(p.relative_to(root)) for p in root.rglob("*")) for root in (one, other)]
+    if seen[0] != seen[1]:
+        return False
+    files = [name for name in seen[0] if (one / name).is_file()]
+    return all(filecmp.cmp(one / name, other / name, shallow=False) for name in files)
+
+
+def _official(tree: Path, scores: Sequence[Score]) -> PackageCheck:
+    """Run the official package checker on a copy of the tree."""
+    if package_version() is None:
+        return PackageCheck(passes=None, not_run=f"{PACKAGE} is not installed: {INSTALL}")
+    if not all(score.benchmark.official for score in scores):
+        return PackageCheck(passes=None, not_run="the package checker knows the benchmarks of MLPerf alone")
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / tree.name
+        shutil.copytree(tree, copy)
+        answer = ask({"action": "package", "folder": str(copy), "ruleset": scores[0].benchmark.rules.ruleset})
+    if "error" in answer:
+        return PackageCheck(passes=False, messages=(answer["error"],))
+    return PackageCheck(passes=bool(answer["passes"]), messages=tuple(answer["messages"]))
