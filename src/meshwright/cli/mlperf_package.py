@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from meshwright.cli.output import emit_json, print_line, print_table
-from meshwright.mlperf.package import Package, write_package
+from meshwright.mlperf.package import SubmissionPackage, write_package
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
         raise click.exceptions.Exit(1)
 
 
-def _document(package: Package) -> dict[str, object]:
+def _document(package: SubmissionPackage) -> dict[str, object]:
     return {
         "folder": str(package.folder),
         "changed": package.changed,
@@ -56,7 +56,7 @@ def _document(package: Package) -> dict[str, object]:
     }
 
 
-def _print(package: Package) -> None:
+def _print(package: SubmissionPackage) -> None:
     state = "written" if package.changed else "unchanged"
     print_line(f"{package.folder}: {state}, {len(package.files)} files", style="bold")
     rows = [

@@ -102,8 +102,8 @@ def compared_scores(scores: Iterable[Score]) -> list[ComparedResult]:
             raise InputError(f"{score.folder} has no score", hint=f"meshwright mlperf score {score.folder}")
         log = read_log(result_files(score.folder)[0])
         org, system = _names(score.folder, log.value("submission_org"))
-        described = submitted_system(score.folder)
-        values = described.values if described else {}
+        submission = submitted_system(score.folder)
+        values = submission.values if submission else {}
         published = _published(score, org, system)
         found.append(
             ComparedResult(
@@ -114,8 +114,8 @@ def compared_scores(scores: Iterable[Score]) -> list[ComparedResult]:
                 accelerator=accelerator_name(str(values.get("accelerator_model_name", "")))
                 or (accelerator_name(published.accelerator) if published else "")
                 or str(log.value("submission_platform") or "unknown")[:60],
-                num_accelerators=described.num_devices
-                if described
+                num_accelerators=submission.num_devices
+                if submission
                 else published and published.num_accelerators,
                 score_min=score.score_min,
                 raw_min=score.raw_min,

@@ -23,7 +23,7 @@ from meshwright.mlperf.score import Score, score_folder
 
 LARGEST_BYTES = 50 * 1024 * 1024  # repo_checker.py: no larger file
 _NAME = re.compile(r"[A-Za-z0-9_+=@,()\[\]-][A-Za-z0-9_.+=@,()\[\]-]*")
-_LEFT_OUT = shutil.ignore_patterns(".git", "__pycache__", "*.pyc")
+_IGNORED = shutil.ignore_patterns(".git", "__pycache__", "*.pyc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class PackageCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Package:
+class SubmissionPackage:
     """A written submission folder."""
 
     folder: Path
@@ -59,7 +59,7 @@ def write_package(
     code: Path,
     round: str | None = None,
     folders: Sequence[Path] = (),
-) -> Package:
+) -> SubmissionPackage:
     """Build `out/ORG` from folders of result files, a system description and the code. Raises InputError."""
     scores = tuple(score_folder(folder, round=round, folders=folders) for folder in results)
     description = _description(system)
@@ -81,7 +81,7 @@ def write_package(
             tree.rename(final)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return Package(folder=final, changed=changed, scores=scores, files=files, check=check)
+    return SubmissionPackage(folder=final, changed=changed, scores=scores, files=files, check=check)
 
 
 def _description(system: Path) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _fill(tree: Path, scores: Sequence[Score], *, system: Path, code: Path) -> N
         name = score.benchmark.name
         implementation = tree / "benchmarks" / name / "implementations" / system.stem
         shutil.rmtree(implementation, ignore_errors=True)
-        shutil.copytree(code, implementation, ignore=_LEFT_OUT)
+        shutil.copytree(code, implementation, ignore=_IGNORED)
         folder = tree / "results" / system.stem / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -21,7 +21,7 @@ _NOT_HYPERPARAMETERS = ("global_batch_size", "train_samples", "eval_samples")
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceDescription:
-    """What a point says of its runs besides the counts."""
+    """Origin of the runs of a point."""
 
     creator: str
     when: str
