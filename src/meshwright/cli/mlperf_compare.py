@@ -12,7 +12,7 @@ from meshwright.mlperf.benchmarks import benchmark_names, round_rules
 from meshwright.mlperf.compare import (
     PUBLISHED,
     ComparedGroup,
-    Comparison,
+    ResultComparison,
     compare,
     compared_scores,
     published_results,
@@ -55,7 +55,7 @@ def run(
         _print(comparison)
 
 
-def _document(comparison: Comparison) -> dict[str, Any]:
+def _document(comparison: ResultComparison) -> dict[str, Any]:
     return {
         "groups": [
             {
@@ -71,7 +71,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(comparison: Comparison) -> None:
+def _print(comparison: ResultComparison) -> None:
     rows = [
         (
             g.benchmark if i == 0 else "", g.round if i == 0 else "", _size(g) if i == 0 else "", r.submitter, r.system,

@@ -86,7 +86,7 @@ class GenerationRatio:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ResultComparison:
     """Groups with their results, ratios between groups, and endnotes."""
 
     groups: tuple[ComparedGroup, ...]
@@ -147,7 +147,7 @@ def published_results(
     ]
 
 
-def compare(results: Sequence[ComparedResult], *, baseline: str | None = None) -> Comparison:
+def compare(results: Sequence[ComparedResult], *, baseline: str | None = None) -> ResultComparison:
     """Group results and relate the groups; `baseline` is the accelerator of the ratios, the slowest without one."""
     if not results:
         raise InputError("no result to compare", hint="name folders of results, or widen the filters")
@@ -158,7 +158,7 @@ def compare(results: Sequence[ComparedResult], *, baseline: str | None = None) -
         keyed.setdefault(result.key, []).append(result)
     groups = [_group(found) for found in keyed.values()]
     groups.sort(key=lambda g: (g.benchmark, g.num_accelerators or 0, g.round, g.mean_min))
-    return Comparison(
+    return ResultComparison(
         groups=tuple(groups),
         generations=tuple(_generations(groups, baseline)),
         endnotes=_endnotes(results),
