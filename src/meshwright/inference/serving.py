@@ -9,6 +9,9 @@ steps and shares the device with the prompts of the others:
     output tokens/s     replicas x B x o / time of a request
     total tokens/s      output x (i + o) / o
 
+With p pipeline stages, p parts of the batch are on their way at once: a step is that of B/p requests, and a stage is
+busy with a prompt for a p-th of its time.
+
 B is the concurrency per replica, at most the sequences that the engine runs at once and those that the KV cache holds:
 tokens / (i + o) where an engine never evicts (TensorRT-LLM), tokens / (i + o/2) where it pages and preempts.
 """
@@ -124,15 +127,22 @@ class RequestWork(Table):
     steps: Array  # decode steps of a request
     replicas: Array
     groups: Array  # attention groups of a replica: a prompt runs on one of them
+    stages: Array  # pipeline stages: as many parts of the batch are on their way at once
 
 
 def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: BatchLimit) -> RequestWork:
     """Work of a request in the steady state."""
     batch = limit.sequences
-    verified = 1 + load.drafted_per_step
+    verified, part = 1 + load.drafted_per_step, max(batch / of.layout.pipeline, 1.0)
     asked = batch if load.concurrency is None else max(load.concurrency / of.layout.replicas, batch)
     return RequestWork(
-        decode=step_work(of, sequences=max(batch, 1.0), tokens=verified, context=load.context, decoding=True),
+        decode=step_work(
+            of,
+            sequences=part,
+            tokens=verified,
+            context=load.context,
+            decoding=True,
+        ),
         prompt=prompt_work(of, load.input_tokens, engine.batch_tokens),
         prompt_steps=load.input_tokens / engine.batch_tokens,
         sequences=batch,
@@ -142,6 +152,7 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
         steps=(load.output_tokens - 1) / (1 + load.accepted_per_step),
         replicas=of.layout.replicas,
         groups=of.layout.attention_data,
+        stages=of.layout.pipeline,
     )
 
 
@@ -183,7 +194,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     prompt = prefill_seconds(work.prompt, rates, work.prompt_steps)
     batch, decode_s = work.sequences, work.steps * step.total
     shared = np.maximum(batch, 1.0)  # below one request in flight, a request has the server to itself
-    request_s = decode_s + shared * prompt.total
+    request_s = decode_s + np.maximum(shared / work.stages, 1.0) * prompt.total
     rate = work.replicas * batch * work.output_tokens / request_s
     gaps = work.output_tokens - 1
     several = gaps > 0

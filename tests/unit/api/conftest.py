@@ -60,6 +60,14 @@ def results(plans: mw.PlanRanking, tmp_path_factory: pytest.TempPathFactory) -> 
         "scale": mw.scale(LLAMA, devices=[64, 256], sensitivity=True),
         "scale emulated": mw.scale(LLAMA, devices=[128], emulate=64),
         "scale replicas": mw.scale(LLAMA, devices=[64], replicas=[8, 16]),
+        "inference capacity": mw.inference_capacity(model="llama3.1-8b", cluster="h100-2x1", context=1000),
+        "inference estimate": mw.inference_estimate(
+            model="llama3.1-8b", cluster="h100-2x1", input_tokens=512, output_tokens=64, concurrency=[1, 4]
+        ),
+        "inference plan": mw.inference_plan(
+            model="llama3.1-8b", cluster="h100-2x1", input_tokens=512, output_tokens=64, itl_s=0.02
+        ),
+        "inference accuracy": mw.inference_accuracy(),
         "models": mw.catalog.models(),
         "model": mw.catalog.models()["llama3-8b"],
         "accelerators": mw.catalog.accelerators(),

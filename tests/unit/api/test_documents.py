@@ -15,6 +15,9 @@ LLAMA, PINNED = RUNS / "llama3.1-8b-pretrain.yaml", RUNS / "llama3.1-70b-pinned.
 TIMES = ("seconds",)
 """Keys of measured times, which differ from call to call."""
 
+SERVED = ("--model", "llama3.1-8b", "--cluster", "h100-2x1")
+LENGTHS = ("--input-tokens", 512, "--output-tokens", 64)
+
 COMMANDS = {
     "plan": ("plan", str(LLAMA), "--top", "3", "--why-not", "tensor=8", "--pareto"),
     "estimate": ("estimate", str(PINNED)),
@@ -22,6 +25,10 @@ COMMANDS = {
     "scale": ("scale", str(LLAMA), "--devices", "64,256", "--sensitivity"),
     "scale emulated": ("scale", str(LLAMA), "--devices", "128", "--emulate", "64"),
     "scale replicas": ("scale", str(LLAMA), "--devices", "64", "--replicas", "8,16"),
+    "inference capacity": ("inference", "capacity", *SERVED, "--context", 1000),
+    "inference estimate": ("inference", "estimate", *SERVED, *LENGTHS, "--concurrency", "1,4"),
+    "inference plan": ("inference", "plan", *SERVED, *LENGTHS, "--itl", 20),
+    "inference accuracy": ("inference", "accuracy"),
     "models": ("catalog", "models"),
     "model": ("catalog", "models", "llama3-8b"),
     "accelerators": ("catalog", "accelerators"),

@@ -130,6 +130,22 @@ def test_disaggregated_prefill_keeps_prompts_out_of_decode_steps():
     assert transfer_s(served(), 8192) == pytest.approx(8192 * 163_840 / (450e9 * 2))
 
 
+def test_stages_work_on_parts_of_the_batch_at_once():
+    one, two = (
+        estimate_load(
+            server(served(cluster="h200-8x2", **degrees), engines()["vllm"]), replace(LOAD, concurrency=512)
+        )
+        for degrees in ({"tensor": 8}, {"tensor": 8, "pipeline": 2})
+    )
+    assert two.output_tokens_per_s.value > 1.3 * one.output_tokens_per_s.value
+    small = replace(LOAD, concurrency=1)
+    plain, piped = (
+        estimate_load(server(served(cluster="h200-8x2", **degrees), engines()["vllm"]), small).itl.value
+        for degrees in ({"tensor": 8}, {"tensor": 8, "pipeline": 2})
+    )
+    assert piped == pytest.approx(plain, rel=0.02)
+
+
 def test_an_interval_holds_its_value(vllm):
     found = estimate_load(vllm, replace(LOAD, concurrency=16))
     for estimate in (found.ttft, found.itl, found.output_tokens_per_s):
