@@ -149,7 +149,9 @@ def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointCo
     device = _accelerator(row)
     layout, gpus = _layout(row)
     length_in, length_out = (_length(row, column) for column in ("isl", "osl"))
-    load_concurrency = _concurrency(row, quantity)
+    load_concurrency = _concurrency(row)
+    if length_out == 1 and quantity in (Quantity.ITL, Quantity.USER_RATE):
+        raise _RefusedError(PointReason.INCONSISTENT, "an answer of one token has no gaps")
     place = catalog.cluster(_cluster_name(device, gpus))
     engine = _engine(row)
     try:
@@ -319,7 +321,7 @@ def _none(reason: PointReason) -> Any:
     raise _RefusedError(reason)
 
 
-def _concurrency(row: CsvRow, quantity: Quantity) -> float | None:
+def _concurrency(row: CsvRow) -> float | None:
     text = row.text("concurrency").lower()
     if text in ("max load", "offline", "max", "saturated"):
         return None

@@ -110,6 +110,7 @@ def test_layouts(point, text, gpus, expected):
         ({"parallelism": "TP0"}, PointReason.NO_PARALLELISM),
         ({"isl": "MLPerf"}, PointReason.NO_LENGTHS),
         ({"osl": ""}, PointReason.NO_LENGTHS),
+        ({"osl": "1"}, PointReason.INCONSISTENT),
         ({"concurrency": "@18 tok/s/user"}, PointReason.NO_LOAD),
         ({"model": "Llama-3.1-405B"}, PointReason.DOES_NOT_FIT),
     ],
