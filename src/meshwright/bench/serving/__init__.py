@@ -11,6 +11,7 @@ ceiling   the client's own limit, measured against the mock server
 mock      a server with known latencies and injected faults
 bench     all loads and repeats, recorded
 summary   loads over their repeats, and the best one under a bound
+offline   batch throughput of replicas, measured together
 importers results of other clients
 aiperf    AIPerf as the client
 servers   servers that are started by name

@@ -28,6 +28,11 @@ into a calibration for the planner.""",
             section=SECTION,
             help="Measure online serving of an OpenAI-compatible server.",
         ),
+        "offline": Verb(
+            target="meshwright.cli.commands.bench_offline:command",
+            section=SECTION,
+            help="Measure batch throughput of a server, or of several replicas together.",
+        ),
     },
     examples=[
         "meshwright bench device --budget 60s",

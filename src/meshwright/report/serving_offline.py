@@ -1,0 +1,52 @@
+"""Tables of `bench offline`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
+from meshwright.report.quantities import rate
+from meshwright.report.text_table import TextTable
+
+
+def tables(found: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> list[TextTable]:
+    """The rates of each pair, and what could not be measured."""
+    made = [rate_table(found, comparison)]
+    failures = [
+        (p.pair.name, name.replace("_", " "), str(count), f"of {p.point.num_requests} requests")
+        for p in found
+        for name, count in p.point.errors.items()
+    ]
+    failures += [(p.pair.name, "refused", "", p.point.refusal) for p in found if p.point.refusal]
+    if failures:
+        headings = ("input/output", "ended", "count", "why")
+        made.append(
+            TextTable(title="Not measured", headings=headings, rows=failures, text_columns=("ended", "why"))
+        )
+    return made
+
+
+def rate_table(found: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> TextTable:
+    """Measured rates; extrapolated ones in a column of their own."""
+    factors = {p.extrapolated.label: p.extrapolated.num_replicas for p in found if p.extrapolated}
+    headings = ["input/output", "replicas", "input tokens", "output tokens/s", "total tokens/s"]
+    headings += [f"{n} replicas, extrapolated" for n in factors.values()]
+    headings += ["ratio"] if comparison else []
+    rows = []
+    for p in found:
+        if p.point.is_usable:
+            mean_input = p.point.input_tokens / p.point.num_ok
+            row = [p.pair.name, p.num_replicas, rate(mean_input), rate(p.point.output_tokens_per_s)]
+            row.append(rate(p.point.total_tokens_per_s))
+            row += [rate(p.extrapolated.output_tokens_per_s)] if p.extrapolated else []
+            ratio = comparison.ratios.get(p.pair.name) if comparison else None
+            row += [f"{ratio:.3f}" if ratio else ""] if comparison else []
+            rows.append(row)
+    caption = "Measured together: all replicas at the same time. Input tokens: mean by the server's count."
+    caption += "".join(f" Extrapolated: {label}, output tokens/s." for label in factors)
+    if comparison and comparison.geometric_mean:
+        caption += (
+            f" Ratio of output tokens/s to --against: geometric mean {comparison.geometric_mean:.3f} over "
+            f"{len(comparison.ratios)} pairs."
+        )
+    return TextTable(title="Batch throughput", headings=headings, rows=rows, caption=caption)
