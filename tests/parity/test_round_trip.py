@@ -66,6 +66,26 @@ def test_what_was_trained_is_what_transformers_loads(case, train, meshwright):
     assert not torch.allclose(theirs("base")(tokens()).logits, expected, atol=1e-2)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_weights_go_in_and_out_unchanged(case, tmp_path, monkeypatch, meshwright):
+    """from-hf and to-hf give the same tensors, and a run resumes from what came in."""
+    monkeypatch.chdir(tmp_path)
+    reference_model(case).save_pretrained("base")
+    (tmp_path / "run.yaml").write_text(RUN.replace("weights: base\n", ""))
+    for command in (
+        ("checkpoint", "from-hf", "run.yaml", "base"),
+        ("checkpoint", "to-hf", "saved", "hf", "--dtype", "fp32"),
+        ("train", "run.yaml", "--out", "out", "--only-steps", "--resume"),
+        ("checkpoint", "to-hf", "saved", "trained", "--dtype", "fp32"),
+    ):
+        done = meshwright(*command)
+        assert done.exit_code == 0, done.stderr
+    base, out, trained = (theirs(folder).state_dict() for folder in ("base", "hf", "trained"))
+    assert base.keys() == out.keys() == trained.keys()
+    assert all(torch.equal(base[name], out[name]) for name in base)
+    assert not all(torch.equal(base[name], trained[name]) for name in base)
+
+
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("case", CASES)
 def test_adapters_are_those_of_peft(case, train, meshwright):

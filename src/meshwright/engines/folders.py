@@ -57,9 +57,10 @@ def training_folders(folder: Path, run: Run) -> Iterator[None]:
         yield
         return
     saves, restarts = run.train.checkpoint, is_restart()
+    # The checkpoints first: a start that is refused because of them leaves no folder of results.
     with (
-        locked(folder, is_restart=restarts),
         nullcontext() if saves is None else locked_checkpoints(Path(saves.folder), is_restart=restarts),
+        locked(folder, is_restart=restarts),
     ):
         yield
 

@@ -177,7 +177,7 @@ def test_a_run_may_change_to_labels_and_back(train) -> None:
     )
 
 
-@pytest.mark.parametrize("action", ["skip", "roll_back"])
+@pytest.mark.parametrize("action", [pytest.param("skip", marks=pytest.mark.slow), "roll_back"])
 def test_a_faulty_step_skips_all_its_batches(train, monkeypatch, action: str) -> None:
     passes, calls = Accumulation.forward_backward, []
 
@@ -197,13 +197,10 @@ def test_a_faulty_step_skips_all_its_batches(train, monkeypatch, action: str) ->
 
 
 @pytest.mark.distributed
-def test_two_ranks_stop_at_the_same_batch_as_one_process(tiny_run, sections, tmp_path) -> None:
-    runs = {
-        name: tiny_run(tmp_path / name, **sections, parallel=plan)
-        for name, plan in (("two", "{data_shard: 2, sharding: parameters}"), ("one", "auto"))
-    }
-    for run in runs.values():
-        run.train()
-    two, one = (compared(runs[name].steps()) for name in ("two", "one"))
-    assert [entry[:5] for entry in two] == [entry[:5] for entry in one]
-    assert [entry[5] for entry in two] == pytest.approx([entry[5] for entry in one], rel=1e-5)
+def test_two_ranks_stop_at_the_same_batch_as_one_process(train, tiny_run, sections, tmp_path) -> None:
+    _, one = train("one")
+    two = tiny_run(tmp_path / "two", **sections, parallel="{data_shard: 2, sharding: parameters}")
+    two.train()
+    found, expected = compared(two.steps()), compared(one)
+    assert [entry[:5] for entry in found] == [entry[:5] for entry in expected]
+    assert [entry[5] for entry in found] == pytest.approx([entry[5] for entry in expected], rel=1e-5)
