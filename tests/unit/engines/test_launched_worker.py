@@ -25,7 +25,7 @@ def run(tiny_text, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
     def make(*overrides: str):
-        return runfile.loads(tiny_text, overrides=["parallel={data_shard: 1}", *overrides])
+        return runfile.loads(tiny_text, overrides=["parallel={data_shard: 1}", "train.steps=20", *overrides])
 
     return make
 
