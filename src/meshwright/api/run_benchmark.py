@@ -42,7 +42,11 @@ def benchmark_runs(name: str, *, say: Say | None = None, **choices: Any) -> Benc
 
     prepared = _prepared(name, **choices)
     progress = SetProgress(
-        prepared.benchmark, prepared.held, say=say or (lambda line: None), every_s=SAY_EVERY_S
+        prepared.benchmark,
+        prepared.held,
+        global_batch=prepared.run.global_batch,
+        say=say or (lambda line: None),
+        every_s=SAY_EVERY_S,
     )
     return take_runs(prepared, report=progress.report)
 

@@ -20,7 +20,10 @@ from meshwright.mlperf.findings import CheckFinding, check_rules
 from meshwright.mlperf.log import RunLog, read_log
 from meshwright.mlperf.score import result_files, rules_of, score_logs
 
-_OTHER_FILES = ("scaling.json", "package_checker_params", "power")
+_OTHER_FILES = (
+    "scaling.json", "package_checker_params", "power",
+    "set.json", "run.yaml", "system.json", "records", "runs", ".lock",  # of `mlperf run`, and not packaged
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable
 
 from meshwright.mlperf.benchmarks import Benchmark
+from meshwright.mlperf.convergence import reference_points
+from meshwright.mlperf.prospects import prospect
+from meshwright.mlperf.run_log import SUCCESS
 from meshwright.mlperf.run_set import RunResult, RunSet, RunState
 from meshwright.units import format_duration
 
@@ -15,8 +18,15 @@ class SetProgress:
     """Says each run that ends at once, and how far the others are now and then."""
 
     def __init__(
-        self, benchmark: Benchmark, held: RunSet, *, say: Callable[[str], None], every_s: float
+        self,
+        benchmark: Benchmark,
+        held: RunSet,
+        *,
+        global_batch: int,
+        say: Callable[[str], None],
+        every_s: float,
     ) -> None:
+        self.global_batch = global_batch
         self.benchmark, self.held, self.say, self.every_s = benchmark, held, say, every_s
         self.said: set[int] = set()
         self.last_s = 0.0
@@ -32,7 +42,7 @@ class SetProgress:
         self.is_first = False
         for index in sorted(set(done) - self.said):
             self.said.add(index)
-            self.say(self._ended(done[index], num_done=len(done)))
+            self.say(self._ended(done[index], num_done=len(done)) + self._prospect(done))
         if active and time.monotonic() - self.last_s >= self.every_s:
             self.last_s = time.monotonic()
             self.say(self._under_way(done, active))
@@ -43,6 +53,16 @@ class SetProgress:
             f"run {result.index} ({num_done} of {self.held.num_runs}): {word} {self.benchmark.target:g} with "
             f"{result.loss:.4f} after {result.samples:,} samples in {format_duration(result.seconds)}"
         )
+
+    def _prospect(self, done: dict[int, RunResult]) -> str:
+        """Probability that a whole set passes the reference-convergence test."""
+        if self.held.num_runs != self.benchmark.runs or not reference_points(self.benchmark):
+            return ""
+        samples = [r.samples if r.status == SUCCESS else None for r in done.values()]
+        found = prospect(self.benchmark, samples, global_batch_size=self.global_batch)
+        if found.problem:
+            return f"; the set does not pass: {found.problem}"
+        return f"; the set passes reference convergence with {100 * found.probability:.0f} %"
 
     def _under_way(self, done: dict[int, RunResult], active: list[RunState]) -> str:
         each = "; ".join(

@@ -5,7 +5,7 @@
     DIR/runs/I/          run I: log, task, results of its training with the record
     DIR/runs/I.K/        attempt K at run I that was interrupted: kept, and not counted
     DIR/result_I.txt     the log of run I, once it has ended
-    DIR/record_I.json    its record
+    DIR/records/I.json   its record
     DIR/system.json      description of the system
 
 A run that was interrupted starts again from nothing, with its own seed: its clock cannot pause.
@@ -35,7 +35,7 @@ from meshwright.mlperf.log import RunLog, read_log
 from meshwright.mlperf.page_cache import clear_page_cache
 from meshwright.mlperf.worker import LOG, TRAINING, RunTask
 
-SET, RUN_FILE, SYSTEM, RUNS = "set.json", "run.yaml", "system.json", "runs"
+SET, RUN_FILE, RUNS, RECORDS = "set.json", "run.yaml", "runs", "records"
 FORMAT = 1
 MAX_SEED = 10**9
 """Of a run file."""
@@ -252,8 +252,9 @@ def _finish(folder: Path, held: RunSet, *, index: int, code: int) -> RunResult:
     result = _result(read_log(log), index=index, seed=held.seeds[index]) if log.is_file() else None
     if code != 0 or result is None:
         raise _failure(place, index=index, code=code)
+    (folder / RECORDS).mkdir(exist_ok=True)
     with suppress(FileNotFoundError):
-        _publish(place / TRAINING / "record.json", folder / f"record_{index}.json")
+        _publish(place / TRAINING / "record.json", folder / RECORDS / f"{index}.json")
     _publish(log, folder / f"result_{index}.txt")  # last: a run with this file has ended
     found = _result(read_log(folder / f"result_{index}.txt"), index=index, seed=held.seeds[index])
     assert found is not None

@@ -198,13 +198,28 @@ def test_a_run_that_fails_names_its_output_and_the_others_are_kept(smoke, tmp_pa
 
 def test_progress_names_runs_that_end_and_the_time_that_is_left(smoke, tmp_path):
     ready, lines = prepared(smoke, tmp_path / "set", num_runs=3, num_concurrent=1), []
-    progress = SetProgress(ready.benchmark, ready.held, say=lines.append, every_s=0.0)
+    progress = SetProgress(ready.benchmark, ready.held, global_batch=16, say=lines.append, every_s=0.0)
     ended = RunResult(index=0, seed=1, status="success", seconds=10, samples=64, loss=4.4, log=tmp_path)
     progress.report({}, [RunState(index=0, samples=0, loss=None, seconds=0)])
     progress.report({0: ended}, [RunState(index=1, samples=32, loss=5.0, seconds=4)])
     assert "run 0 starts" in lines[0]
     assert "run 0 (1 of 3): reached 4.5 with 4.4000 after 64 samples in 10 s" in lines[1]
     assert "run 1 32 samples, loss 5.0000; target 4.5; about 16 s left" in lines[2]
+
+
+def test_progress_says_how_likely_the_set_passes(smoke, tmp_path):
+    ready, lines = prepared(smoke, tmp_path / "set"), []
+    benchmark = load_benchmark("proxy_pretrain_xs")
+    progress = SetProgress(benchmark, ready.held, global_batch=16, say=lines.append, every_s=0.0)
+    progress.report({}, [])
+    likely, early = (
+        RunResult(index=i, seed=i, status="success", seconds=1, samples=samples, loss=1.5, log=tmp_path)
+        for i, samples in enumerate((1536, 640))
+    )
+    progress.report({0: likely}, [])
+    before = int(lines[-1].split()[-2])
+    progress.report({0: likely, 1: early}, [])
+    assert before > 80 > int(lines[-1].split()[-2])
 
 
 @pytest.mark.slow  # starts five cold processes; the log of one run is tested above
