@@ -1,0 +1,116 @@
+"""`meshwright mlperf`: documents and exit codes that scripts read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.unit.mlperf.conftest import SyntheticLog
+
+
+def called(meshwright, *arguments):
+    """Exit code, stdout and stderr of a command line."""
+    outcome = meshwright(*arguments)
+    return outcome.exit_code, outcome.stdout, outcome.stderr
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "llama2_70b_lora"
+    for i in range(10):
+        SyntheticLog(seed=i, evaluations=5 + i % 2).write(folder / f"result_{i}.txt")
+    return folder
+
+
+def test_score_of_one_folder_is_flat(meshwright, runs):
+    code, out, _ = called(meshwright, "mlperf", "score", str(runs), "--round", "5.1", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["passes"] is True
+    assert document["raw_min"] == document["score_min"]
+    assert document["rcp_scaling"] == 1.0
+    assert document["label"].endswith("Result not verified by MLCommons Association")
+    assert document["prospect"] is None
+
+
+def test_score_of_some_runs_says_how_likely_a_set_passes(meshwright, runs):
+    code, out, _ = called(meshwright, "mlperf", "score", str(runs), "--round", "5.1", "--runs", "4", "--json")
+    assert code == 1
+    assert 0.5 < json.loads(out)["prospect"]["probability"] <= 1.0
+    assert "passes with probability" in called(meshwright, "mlperf", "score", str(runs), "--runs", "4")[1]
+
+
+def test_score_of_a_tree_lists_sets_and_what_is_skipped(meshwright, runs):
+    (runs.parent / "bert").mkdir()
+    (runs.parent / "bert" / "result_0.txt").write_text("text")
+    code, out, err = called(meshwright, "mlperf", "score", str(runs.parent), "--round", "5.1", "--json")
+    document = json.loads(out)
+    assert (code, len(document["sets"]), len(document["skipped"])) == (0, 1, 1)
+    assert "is not scored" in err
+
+
+def test_check_exits_by_what_it_finds(meshwright, runs):
+    code, out, _ = called(
+        meshwright, "mlperf", "check", str(runs), "--round", "5.1", "--no-official", "--json"
+    )
+    document = json.loads(out)
+    assert (code, document["passes"], document["findings"], document["official"]) == (0, True, [], None)
+    log = SyntheticLog(seed=3)
+    log.row("run_stop")["metadata"]["status"] = "aborted"
+    log.write(runs / "result_3.txt")
+    code, out, _ = called(
+        meshwright, "mlperf", "check", str(runs), "--round", "5.1", "--no-official", "--json"
+    )
+    (finding,) = json.loads(out)["findings"]
+    assert code == 1
+    assert (finding["file"], finding["rule"], finding["severity"]) == ("result_3.txt", "status", "error")
+    assert finding["line"] == len(log.rows)
+    assert finding["why"]
+    assert finding["fix"]
+
+
+def test_check_of_an_unfinished_log(meshwright, runs):
+    path = runs / "result_0.txt"
+    path.write_text("\n".join(path.read_text().splitlines()[:30]))
+    arguments = ("mlperf", "check", str(path), "--round", "5.1", "--no-official")
+    assert called(meshwright, *arguments)[0] == 1
+    code, out, _ = called(meshwright, *arguments, "--unfinished")
+    assert code == 0
+    assert "still to come: run_stop" in out
+
+
+def test_compare_of_published_results(meshwright):
+    code, out, _ = called(
+        meshwright,
+        "mlperf",
+        "compare",
+        "--benchmark",
+        "llama31_8b",
+        "--accelerator",
+        "MI355X",
+        "--devices",
+        "8",
+        "--json",
+    )
+    (group,) = json.loads(out)["groups"]
+    assert code == 0
+    assert group["maker"]["score_min"] == pytest.approx(99.709, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("score", "absent"),
+        ("score", ".", "--round", "5.2"),
+        ("check", "absent"),
+        ("compare", "--round", "4.1"),
+        ("compare", "--benchmark", "bert"),
+        ("rcp", "absent", "--creator", "a", "--platform", "b"),
+    ],
+)
+def test_wrong_input(meshwright, arguments):
+    code, out, err = called(meshwright, "mlperf", *arguments)
+    assert code == 2
+    assert "error" in err + out
+    assert "Traceback" not in err
