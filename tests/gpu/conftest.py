@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.toy_training import multiplication
 
 HERE = Path(__file__).parent
 SMALL = """
@@ -30,9 +31,7 @@ parallel: {data_shard: 1, sharding: none}
 train: {steps: 20}
 """
 """Dimensions that bf16, fp8 (multiples of 16) and flash attention take."""
-TEXT = "".join(
-    f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(200) for j in range(13)
-)
+TEXT = multiplication(200)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

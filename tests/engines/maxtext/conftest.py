@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+from tests.toy_training import REST, multiplication
 from tests.warm import WarmProcess, measure_nothing
 
 from meshwright import runfile
@@ -36,13 +37,8 @@ Reference = Callable[[Path], list[dict[str, float]]]
 """Takes the steps of `FOLDER/run.yaml`; returns lines of a step log."""
 
 
-REST = """
+OWN = """
 weights: start
-data: {source: notes.txt, tokenizer: bytes, sequence_length: 64}
-batch: {global_sequences: 8, micro: 2}
-optimizer: {learning_rate: 2.0e-3, warmup_steps: 4, schedule: cosine}
-precision: fp32
-cluster: here
 engine: maxtext
 parallel: {data_shard: 1, sharding: none, recompute: full}
 train: {steps: 20}
@@ -51,9 +47,9 @@ train: {steps: 20}
 
 
 def whole(text: str) -> str:
-    """The run file of `text`, which is its model and what else is not as in REST."""
+    """The run file of `text`, which is its model and what else is not as in REST and OWN."""
     yaml, stream = YAML(typ="safe"), StringIO()
-    yaml.dump(yaml.load(REST) | yaml.load(text), stream)
+    yaml.dump(yaml.load(REST + OWN) | yaml.load(text), stream)
     return stream.getvalue()
 
 
@@ -69,10 +65,7 @@ class Toy:
         self.folder, self.environment, text = folder, environment, whole(text)
         folder.mkdir()
         (folder / "run.yaml").write_text(text)
-        notes = [
-            f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(60) for j in range(13)
-        ]
-        (folder / "notes.txt").write_text("".join(notes))
+        (folder / "notes.txt").write_text(multiplication(60))
         pairs = [
             {"prompt": f"{i} times {j} is ", "answer": f"{i * j}."} for i in range(40) for j in range(13)
         ]

@@ -7,13 +7,12 @@ last digits that sums in another order leave. Devices are virtual ones of one pr
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 
 import pytest
-from tests.warm import WarmProcess
 
 pytest.importorskip("torch", reason="the native engine needs PyTorch")
 
+SHARDED = "{data_shard: 2, sharding: parameters, recompute: full}"
 TOLERANCE = 3e-6  # relative; docs/guides/maxtext.md has what was measured
 DENSE = """
 model: {name: toy, family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 258, ffn_hidden: 128,
@@ -60,43 +59,29 @@ def latents(make_toy):
     return make_toy("latents", ROUTED_BY_SIGMOID)
 
 
-@pytest.fixture(scope="module")
-def command(dense) -> Iterator[WarmProcess]:
-    """A training on one device, which goes on beside that of the first test."""
-    process = dense.start("train", "run.yaml", "--json", "--out=one")
-    yield process
-    if process.poll() is None:
-        process.kill()
-
-
-def test_two_devices_fully_sharded(dense, command):
-    taken = dense.train("sharded", plan="sharded")
+def test_the_command_trains_as_the_native_engine(dense):
+    """Fully sharded over two devices."""
+    code, stderr = dense.run("train", "run.yaml", "--json", "--out=sharded", f"--set=parallel={SHARDED}")
+    assert code == 0, stderr
+    taken = dense.steps("sharded")
     dense.assert_native(taken)
-    assert dense.record("sharded")["statistics"]["num_devices"] == 2
+    assert taken[-1]["loss"] < taken[0]["loss"] - 0.5
+    record, native = dense.record("sharded"), dense.record("native")
+    assert record["ending"] == "done"
     assert dense.device("sharded") == dense.device("native")  # `bench train` measures engines side by side
+    assert record["software"]["maxtext"] == "0.2.5"
+    assert record["statistics"].keys() == native["statistics"].keys()
+    for key in ("model_flops_per_token", "parameters", "tokens"):  # one FLOP rule for both
+        assert record["statistics"][key] == native["statistics"][key]
+    assert record["statistics"]["num_devices"] == 2
+    assert record["statistics"]["peak_memory_bytes"] > 100 << 20
+    assert (dense.folder / "sharded" / "report.html").is_file()
     logs = (dense.folder / "sharded" / "logs").iterdir()
     assert [path.name for path in logs] == ["rank-0.txt"]  # one process with virtual devices
 
 
-def test_losses_are_those_of_the_native_engine(dense, command):
-    code, stderr = dense.ended(command)
-    assert code == 0, stderr
-    taken = dense.steps("one")
-    dense.assert_native(taken)
-    assert taken[-1]["loss"] < taken[0]["loss"] - 0.5
-    record, native = dense.record("one"), dense.record("native")
-    assert record["ending"] == "done"
-    assert dense.device("one") == dense.device("native")
-    assert record["software"]["maxtext"] == "0.2.5"
-    assert record["statistics"].keys() == native["statistics"].keys()
-    for key in ("model_flops_per_token", "parameters", "tokens", "num_devices"):  # one FLOP rule for both
-        assert record["statistics"][key] == native["statistics"][key]
-    assert record["statistics"]["peak_memory_bytes"] > 100 << 20
-    assert (dense.folder / "one" / "report.html").is_file()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["tensor", "pipeline", "context", "four"])
+@pytest.mark.parametrize("plan", ["one", "tensor", "pipeline", "context", "four"])
 def test_other_axes(dense, plan):
     dense.assert_native(dense.train(plan, plan=plan))
 

@@ -23,6 +23,7 @@ if find_spec("megatron") is None:
 pytest.importorskip("torch")
 
 import psutil
+from tests.toy_training import MODEL, REST, multiplication
 from tests.warm import WarmProcess, measure_nothing
 
 from meshwright import runfile
@@ -31,19 +32,13 @@ from meshwright.engines.base import Launch, TrainOptions, find_engine
 from meshwright.training import checkpoints as checkpoint
 
 SHIM = Path(__file__).parent / "shim"
-RUN = """
-model: {name: toy, family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 257, ffn_hidden: 128,
-  attention: {num_heads: 4, num_kv_heads: 2}}
-data: {source: notes.txt, tokenizer: bytes, sequence_length: 64}
-batch: {global_sequences: 8, micro: 2}
-optimizer: {learning_rate: 2.0e-3, warmup_steps: 4, schedule: cosine}
-precision: fp32
-cluster: here
+RUN = (
+    MODEL
+    + REST
+    + """
 engine: megatron
 train: {steps: 12}
 """
-NOTES = "".join(
-    f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(60) for j in range(13)
 )
 ON_CPU = {
     "PYTHONPATH": os.pathsep.join([str(SHIM), *filter(None, sys.path)]),
@@ -105,7 +100,7 @@ def folder(tmp_path_factory) -> Path:
     """A run file and its text."""
     folder = tmp_path_factory.mktemp("toy")
     (folder / "run.yaml").write_text(RUN)
-    (folder / "notes.txt").write_text(NOTES)
+    (folder / "notes.txt").write_text(multiplication(60))
     return folder
 
 

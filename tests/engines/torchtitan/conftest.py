@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+from tests.toy_training import MODEL, REST, multiplication
 from tests.warm import WarmProcess
 
 SHIM = Path(__file__).parent / "shim"
@@ -21,23 +22,18 @@ TOLERANCE = 2e-6  # relative; 5e-7 was the most on 20 steps of one and two proce
 ONE_TOKEN = (
     1e-4  # what a token does that goes to another expert, because two scores are equal but for the last digit
 )
-TEXT = """
-model: {name: toy, family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 257, ffn_hidden: 128,
-  attention: {num_heads: 4, num_kv_heads: 2}}
-weights: start-dense
-data: {source: notes.txt, tokenizer: bytes, sequence_length: 64}
-batch: {global_sequences: 8, micro: 2}
-optimizer: {learning_rate: 2.0e-3, warmup_steps: 4, schedule: cosine}
-precision: fp32
-cluster: here
+TRAINING = """
 engine: torchtitan
 train: {steps: 20}
 """
 EXPERTS = """
 model: {name: toy, family: Qwen3MoeForCausalLM, hidden: 64, num_layers: 2, vocab: 257,
   attention: {num_heads: 4, num_kv_heads: 2, qk_norm: true}, experts: {num_experts: 4, top_k: 2, ffn_hidden: 32}}
-weights: start-experts"""
-TEXTS = {"dense": TEXT, "experts": EXPERTS + TEXT[TEXT.index("\ndata:") :]}
+"""
+TEXTS = {
+    name: f"{model}weights: start-{name}{REST}{TRAINING}"
+    for name, model in {"dense": MODEL, "experts": EXPERTS}.items()
+}
 
 Steps = list[dict[str, float]]
 
@@ -54,10 +50,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from meshwright.training.weights import save_weights
 
     folder = tmp_path_factory.mktemp("toys")
-    notes = [
-        f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(60) for j in range(13)
-    ]
-    (folder / "notes.txt").write_text("".join(notes))
+    (folder / "notes.txt").write_text(multiplication(60))
     for name, text in TEXTS.items():
         (folder / f"{name}.yaml").write_text(text)
         model = build_model(runfile.loads(text).model)

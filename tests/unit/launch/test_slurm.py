@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from difflib import unified_diff
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,16 @@ def settings(site):
     return SlurmSettings(site=site, python="python3", workdir=Path("/shared/ann"))
 
 
-@pytest.mark.parametrize("name", SITES)
-def test_the_script_is_the_golden_one(name, make_request, is_golden):
-    is_golden(script(make_request(), settings(SITES[name])), f"{name}.sh")
+def test_the_script_is_the_golden_one(make_request, is_golden):
+    is_golden(script(make_request(), settings(USUAL)), "slurm-bare.sh")
+
+
+@pytest.mark.parametrize("name", ["slurm-pyxis", "slurm-apptainer"])
+def test_a_container_changes_these_lines(name, make_request, is_golden):
+    bare, changed = (script(make_request(), settings(site)).splitlines() for site in (USUAL, SITES[name]))
+    is_golden(
+        "\n".join(unified_diff(bare, changed, "slurm-bare", name, n=0, lineterm="")) + "\n", f"{name}.diff"
+    )
 
 
 @pytest.mark.parametrize("name", SITES)
