@@ -100,7 +100,7 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         software=facts["software"],
         ending=ending,
         statistics=_statistics(entries, run=run, metrics=metrics, ranks=ranks, layout=layout, ending=ending)
-        | {"data_usage": start.get("data_usage"), "data_progress": None},
+        | {"data_usage": start.get("data_usage"), "data_progress": None, "label_tokens": None},
         time_s=_time_s(measured, started_s=start["started_s"]),
         ranks=_ranks(ranks),
         started=_timestamp(start["started_s"]),
