@@ -25,9 +25,9 @@ def training(tmp_path, tiny_run):
 
 
 def workers_of(pid: int) -> list[int]:
-    """Child processes that train: spawned, and not the tracker of shared resources."""
+    """Child processes that train, and not the tracker of shared resources."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(c) for c in children if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text()]
+    return [int(c) for c in children if "resource_tracker" not in Path(f"/proc/{c}/cmdline").read_text()]
 
 
 @pytest.mark.distributed
