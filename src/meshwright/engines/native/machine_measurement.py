@@ -80,7 +80,7 @@ def measure_machine(
     )  # fmt: skip
     after = sample_load()
     own_s = _sum_over_ranks(after.own_s - before.own_s if before and after else 0.0)
-    load = load_between(before, after, own_s=own_s)
+    load = _heaviest(load_between(before, after, own_s=own_s))
     disturbance = _disturbance(found, load)
     if disturbance is not None:
         note = f"this machine is busy: while it was measured {disturbance}; the measurement is not kept"
@@ -223,6 +223,17 @@ def _sum_over_ranks(value: float) -> float:
     if _is_several():
         dist.all_reduce(total)
     return total.item()
+
+
+def _heaviest(load: HostLoad | None) -> HostLoad | None:
+    """The heaviest load that a process found, so that all of them predict the same; None if none knows its own."""
+    if not _is_several():
+        return load
+    ratios = (0.0, 0.0, 0) if load is None else (load.others_ratio, load.stolen_ratio, load.num_cpus)
+    values = torch.tensor(ratios, dtype=torch.float64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    others, stolen, num_cpus = values.tolist()
+    return HostLoad(others_ratio=others, stolen_ratio=stolen, num_cpus=int(num_cpus)) if num_cpus else None
 
 
 def _is_several() -> bool:
