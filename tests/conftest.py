@@ -233,11 +233,9 @@ class Training:
             stderr=subprocess.PIPE,
         )
 
-    def train(
-        self, *arguments: str, under: tuple[str, ...] | None = None, page: bool = False
-    ) -> dict[str, Any]:
+    def train(self, *arguments: str, page: bool = False, script: Path | None = None) -> dict[str, Any]:
         """Train to the end and return the record."""
-        process = self.start(*arguments, under=under, page=page)
+        process = self.start(*arguments, page=page, script=script)
         stdout, stderr = process.communicate(timeout=240)
         assert process.returncode == 0, stderr
         return json.loads(stdout)

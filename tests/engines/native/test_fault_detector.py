@@ -41,10 +41,6 @@ def forward_backward(self, batch, *, scale):
     return passes(self, batch, scale=scale * factor)
 
 BatchLoader.batch, Accumulation.forward_backward = batch, forward_backward
-
-if __name__ == "__main__":
-    from meshwright.cli.main import main
-    main()
 """
 
 
@@ -205,13 +201,14 @@ def test_more_events_than_allowed_stop_the_run(train, poison):
 @pytest.mark.parametrize("action", ["skip", "roll_back"])
 def test_two_processes_decide_alike(tiny_run, tmp_path, action):
     """Only one process computes the poison."""
-    (tmp_path / "poisoned.py").write_text(POISON)
+    script = tmp_path / "poisoned.py"
+    script.write_text(POISON)
     training = tiny_run(
         tmp_path,
         parallel="{data_shard: 2, sharding: parameters}",
         train=f"{{steps: 20, checkpoint: {{folder: saved, every_steps: 5}}, faults: {{not_finite: {action}}}}}",
     )
-    record = training.train(under=("poisoned.py",))
+    record = training.train(script=script)
     assert record["ending"] == "done"
     assert [event["batch"] for event in record["events"]] == [9, 17]
     batches = [entry["batch"] for entry in training.steps()]
