@@ -8,7 +8,7 @@ SECTION = "Results"
 
 command = verb_group(
     "mlperf",
-    about="""Run, check and score benchmarks of MLPerf Training, and proxies of the same shape that a laptop runs.
+    about="""Run, check and score benchmarks of MLPerf Training, and proxies of the same shape.
 
 Rules of llama31_8b, llama2_70b_lora, gpt_oss_20b, deepseekv3_671b and llama31_405b ship for the rounds 5.0 to 6.1. A
 further benchmark is a TOML file of the same form in a folder that --benchmarks names.""",
@@ -16,7 +16,7 @@ further benchmark is a TOML file of the same form in a folder that --benchmarks 
         "run": Verb(
             target="meshwright.cli.commands.mlperf_run:command",
             section="Runs",
-            help="Run a benchmark: N timed runs to a target loss, with logs.",
+            help="Run a benchmark: N timed runs to a target loss, with logs in the format of MLPerf Training.",
         ),
         "check": Verb(
             target="meshwright.cli.commands.mlperf_check:command",
