@@ -197,7 +197,7 @@ def _seeds(log: RunLog) -> Iterator[CheckFinding]:
         yield _finding(log, "seed-missing", "no seed")
     for record in found:
         if isinstance(record.value, bool) or not is_number(record.value) or record.value != int(record.value):
-            yield _finding(log, "seed-integer", f"the seed is {record.value!r:.60}", record)
+            yield _finding(log, "seed-integer", f"seed is {record.value!r:.60}", record)
     if len({repr(r.value) for r in found}) > 1:
         yield _finding(log, "seed-several", f"{len(found)} seeds", found[1])
 

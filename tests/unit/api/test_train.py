@@ -158,7 +158,11 @@ def test_a_folder_that_cannot_be_written_is_bad_input_before_anything_is_measure
         require_writable(tmp_path / "file" / "out", run)
     with pytest.raises(mw.InputError, match="not a folder"):
         require_writable(tmp_path / "out", _saving(tiny_text, tmp_path / "file" / "saved"))
-    with pytest.raises(mw.InputError, match="cannot write there"), training_folders(tmp_path / "file", run):
+    unsaved = runfile.loads(tiny_text)
+    with (
+        pytest.raises(mw.InputError, match="cannot write there"),
+        training_folders(tmp_path / "file", unsaved),
+    ):
         pass
     require_writable(tmp_path / "out", run)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
