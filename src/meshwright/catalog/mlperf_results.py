@@ -57,7 +57,7 @@ def mlperf_result(name: str) -> MLPerfResult:
     """The set "ROUND/SUBMITTER/SYSTEM/BENCHMARK"; raises UnknownNameError.
 
     >>> round(mlperf_result("5.1/AMD/MI355X_EPYC_9575F_pytorch/llama2_70b_lora").score_min, 2)
-    10.19
+    10.18
     """
     known = {result.name: result for result in mlperf_results()}
     if name not in known:

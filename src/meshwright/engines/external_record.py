@@ -192,6 +192,7 @@ def _statistics(
         "last_loss": entries[-1]["loss"],
         "validation_loss": validated[-1] if validated else None,
         "validation_losses": None,
+        "prediction_losses": None,
         "best": None,
         "target": target_reached(
             run, steps=entries[-1]["step"], tokens=entries[-1]["tokens"], elapsed_s=entries[-1]["elapsed_s"]

@@ -93,8 +93,8 @@ class Space:
                 )
             if not name.startswith("recompute"):
                 changes[name] = (_FIXED_TYPES.get(name, int)(value),)
-        if "schedule" in fixed and "pipeline" not in fixed:
-            # Who names a schedule asks for a pipeline: one stage has no schedule, and would hide the answer.
+        if fixed.get("schedule", Schedule.ONE_F_ONE_B) != Schedule.ONE_F_ONE_B and "pipeline" not in fixed:
+            # Who names another schedule than the usual one asks for a pipeline: one stage would hide the answer.
             changes["pipeline"] = tuple(p for p in self.pipeline if p > 1) or self.pipeline
         if "pipeline" in fixed or "virtual_pipeline" in fixed:
             changes["max_stages"] = None

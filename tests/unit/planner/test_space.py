@@ -166,7 +166,8 @@ def test_divisors_multiply_back():
     assert len(divisors(360)) == 24
 
 
-def test_who_fixes_a_schedule_asks_for_a_pipeline():
+def test_who_fixes_an_unusual_schedule_asks_for_a_pipeline():
     assert 1 in default_space(request()).pipeline
-    assert 1 not in default_space(request(fixed={"schedule": "1f1b"})).pipeline
-    assert default_space(request(fixed={"schedule": "1f1b", "pipeline": 1})).pipeline == (1,)
+    assert 1 not in default_space(request(fixed={"schedule": "zbv"})).pipeline
+    assert default_space(request(fixed={"schedule": "zbv", "pipeline": 1})).pipeline == (1,)
+    assert 1 in default_space(request(fixed={"schedule": "1f1b"})).pipeline  # a plan of one stage has it
