@@ -24,7 +24,7 @@ import click
 
 from meshwright import __version__
 from meshwright.cli.hints import COMMANDS, usage_hint, usage_message
-from meshwright.cli.output import emit_json
+from meshwright.cli.output import begin_json, emit_json_error
 from meshwright.cli.verbs import LazyGroup, Verb, load
 from meshwright.errors import MeshwrightError
 
@@ -173,6 +173,7 @@ def main() -> NoReturn:
 def run(args: Sequence[str]) -> int:
     """Run one command line (without the program's name) and return its exit code."""
     as_json = _wants_json(args)
+    begin_json()
     try:
         code = _invoke(list(args) or ["--help"])
         sys.stdout.flush()  # here, where a closed pipe is handled
@@ -224,7 +225,7 @@ def _fail(message: str, *, hint: str | None, exit_code: int, as_json: bool) -> i
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
     if as_json:
-        emit_json({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
+        emit_json_error({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
     return exit_code
 
 

@@ -24,11 +24,26 @@ if TYPE_CHECKING:
 
 Align = Literal["left", "right", "center"]
 
+_written: list[object] = []
+"""The JSON document of the running command, once it is written."""
+
 
 def emit_json(document: object) -> None:
     """Write `document` to stdout as the one JSON document of this command (see `jsonable`)."""
     text = json.dumps(jsonable(document), indent=2, sort_keys=True, allow_nan=False)
     sys.stdout.write(text + "\n")
+    _written.append(document)
+
+
+def emit_json_error(error: object) -> None:
+    """Write `error` as the JSON document, unless the command has written its own before it failed."""
+    if not _written:
+        emit_json(error)
+
+
+def begin_json() -> None:
+    """Begin a command: it has written no JSON document yet."""
+    _written.clear()
 
 
 def write_html(page: str, *arguments: Any, path: Path, **named: Any) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 
 import pytest
+from tests.killing import kill_group
 
 pytest.importorskip("torch")
 
@@ -34,8 +33,7 @@ def killed_often(training, wait_for, *, kills: int, seed: int) -> None:
         process = training.start(*(("--resume",) if saved else ()))
         wait_for(lambda saved=saved: training.checkpoints()[-1:] > saved[-1:], process)
         time.sleep(chance.uniform(0.0, 0.3))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        kill_group(process)
     training.train("--resume")
 
 
@@ -102,8 +100,7 @@ def test_a_folder_has_one_lock_by_whatever_path(tiny_run, tmp_path, wait_for, me
             assert "another training writes there now" in again.stderr
         assert process.poll() is None
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        kill_group(process)
     assert not (tmp_path / "other").exists()
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.killing import kill_group
 
 pytest.importorskip("torch")
 
@@ -53,8 +54,7 @@ def kill_at_random(training, wait_for, *, kills: int, seed: int) -> None:
         # Wherever that is: in a step, in the copy, in the writing, in the removal of an old checkpoint.
         wait_for(lambda known=known, saved=saved: training.checkpoints()[-1:] > saved[-1:], process)
         time.sleep(chance.uniform(0.0, 0.2))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        kill_group(process)
     training.train("--resume")
 
 
@@ -184,8 +184,7 @@ def test_two_runs_that_share_folders(tiny_run, tmp_path, wait_for, undisturbed, 
             _, refused = third.communicate(timeout=200)
             assert third.returncode == 2, refused
             time.sleep(chance.uniform(0.0, 0.2))
-            os.killpg(running[name].pid, signal.SIGKILL)
-            running[name].communicate()
+            kill_group(running[name])
             running[name] = start(name, name)
     for name, process in running.items():
         _, stderr = process.communicate(timeout=240)

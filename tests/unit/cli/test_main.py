@@ -12,6 +12,7 @@ import pytest
 from meshwright import __version__
 from meshwright.cli import main, verbs
 from meshwright.cli.options import description_options, json_option, run_argument
+from meshwright.cli.output import emit_json
 from meshwright.cli.verbs import Verb, verb
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 
@@ -57,6 +58,17 @@ def test_with_json_the_error_is_the_document(install, meshwright):
     install(raising(InfeasibleError("does not fit")))
     outcome = meshwright("probe", "--json")
     assert outcome.json == {"error": {"message": "does not fit", "hint": None, "exit_code": 1}}
+
+
+def test_an_error_after_the_document_is_no_second_one(install, meshwright):
+    def run(as_json):
+        emit_json({"rows": []})
+        raise InfeasibleError("no row was measured")
+
+    install(run)
+    outcome = meshwright("probe", "--json")
+    assert (outcome.exit_code, outcome.json) == (1, {"rows": []})
+    assert outcome.stderr == "error: no row was measured\n"
 
 
 def test_a_bug_is_reported_in_one_line_and_raised_under_debug(install, meshwright, monkeypatch):
