@@ -19,19 +19,10 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
+from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.specs.hardware import HERE
 from meshwright.specs.run import Run
 
-REQUIRED = (
-    "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
-    "host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count", "host_processor_frequency",
-    "host_processor_caches", "host_processor_interconnect", "host_memory_capacity", "host_storage_type",
-    "host_storage_capacity", "host_networking", "host_networking_topology", "host_memory_configuration",
-    "accelerators_per_node", "accelerator_model_name", "accelerator_host_interconnect", "accelerator_frequency",
-    "accelerator_on-chip_memories", "accelerator_memory_configuration", "accelerator_memory_capacity",
-    "accelerator_interconnect", "accelerator_interconnect_topology", "cooling", "hw_notes", "framework",
-    "other_software_stack", "operating_system", "sw_notes",
-)  # fmt: skip
 NOTES = ("hw_notes", "sw_notes")
 NONE = "N/A"
 STACK = ("torch", "numpy", "mlperf-logging", "triton", "torchao")
@@ -51,7 +42,7 @@ def describe_system(
 ) -> SystemDescription:
     """Describe this machine as a submission does; the fields of the JSON file `given` replace what was gathered."""
     nodes = 1 if run.cluster is None or run.cluster_name == HERE else run.cluster.num_nodes
-    found: dict[str, Any] = dict.fromkeys(REQUIRED, "")
+    found: dict[str, Any] = dict.fromkeys(SYSTEM_FIELDS, "")
     found |= {"submitter": submitter, "division": division, "status": status, "number_of_nodes": str(nodes)}
     found |= (
         _processor(root) | _memory(root) | _storage(root) | _network(root) | _accelerator() | _software(root)
@@ -64,7 +55,7 @@ def describe_system(
         )
     if given is not None:
         found |= _given(given)
-    missing = tuple(name for name in REQUIRED if name not in NOTES and found.get(name) in ("", None))
+    missing = tuple(name for name in SYSTEM_FIELDS if name not in NOTES and found.get(name) in ("", None))
     return SystemDescription(fields=found, missing=missing)
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.mlperf.benchmarks import load_benchmark
+from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.mlperf.inputs import find_inputs
 from meshwright.mlperf.logged_facts import logged_facts
 from meshwright.mlperf.page_cache import clear_page_cache
@@ -17,7 +18,7 @@ from meshwright.mlperf.proxy_data import PARTS, build_proxy_data, text_hash
 from meshwright.mlperf.run_files import benchmark_run
 from meshwright.mlperf.run_set import RunSet, new_seeds, open_set
 from meshwright.mlperf.running import RunChoices, named_benchmark, prepare_set
-from meshwright.mlperf.system_description import REQUIRED, describe_system
+from meshwright.mlperf.system_description import describe_system
 from meshwright.specs.plan import Plan
 
 
@@ -210,7 +211,7 @@ def test_the_page_cache_is_cleared_or_the_log_says_why_not(tmp_path):
 def test_the_system_is_described_with_every_field_and_what_is_missing(tmp_path):
     run = run_of("proxy_lora_xs")
     found = describe_system(run, submitter="me", division="closed", status="Preview")
-    assert set(REQUIRED) <= set(found.fields)
+    assert set(SYSTEM_FIELDS) <= set(found.fields)
     assert int(found.fields["host_processor_vcpu_count"]) >= 1
     assert "cooling" in found.missing
     (tmp_path / "mine.json").write_text('{"cooling": "air", "host_networking": "none"}')
